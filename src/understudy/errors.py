@@ -1,0 +1,143 @@
+"""The exceptions of understudy.
+
+    UnderstudyError
+    ├── OperatorError (RuntimeError)              an operator call that eager would refuse as well
+    │   ├── ShapeMismatch                         sizes that do not fit together
+    │   ├── DimensionError (IndexError)           a dimension or index out of range
+    │   ├── DtypeError                            a dtype that the operator does not take
+    │   ├── ArgumentError (ValueError)            any other argument that it does not take
+    │   └── FakeTensorDeviceMismatchError         tensors on devices that do not go together
+    ├── DataDependentOutputException (RuntimeError)   a value was asked of a tensor without data
+    ├── DynamicOutputShapeException (RuntimeError)    a size depends on data
+    ├── UnsupportedOperatorException (RuntimeError)   no way to know what the operator returns
+    ├── UnsupportedFakeTensorException (RuntimeError) a tensor that can't be stood in for
+    ├── UnsupportedMutationAliasingException (RuntimeError)
+    ├── MixedTensorsError (RuntimeError)          a real tensor, or a fake of another mode, among fakes
+    ├── MetadataMismatchError (RuntimeError)      a cross-check found two different answers
+    └── NoDataError (RuntimeError)                data pointer, numpy array, … of a tensor without data
+
+Inner code raises these with one short sentence about what is wrong. The boundary (`FakeTensorMode`)
+adds once what was called, with which specs, on which line of the user's code, and what to do next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where an error happened: filled in at the boundary, in one place."""
+
+    op: str = ""
+    inputs: str = ""
+    line: str = ""
+    hint: str = ""
+
+    def lines(self) -> list[str]:
+        shown = []
+        if self.op:
+            shown.append(f"  called:  {self.op}({self.inputs})")
+        if self.line:
+            shown.append(f"  at:      {self.line}")
+        if self.hint:
+            shown.append(f"  to do:   {self.hint}")
+        return shown
+
+
+@dataclass
+class _Facts:
+    reason: str
+    func: Any = None
+    context: Context = field(default_factory=Context)
+
+
+class UnderstudyError(Exception):
+    """Base of all errors. `reason` says what is wrong, `context` where, `func` is the operator."""
+
+    def __init__(self, reason: object = "", *, func: Any = None, context: Context | None = None) -> None:
+        if func is None and not isinstance(reason, str):
+            # torch's own exceptions of these names take the operator as their only argument.
+            func, reason = reason, str(reason)
+        super().__init__(reason)
+        self._facts = _Facts(str(reason), func, context or Context())
+
+    @property
+    def reason(self) -> str:
+        return self._facts.reason
+
+    @property
+    def func(self) -> Any:
+        return self._facts.func
+
+    @property
+    def context(self) -> Context:
+        return self._facts.context
+
+    def located(self, context: Context, func: Any = None) -> UnderstudyError:
+        """Add the context, once: an inner boundary knows more than an outer one."""
+        if not self._facts.context.op:
+            self._facts.context = context
+        if self._facts.func is None:
+            self._facts.func = func
+        return self
+
+    def __str__(self) -> str:
+        return "\n".join([self.reason, *self.context.lines()])
+
+
+class OperatorError(UnderstudyError, RuntimeError):
+    """An operator call that eager would refuse too."""
+
+
+class ShapeMismatch(OperatorError):
+    """Sizes that do not fit together."""
+
+
+class DimensionError(OperatorError, IndexError):
+    """A dimension or an index out of range."""
+
+
+class DtypeError(OperatorError):
+    """A dtype that the operator does not take."""
+
+
+class ArgumentError(OperatorError, ValueError):
+    """An argument that the operator does not take."""
+
+
+class FakeTensorDeviceMismatchError(OperatorError):
+    """Tensors on devices that do not go together."""
+
+
+class DataDependentOutputException(UnderstudyError, RuntimeError):
+    """A value was asked of a tensor that has no data."""
+
+
+class DynamicOutputShapeException(UnderstudyError, RuntimeError):
+    """The size of a result depends on data."""
+
+
+class UnsupportedOperatorException(UnderstudyError, RuntimeError):
+    """Nothing is known about what the operator returns."""
+
+
+class UnsupportedFakeTensorException(UnderstudyError, RuntimeError):
+    """A tensor that can't be stood in for."""
+
+
+class UnsupportedMutationAliasingException(UnderstudyError, RuntimeError):
+    """An operator that writes or aliases in a way that can't be followed."""
+
+
+class MixedTensorsError(UnderstudyError, RuntimeError):
+    """A real tensor, or a fake of another mode, where fakes of this mode were expected."""
+
+
+class MetadataMismatchError(UnderstudyError, RuntimeError):
+    """Two ways to the same answer gave different answers."""
+
+
+class NoDataError(UnderstudyError, RuntimeError):
+    """Something that needs data was asked of a tensor that has none."""

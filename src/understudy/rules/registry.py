@@ -1,0 +1,152 @@
+"""The table of rules: operator name → pure function from specs to outcomes.
+
+    @rule("mm")
+    def mm(a, b): ...
+
+Names are the dispatcher's (`aten::mm`, `aten::add.Tensor`); `aten::` may be left out. A rule is called with
+the arguments of the operator call in which every tensor is replaced by its `TensorSpec`, so its parameters
+and their defaults are those of the operator's schema. It returns outcomes (bare specs stand for new
+tensors), raises an `OperatorError` for what eager would refuse, or returns `NotImplemented` for a case
+that it leaves to the next source.
+
+In-place and out= variants need no rule of their own: they are derived here from the functional one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from understudy.errors import DtypeError, ShapeMismatch
+from understudy.spec import New, Same, TensorSpec, normal
+
+Rule = Callable[..., Any]
+
+_rules: dict[str, Rule] = {}
+_from_users: dict[str, Rule] = {}
+
+
+def full_name(op: Any) -> str:
+    name = op if isinstance(op, str) else op.name()
+    name = name.removesuffix(".default")
+    return name if "::" in name else f"aten::{name}"
+
+
+def rule(*ops: Any) -> Callable[[Rule], Rule]:
+    """Register the decorated function as the rule of these operators (names or `OpOverload`s)."""
+
+    def register(function: Rule) -> Rule:
+        for op in ops:
+            _rules[full_name(op)] = function
+        return function
+
+    return register
+
+
+def user_rule(*ops: Any) -> Callable[[Rule], Rule]:
+    """As `rule`, for users: comes before every other source, and replaces a rule of ours."""
+
+    def register(function: Rule) -> Rule:
+        for op in ops:
+            _from_users[full_name(op)] = function
+        return function
+
+    return register
+
+
+def rule_of(op: torch._ops.OpOverload) -> Rule | None:
+    """The rule for an operator: the user's, ours, or one derived from its functional variant."""
+    name = op.name()
+    found = _from_users.get(name) or _rules.get(name)
+    return found or _derived(op, name)
+
+
+def _derived(op: torch._ops.OpOverload, name: str) -> Rule | None:
+    packet, _, overload = name.partition(".")
+    out_names = [a.name for a in op._schema.arguments if a.kwarg_only and a.alias_info and a.alias_info.is_write]
+    if out_names:
+        functional = _functional_of_out(packet, overload)
+        return _out_rule(functional, out_names) if functional else None
+    if packet.endswith("_") and not packet.endswith("__"):
+        functional = _lookup(packet[:-1], overload)
+        return _in_place_rule(functional, packet) if functional else None
+    return None
+
+
+def _lookup(packet: str, overload: str) -> Rule | None:
+    name = f"{packet}.{overload}" if overload else packet
+    return _from_users.get(name) or _rules.get(name)
+
+
+def _functional_of_out(packet: str, overload: str) -> Rule | None:
+    """`mm.out` → `mm`; `sum.IntList_out` → `sum.dim_IntList`; `add.out` → `add.Tensor`: by the names in use."""
+    stem = overload.removesuffix("out").removesuffix("_")
+    candidates = [stem, "Tensor", "default", ""] if not stem else [stem, f"dim_{stem}"]
+    for candidate in candidates:
+        found = _lookup(packet, candidate)
+        if found is not None:
+            return found
+    return None
+
+
+def _in_place_rule(functional: Rule, packet: str) -> Rule:
+    def in_place(target: TensorSpec, *args: Any, **kwargs: Any) -> Any:
+        result = functional(target, *args, **kwargs)
+        if result is NotImplemented:
+            return NotImplemented
+        outcome = normal(result)
+        if not isinstance(outcome, New):
+            return NotImplemented
+        if outcome.spec.shape != target.shape:
+            raise ShapeMismatch(
+                f"{packet}: the result has shape {list(outcome.spec.shape)}, "
+                f"which does not fit into {target}, written in place"
+            )
+        check_castable(packet, outcome.spec.dtype, target.dtype)
+        return Same(0)
+
+    return in_place
+
+
+def _out_rule(functional: Rule, out_names: list[str]) -> Rule:
+    def out_variant(*args: Any, **kwargs: Any) -> Any:
+        outs = [kwargs.pop(name) for name in out_names]
+        result = functional(*args, **kwargs)
+        if result is NotImplemented:
+            return NotImplemented
+        outcomes = normal(result)
+        results = outcomes if isinstance(outcomes, tuple) else (outcomes,)
+        if len(results) != len(outs) or not all(isinstance(r, New) for r in results):
+            return NotImplemented
+        first = count_tensors(args) + count_tensors(kwargs.values())
+        written = tuple(
+            _written(result.spec, out, first + position)
+            for position, (result, out) in enumerate(zip(results, outs, strict=True))
+        )
+        return written if len(written) > 1 else written[0]
+
+    return out_variant
+
+
+def _written(result: TensorSpec, out: TensorSpec, of: int) -> Same:
+    check_castable("out=", result.dtype, out.dtype)
+    if result.shape == out.shape:
+        return Same(of)
+    return Same(of, result.like(dtype=out.dtype, device=out.device))
+
+
+def count_tensors(args: Any) -> int:
+    count = 0
+    for arg in args:
+        if isinstance(arg, TensorSpec):
+            count += 1
+        elif isinstance(arg, (list, tuple)):
+            count += count_tensors(arg)
+    return count
+
+
+def check_castable(what: str, source: torch.dtype, target: torch.dtype) -> None:
+    if not torch.can_cast(source, target):
+        raise DtypeError(f"{what}: a result of {source} can't be cast to {target}")

@@ -1,0 +1,250 @@
+"""TensorSpec: all that is known of a tensor without its data.
+
+Specs are interned: equal specs are the same object, so that comparing is `is`, hashing is free, and a
+cache key is a tuple of identities.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+
+Size = tuple[Any, ...]  # of int, or of symbolic sizes
+
+SHORT_DTYPE = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.uint16: "u16",
+    torch.uint32: "u32",
+    torch.uint64: "u64",
+    torch.bool: "b8",
+    torch.complex32: "c32",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+}
+
+
+def contiguous_strides(shape: Sequence[Any]) -> Size:
+    """Row-major strides, as eager makes them (a size of 0 counts as 1)."""
+    strides: list[Any] = []
+    step: Any = 1
+    for size in reversed(shape):
+        strides.append(step)
+        if size != 1:
+            step = step * (size if size != 0 else 1)
+    strides.reverse()
+    return tuple(strides)
+
+
+def product(sizes: Sequence[Any]) -> Any:
+    result: Any = 1
+    for size in sizes:
+        result = result * size
+    return result
+
+
+class TensorSpec:
+    """Shape, stride, offset, dtype, device, layout and the conj and neg bits of a tensor.
+
+    `sparse` holds what a sparse layout adds (see `SparseParts`), None for strided tensors.
+    `prepared` belongs to the layer that makes tensors from specs; it takes no part in identity.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_contiguous",
+        "_numel",
+        "conj",
+        "device",
+        "dtype",
+        "layout",
+        "neg",
+        "offset",
+        "prepared",
+        "shape",
+        "sparse",
+        "stride",
+    )
+
+    shape: Size
+    stride: Size
+    offset: Any
+    dtype: torch.dtype
+    device: torch.device
+    layout: torch.layout
+    conj: bool
+    neg: bool
+    sparse: Any
+    prepared: Any
+
+    def __new__(
+        cls,
+        shape: Sequence[Any],
+        stride: Sequence[Any] | None = None,
+        offset: Any = 0,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        layout: torch.layout = torch.strided,
+        conj: bool = False,
+        neg: bool = False,
+        sparse: Any = None,
+    ) -> TensorSpec:
+        shape = tuple(shape)
+        stride = contiguous_strides(shape) if stride is None else tuple(stride)
+        key = (shape, stride, offset, dtype, device, layout, conj, neg, sparse)
+        found = _interned.get(key)
+        if found is not None:
+            return found
+        self = super().__new__(cls)
+        self.shape, self.stride, self.offset = shape, stride, offset
+        self.dtype, self.device, self.layout = dtype, device, layout
+        self.conj, self.neg, self.sparse = conj, neg, sparse
+        self.prepared = None
+        self._numel = None
+        self._contiguous = None
+        with _lock:
+            return _interned.setdefault(key, self)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def numel(self) -> Any:
+        if self._numel is None:
+            self._numel = product(self.shape)
+        return self._numel
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def is_floating_point(self) -> bool:
+        return self.dtype.is_floating_point
+
+    @property
+    def is_complex(self) -> bool:
+        return self.dtype.is_complex
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Row-major without gaps; strides of dimensions of size 1 do not matter."""
+        if self._contiguous is None:
+            self._contiguous = is_contiguous(self.shape, self.stride)
+        return self._contiguous
+
+    def like(
+        self,
+        shape: Sequence[Any] | None = None,
+        *,
+        stride: Sequence[Any] | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> TensorSpec:
+        """A fresh tensor beside this one: same dtype and device unless told, contiguous unless told."""
+        return TensorSpec(
+            self.shape if shape is None else shape,
+            stride,
+            dtype=dtype or self.dtype,
+            device=device or self.device,
+        )
+
+    reshaped = like
+
+    def viewed(
+        self,
+        shape: Sequence[Any],
+        stride: Sequence[Any],
+        offset: Any = None,
+        *,
+        dtype: torch.dtype | None = None,
+        conj: bool | None = None,
+        neg: bool | None = None,
+    ) -> TensorSpec:
+        """A view of this tensor's storage: same offset and bits unless told."""
+        return TensorSpec(
+            shape,
+            stride,
+            self.offset if offset is None else offset,
+            dtype=dtype or self.dtype,
+            device=self.device,
+            layout=self.layout,
+            conj=self.conj if conj is None else conj,
+            neg=self.neg if neg is None else neg,
+        )
+
+    def on(self, device: torch.device) -> TensorSpec:
+        """This spec on another device."""
+        if device == self.device:
+            return self
+        return TensorSpec(
+            self.shape, self.stride, self.offset, dtype=self.dtype, device=device,
+            layout=self.layout, conj=self.conj, neg=self.neg, sparse=self.sparse,
+        )  # fmt: skip
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (
+            self.shape, self.stride, self.offset, self.dtype, self.device,
+            self.layout, self.conj, self.neg, self.sparse,
+        )  # fmt: skip
+
+    def __copy__(self) -> TensorSpec:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> TensorSpec:
+        return self
+
+    def __str__(self) -> str:
+        dtype = SHORT_DTYPE.get(self.dtype) or str(self.dtype).removeprefix("torch.")
+        text = f"{dtype}[{', '.join(map(str, self.shape))}]"
+        if self.layout is not torch.strided:
+            return f"{text}:{str(self.layout).removeprefix('torch.')}@{self.device}"
+        if not self.is_contiguous:
+            text += f"~({', '.join(map(str, self.stride))})"
+        if self.offset != 0:
+            text += f"+{self.offset}"
+        if self.conj:
+            text += ".conj"
+        if self.neg:
+            text += ".neg"
+        return f"{text}@{self.device}"
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
+
+def is_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
+    expected: Any = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size == 0:
+            return True
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size == 1:
+            continue
+        if step != expected:
+            return False
+        expected = expected * size
+    return True
+
+
+def _rebuild(shape: Any, stride: Any, offset: Any, dtype: Any, device: Any, layout: Any,
+             conj: bool, neg: bool, sparse: Any) -> TensorSpec:  # fmt: skip
+    return TensorSpec(shape, stride, offset, dtype=dtype, device=device, layout=layout,
+                      conj=conj, neg=neg, sparse=sparse)  # fmt: skip
+
+
+_interned: WeakValueDictionary[Any, TensorSpec] = WeakValueDictionary()
+_lock = threading.Lock()
