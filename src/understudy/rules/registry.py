@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from understudy._torch import OpOverload
+
 from understudy.errors import DtypeError, ShapeMismatch
 from understudy.spec import New, Same, TensorSpec, normal
 
@@ -56,14 +58,14 @@ def user_rule(*ops: Any) -> Callable[[Rule], Rule]:
     return register
 
 
-def rule_of(op: torch._ops.OpOverload) -> Rule | None:
+def rule_of(op: OpOverload) -> Rule | None:
     """The rule for an operator: the user's, ours, or one derived from its functional variant."""
     name = op.name()
     found = _from_users.get(name) or _rules.get(name)
     return found or _derived(op, name)
 
 
-def _derived(op: torch._ops.OpOverload, name: str) -> Rule | None:
+def _derived(op: OpOverload, name: str) -> Rule | None:
     packet, _, overload = name.partition(".")
     out_names = [a.name for a in op._schema.arguments if a.kwarg_only and a.alias_info and a.alias_info.is_write]
     if out_names:

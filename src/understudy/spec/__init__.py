@@ -1,6 +1,27 @@
 """Values: what is known of tensors, and what operators do to them."""
 
+from understudy.spec.broadcast import broadcast_shapes, check_expandable
+from understudy.spec.devices import common_device
+from understudy.spec.elementwise import elementwise, preserved_copy
 from understudy.spec.outcomes import New, Outcome, Outcomes, Same, Value, View, normal
+from understudy.spec.promotion import (
+    complex_type,
+    default_complex_dtype,
+    default_dtype,
+    float_type,
+    is_integral,
+    number_dtype,
+    promote,
+    real_type,
+    result_type,
+)
+from understudy.spec.strides import (
+    channels_last_strides,
+    elementwise_strides,
+    is_channels_last_contiguous,
+    is_dense,
+    preserved_strides,
+)
 from understudy.spec.tensor_spec import TensorSpec, contiguous_strides, is_contiguous, product
 
 __all__ = [
@@ -11,8 +32,27 @@ __all__ = [
     "TensorSpec",
     "Value",
     "View",
+    "broadcast_shapes",
+    "channels_last_strides",
+    "check_expandable",
+    "common_device",
+    "complex_type",
     "contiguous_strides",
+    "default_complex_dtype",
+    "default_dtype",
+    "elementwise",
+    "elementwise_strides",
+    "float_type",
+    "is_channels_last_contiguous",
     "is_contiguous",
+    "is_dense",
+    "is_integral",
     "normal",
+    "number_dtype",
+    "preserved_copy",
+    "preserved_strides",
     "product",
+    "promote",
+    "real_type",
+    "result_type",
 ]

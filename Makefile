@@ -1,0 +1,41 @@
+# Each target does all of its own set-up: from a fresh clone only python3 and pip are needed.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+export HF_HUB_OFFLINE = 1
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: help demo test check bench conformance clean
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: $(READY)  ## a 70B model, trained for a step, on no hardware at all
+	@$(BIN)/python -m examples.demo $(ARGS)
+
+test: $(READY)  ## the tests, without the long sweeps
+	$(BIN)/python -m pytest -q -n 2 $(ARGS)
+
+check: $(READY)  ## lint and types
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY)  ## side by side with torch's own mode
+	$(BIN)/python -m benchmarks.run $(ARGS)
+
+conformance: $(READY)  ## the long sweeps: every operator against the real one, models against torch
+	$(BIN)/python -m pytest -q -n 2 -m conformance $(ARGS)
+
+clean:  ## forget the virtual environment and the caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build src/*.egg-info
+
+# torch comes first and by its exact version (see constraints.txt), so that nothing after it asks for another.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt setuptools torch numpy
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""Programs to read and to run. `python -m examples.demo` is the one to start with."""

@@ -1,0 +1,287 @@
+"""The only file that touches private torch API: a new torch release is this file's work.
+
+What is here: the dispatcher's objects under stable names, the making of tensors without data, the stack of
+modes, registered fakes and decompositions of operators, and the names of torch's own fake classes, which
+torch and its ecosystem ask for by `isinstance`. Those classes are named, never used.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.utils._python_dispatch as _modes
+from torch import Tensor
+from torch._C import DispatchKey
+from torch._library.simple_registry import singleton as _custom_registry
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+
+__all__ = [
+    "DispatchKey",
+    "HigherOrderOperator",
+    "OpOverload",
+    "TorchDispatchMode",
+    "is_traceable_wrapper_subclass",
+]
+
+# --- tensors without data ---------------------------------------------------------------------------------
+
+make_wrapper = Tensor._make_wrapper_subclass
+make_subclass = Tensor._make_subclass
+as_strided = torch._C.TensorBase.as_strided
+NoDispatch = torch._C._DisableTorchDispatch
+"""While such an object lives, calls go past every `__torch_dispatch__` straight to the C++ kernels."""
+no_torch_function = torch._C._disabled_torch_function_impl
+no_torch_dispatch = torch._C._disabled_torch_dispatch_impl
+set_conj = torch._C._set_conj
+set_neg = torch._C._set_neg
+forbid_data_pointer = torch._C._set_throw_on_mutable_data_ptr
+native_device = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
+native_data = torch._C.TensorBase.data
+dispatch_keys_of = torch._C._dispatch_keys
+DispatchKeySet = torch._C.DispatchKeySet
+native_storage = torch._C.TensorBase.untyped_storage
+native_clone = torch._C.TensorBase.clone
+NoTorchFunction = torch._C.DisableTorchFunctionSubclass
+
+
+def storage_id(tensor: Tensor) -> int:
+    """A number that two tensors share exactly when they share their storage."""
+    return native_storage(tensor)._cdata
+
+
+def same_tensor(a: Tensor, b: Tensor) -> bool:
+    return a is b
+
+
+def share_storage(tensor: Tensor, storage: Any) -> None:
+    """Let `tensor` stand on `storage`, its metadata unchanged."""
+    guard = NoDispatch()
+    try:
+        torch.ops.aten.set_.source_Storage_storage_offset(
+            tensor, storage, tensor.storage_offset(), tensor.shape, tensor.stride()
+        )
+    finally:
+        del guard
+
+
+def exchange_tensors(a: Tensor, b: Tensor) -> None:
+    """Exchange the C++ tensors behind two Python objects."""
+    torch._C._swap_tensor_impl(a, b)
+
+
+def is_wrapped_number(tensor: Tensor) -> bool:
+    """Whether this is a Python number on its way through C++."""
+    return bool(torch._C._is_wrapped_number(tensor)) if _knows_wrapped_numbers else False
+
+
+_knows_wrapped_numbers = hasattr(torch._C, "_is_wrapped_number")
+
+
+def as_result(leaf: Tensor) -> Any:
+    """A tensor on the same storage with the same metadata that autograd takes for the result of a computation."""
+    return _Result.apply(leaf)
+
+
+class _Result(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor) -> Tensor:
+        return leaf.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def weak_storage(storage: Any) -> Any:
+    return StorageWeakRef(storage)
+
+
+def is_expired(reference: Any) -> bool:
+    return bool(reference.expired())
+
+
+def strong_storage(reference: Any) -> Any:
+    return torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+
+
+def is_functorch_wrapped(tensor: Tensor) -> bool:
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def unwrapped(tensor: Tensor) -> Any:
+    """What is inside a functional or functorch wrapper, None if this is neither."""
+    if torch._is_functional_tensor(tensor):
+        return torch._from_functional_tensor(tensor)
+    if is_functorch_wrapped(tensor):
+        return torch._C._functorch.get_unwrapped(tensor)
+    return None
+
+
+def restored_location(device: str) -> str:
+    """Where `torch.load(map_location=...)` wants what was saved on this device."""
+    return str(torch._utils._get_restore_location(device))
+
+
+def uses_python_dispatch(kind: type) -> bool:
+    """Whether operators on tensors of this class go to a `__torch_dispatch__` of its own."""
+    return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+
+
+# --- the stack of modes -----------------------------------------------------------------------------------
+
+FAKE = torch._C._TorchDispatchModeKey.FAKE
+active_fake_mode: Callable[[], Any] = lambda: torch._C._get_dispatch_mode(FAKE)  # noqa: E731
+
+_flag_lock = threading.Lock()
+_flag_depth = 0
+_flags_before: tuple[bool, bool] = (False, False)
+
+
+def push_fake_mode(mode: Any) -> Any:
+    """Put `mode` into the slot for fake modes of this thread; gives back the one that was there."""
+    previous = torch._C._unset_dispatch_mode(FAKE)
+    only_lift = torch._C._only_lift_cpu_tensors()
+    # torch.tensor(..., device="cuda") then makes a CPU tensor and moves it through the dispatcher.
+    torch._C._set_only_lift_cpu_tensors(True)
+    _modes._push_on_torch_dispatch_stack(mode)
+    _raise_flags()
+    return previous, only_lift
+
+
+def pop_fake_mode(before: Any) -> None:
+    previous, only_lift = before
+    torch._C._unset_dispatch_mode(FAKE)
+    torch._C._set_only_lift_cpu_tensors(only_lift)
+    if previous is not None:
+        torch._C._set_dispatch_mode(previous)
+    _lower_flags()
+
+
+def _raise_flags() -> None:
+    """torch keeps two process-wide flags that say 'in some mode', for its compiler. Its own way of saving and
+    restoring them breaks when two threads overlap; counting does not."""
+    global _flag_depth, _flags_before
+    with _flag_lock:
+        if _flag_depth == 0:
+            _flags_before = (
+                _modes._is_in_torch_dispatch_mode,
+                _modes._is_in_any_mode_without_ignore_compile_internals,
+            )
+            _set_flags(True, True)
+        _flag_depth += 1
+
+
+def _lower_flags() -> None:
+    global _flag_depth
+    with _flag_lock:
+        _flag_depth -= 1
+        if _flag_depth == 0:
+            _set_flags(*_flags_before)
+
+
+def _set_flags(in_mode: bool, keeps_out_compiler: bool) -> None:
+    _modes._is_in_torch_dispatch_mode = in_mode
+    _modes._is_in_any_mode_without_ignore_compile_internals = keeps_out_compiler
+    _modes.set_is_in_mode_without_ignore_compile_internals(keeps_out_compiler)
+
+
+@contextmanager
+def no_modes() -> Iterator[None]:
+    """Real torch for a moment: no dispatch mode of this thread is asked."""
+    with _modes._disable_current_modes():
+        yield
+
+
+@contextmanager
+def without_fake_mode() -> Iterator[Any]:
+    """Take the active fake mode out for a moment; gives it."""
+    previous = torch._C._unset_dispatch_mode(FAKE)
+    try:
+        yield previous
+    finally:
+        if previous is not None:
+            torch._C._set_dispatch_mode(previous)
+
+
+# --- operators --------------------------------------------------------------------------------------------
+
+
+def has_composite_kernel(op: OpOverload) -> bool:
+    """Whether eager breaks this operator up into others on every backend."""
+    return op.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
+
+
+def has_meta_kernel(op: OpOverload) -> bool:
+    name = op.name()
+    return (
+        torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "Meta")
+        or DispatchKey.Meta in op.py_kernels
+    )
+
+
+def decomposition_of(op: OpOverload) -> Callable[..., Any] | None:
+    from torch._decomp import decomposition_table  # why: slow to load, and seldom needed
+
+    return decomposition_table.get(op)
+
+
+def registered_fake(op: OpOverload) -> Callable[..., Any] | None:
+    """The function that the author of a custom operator registered with `torch.library.register_fake`."""
+    entry = _custom_registry.find(op.name())
+    return entry.fake_impl.kernel if entry.fake_impl.kernel is not None else None
+
+
+def fake_context(op: OpOverload, make_size: Callable[..., Any]) -> Any:
+    """What `torch.library.get_ctx()` gives inside a registered fake."""
+    import torch._library.fake_impl as fake_impl  # why: only for custom operators
+
+    class Context:
+        def create_unbacked_symint(self, *, min: int = 2, max: int | None = None) -> Any:
+            return self.new_dynamic_size(min=min, max=max)
+
+        def new_dynamic_size(self, *, min: int = 0, max: int | None = None) -> Any:
+            return make_size(op, min, max)
+
+    return fake_impl.set_ctx_getter(lambda: Context())
+
+
+def is_builtin_namespace(op: OpOverload) -> bool:
+    return op.namespace in ("aten", "prims", "prim")
+
+
+def written_arguments(op: OpOverload) -> tuple[tuple[int, str], ...]:
+    """Position and name of each argument that the schema says is written to."""
+    return tuple(
+        (position, argument.name)
+        for position, argument in enumerate(op._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def argument_names(op: OpOverload) -> tuple[str, ...]:
+    return tuple(argument.name for argument in op._schema.arguments)
+
+
+def returns_alias(op: OpOverload) -> bool:
+    return any(r.alias_info is not None for r in op._schema.returns)
+
+
+# --- asked for by isinstance ------------------------------------------------------------------------------
+
+
+def torch_fake_tensor_class() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensor  # why: only when somebody asks who we are
+
+    return FakeTensor
+
+
+def torch_fake_mode_class() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode  # why: only when somebody asks who we are
+
+    return FakeTensorMode

@@ -1,0 +1,104 @@
+"""Where errors get their context: which line of the user's code, which operator, which specs, what to do."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from typing import Any
+
+import torch
+
+from understudy.errors import (
+    ArgumentError,
+    Context,
+    DataDependentOutputException,
+    DimensionError,
+    DynamicOutputShapeException,
+    FakeTensorDeviceMismatchError,
+    OperatorError,
+    UnderstudyError,
+    UnsupportedOperatorException,
+)
+from understudy.infer.call import Call, describe
+
+_NOT_THE_USERS = (
+    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+    "<frozen ",
+    os.path.dirname(os.path.abspath(os.__file__)) + os.sep + "contextlib.py",
+)
+
+
+class OperatorTypeError(OperatorError, TypeError):
+    """What eager refuses with a TypeError."""
+
+
+class OperatorNotImplemented(OperatorError, NotImplementedError):
+    """What eager refuses with a NotImplementedError."""
+
+
+_BY_BUILTIN: tuple[tuple[type[Exception], type[OperatorError]], ...] = (
+    (IndexError, DimensionError),
+    (ValueError, ArgumentError),
+    (TypeError, OperatorTypeError),
+    (NotImplementedError, OperatorNotImplemented),
+)
+
+HINTS: tuple[tuple[type[UnderstudyError], str], ...] = (
+    (
+        DataDependentOutputException,
+        "the value is not known without data. Give the mode a ShapeEnv to get a symbol instead, "
+        "keep the decision out of the code that runs on stand-ins, or use torch.where instead of a branch",
+    ),
+    (
+        DynamicOutputShapeException,
+        "the size is not known without data. Give the mode a ShapeEnv to get a symbolic size, "
+        "or use an operator with a fixed size (torch.where, nonzero_static, multiplication by the mask)",
+    ),
+    (FakeTensorDeviceMismatchError, "move one of them with .to(device)"),
+    (
+        UnsupportedOperatorException,
+        "register what it returns: torch.library.register_fake, or understudy.rule for a pure rule on specs",
+    ),
+)
+
+
+def user_line() -> str:
+    """The innermost line of code that is neither torch's nor ours: `train.py:88: y = x @ w`."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_NOT_THE_USERS):
+            source = linecache.getline(name, frame.f_lineno).strip()
+            place = f"{_short_path(name)}:{frame.f_lineno}"
+            return f"{place}: {source}" if source else place
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def _short_path(name: str) -> str:
+    relative = os.path.relpath(name) if os.path.isabs(name) else name
+    return name if relative.startswith("..") else relative
+
+
+def hint_for(error: UnderstudyError) -> str:
+    return next((hint for kind, hint in HINTS if isinstance(error, kind)), "")
+
+
+def located(error: Exception, call: Call) -> UnderstudyError:
+    """The error to raise in place of `error`: ours, with its context."""
+    if not isinstance(error, UnderstudyError):
+        error = _translated(error, call)
+    context = Context(str(call.op), describe(call.args, call.kwargs), user_line(), hint_for(error))
+    return error.located(context, call.op)
+
+
+def _translated(error: Exception, call: Call) -> UnderstudyError:
+    kind = next((ours for builtin, ours in _BY_BUILTIN if isinstance(error, builtin)), OperatorError)
+    return kind(f"{call.op}: {error}", func=call.op)
+
+
+def with_line(error: UnderstudyError, what: str, inputs: Any = "", hint: str = "") -> UnderstudyError:
+    """Context for an error that no operator call stands behind."""
+    return error.located(Context(what, str(inputs), user_line(), hint or hint_for(error)))

@@ -1,0 +1,186 @@
+"""From real tensors to stand-ins: metadata, aliasing and autograd structure come along, data does not."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from understudy import _torch
+from understudy.errors import MixedTensorsError, UnsupportedFakeTensorException
+from understudy.fake.boundary import with_line
+from understudy.fake.native import canonical
+from understudy.fake.realise import make_new, make_unlike_view
+from understudy.fake.sparse import convert_sparse, is_sparse
+from understudy.fake.tensor import FakeTensor
+from understudy.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from understudy.fake.mode import FakeTensorMode
+
+
+class FakeTensorConverter:
+    """Remembers, weakly, which stand-in each real tensor has, and which storage each real storage has."""
+
+    def __init__(self) -> None:
+        self._fakes: dict[int, tuple[weakref.ref[torch.Tensor], weakref.ref[FakeTensor]]] = {}
+        self._storages: dict[int, tuple[Any, Any]] = {}
+
+    @property
+    def tensor_memo(self) -> dict[int, FakeTensor]:
+        """The pairs in which both are alive, by the identity of the real tensor."""
+        alive = ((key, real(), fake()) for key, (real, fake) in list(self._fakes.items()))
+        return {key: fake for key, real, fake in alive if real is not None and fake is not None}
+
+    def forget(self, fake: FakeTensor) -> None:
+        for key, (_, known) in list(self._fakes.items()):
+            if known() is fake:
+                del self._fakes[key]
+
+    def from_real_tensor(
+        self, fake_mode: FakeTensorMode, t: torch.Tensor, make_constant: bool = False, *,
+        static_shapes: bool | None = None, shape_env: Any = None, source: Any = None,
+        symbolic_context: Any = None, trace: bool = True,
+    ) -> FakeTensor:  # fmt: skip
+        found = self._recall(t)
+        if found is not None:
+            return found
+        with _torch.no_modes(), torch.inference_mode(t.is_inference()):
+            fake = self._convert(fake_mode, t)
+        self._remember(t, fake)
+        if make_constant and t.layout is torch.strided and t.device.type == "cpu":
+            with _torch.no_modes():
+                fake_mode.remember_literal(fake, t.detach().clone())
+        return fake
+
+    def from_meta_and_device(
+        self, fake_mode: FakeTensorMode, t: torch.Tensor, device: torch.device, **ignored: Any
+    ) -> FakeTensor:
+        """A stand-in on `device` with the metadata of `t`."""
+        fake = make_new(fake_mode, spec_of_real(t).on(canonical(device)))
+        fake.requires_grad_(t.requires_grad)
+        return fake
+
+    # --- memory ------------------------------------------------------------------------------------------
+
+    def _recall(self, t: torch.Tensor) -> FakeTensor | None:
+        pair = self._fakes.get(id(t))
+        return pair[1]() if pair is not None and pair[0]() is t else None
+
+    def _remember(self, t: torch.Tensor, fake: FakeTensor) -> None:
+        key, memo = id(t), weakref.ref(self)
+
+        def drop(_: Any) -> None:
+            converter = memo()
+            if converter is not None:
+                converter._fakes.pop(key, None)
+
+        self._fakes[key] = (weakref.ref(t, drop), weakref.ref(fake, drop))
+
+    # --- conversion --------------------------------------------------------------------------------------
+
+    def _convert(self, mode: FakeTensorMode, t: torch.Tensor) -> FakeTensor:
+        refuse_unsupported(t, mode)
+        if type(t) is FakeTensor:
+            return t
+        if _torch.is_traceable_wrapper_subclass(t):
+            return self._convert_wrapper(mode, t)
+        if is_sparse(t):
+            fake = convert_sparse(mode, t)
+        else:
+            fake = self._on_shared_storage(mode, t)
+        return self._with_autograd(mode, t, fake)
+
+    def _on_shared_storage(self, mode: FakeTensorMode, t: torch.Tensor) -> FakeTensor:
+        """A stand-in whose storage stands for the real one's: views of one storage stay views of one storage."""
+        spec = spec_of_real(t)
+        real_storage = t.untyped_storage()
+        storage = self._storage(real_storage)
+        if storage is None:
+            everything = TensorSpec((real_storage.nbytes(),), dtype=torch.uint8, device=spec.device)
+            base = make_new(mode, everything)
+            storage = _torch.native_storage(base)
+            self._storages[real_storage._cdata] = (_torch.weak_storage(real_storage), _torch.weak_storage(storage))
+        else:
+            base = make_new(mode, TensorSpec((0,), dtype=torch.uint8, device=spec.device))
+            _torch.share_storage(base, storage)
+        return make_unlike_view(mode, base, spec)
+
+    def _storage(self, real: Any) -> Any:
+        pair = self._storages.get(real._cdata)
+        if pair is None:
+            return None
+        if _torch.is_expired(pair[0]) or _torch.is_expired(pair[1]):
+            del self._storages[real._cdata]
+            return None
+        return _torch.strong_storage(pair[1])
+
+    def _with_autograd(self, mode: FakeTensorMode, t: torch.Tensor, fake: FakeTensor) -> FakeTensor:
+        if t.requires_grad:
+            if t.is_leaf:
+                fake.requires_grad_()
+            else:
+                fake = self._non_leaf(mode, t, fake)
+        for mark in ("_is_param", "_is_buffer"):
+            if getattr(t, mark, False):
+                setattr(fake, mark, True)
+        if isinstance(t, torch.nn.Parameter):
+            fake._is_param = True  # type: ignore[attr-defined]
+        if t.is_leaf and t.grad is not None:
+            fake.grad = mode.from_tensor(t.grad)
+        return fake
+
+    def _non_leaf(self, mode: FakeTensorMode, t: torch.Tensor, fake: FakeTensor) -> FakeTensor:
+        """Something computed: a view of its base if it is one, else a result of nothing in particular."""
+        if t._is_view() and t._base is not None:
+            base = mode.from_tensor(t._base)
+            with torch.enable_grad() if t._base.requires_grad or t.requires_grad else torch.no_grad(), mode:
+                if not base.requires_grad:
+                    return fake.requires_grad_()
+                return base.as_strided(t.shape, t.stride(), t.storage_offset())  # type: ignore[return-value]
+        fake.requires_grad_()
+        with torch.enable_grad():
+            return _torch.as_result(fake)
+
+    def _convert_wrapper(self, mode: FakeTensorMode, t: torch.Tensor) -> Any:
+        """A wrapper subclass: the same wrapper around stand-ins for what is inside it."""
+        names, context = t.__tensor_flatten__()  # type: ignore[attr-defined]
+        inner = {name: mode.from_tensor(getattr(t, name)) for name in names}
+        wrapper = type(t).__tensor_unflatten__(inner, context, t.shape, t.stride())  # type: ignore[attr-defined]
+        if t.is_leaf and wrapper.requires_grad != t.requires_grad:
+            wrapper.requires_grad_(t.requires_grad)
+        if isinstance(t, torch.nn.Parameter):
+            wrapper._is_param = True
+        return wrapper
+
+
+def spec_of_real(t: torch.Tensor) -> TensorSpec:
+    return TensorSpec(
+        tuple(t.shape), t.stride(), t.storage_offset(), dtype=t.dtype, device=canonical(t.device),
+        conj=t.is_conj(), neg=t.is_neg(),
+    )  # fmt: skip
+
+
+def refuse_unsupported(t: torch.Tensor, mode: FakeTensorMode) -> None:
+    reason = ""
+    if type(t) is FakeTensor and t.fake_mode is not mode:
+        raise with_line(
+            MixedTensorsError("this is a stand-in of another FakeTensorMode"), "FakeTensorMode.from_tensor", t._spec,
+            "use one mode for all of them",
+        )  # fmt: skip
+    if t.is_quantized:
+        reason = "quantised tensors carry a quantiser that has no stand-in"
+    elif any(name is not None for name in getattr(t, "names", ())):
+        reason = "named tensors are not supported: drop the names with .rename(None)"
+    elif _torch.is_functorch_wrapped(t):
+        reason = "it is a wrapper of a torch.func transform: convert what is inside, before the transform"
+    elif t.is_nested and not _torch.is_traceable_wrapper_subclass(t):
+        reason = "nested tensors of strided layout are not supported"
+    elif t.is_mkldnn:
+        reason = "tensors in MKL-DNN layout are not supported: call .to_dense() first"
+    if reason:
+        raise with_line(
+            UnsupportedFakeTensorException(f"can't stand in for this tensor: {reason}"),
+            "FakeTensorMode.from_tensor", f"{t.dtype}[{', '.join(map(str, t.shape))}]",
+        )  # fmt: skip

@@ -1,0 +1,143 @@
+"""Small functions around fakes, under the names that torch's users know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from understudy import _torch
+from understudy.errors import MixedTensorsError
+from understudy.fake.mode import FakeTensorMode
+from understudy.fake.tensor import FakeTensor
+
+
+def is_fake(x: object) -> bool:
+    """Whether this is a stand-in, or wraps nothing but stand-ins (subclass, functional and functorch wrappers)."""
+    if type(x) is FakeTensor:
+        return True
+    if not isinstance(x, torch.Tensor):
+        return False
+    if _torch.is_traceable_wrapper_subclass(x):
+        inner = [is_fake(part) for part in _inner(x)]
+        if any(inner) and not all(inner):
+            raise MixedTensorsError(f"a {type(x).__name__} that is half stand-ins and half real tensors")
+        return any(inner)
+    unwrapped = _torch.unwrapped(x)
+    return unwrapped is not None and is_fake(unwrapped)
+
+
+def maybe_get_fake_mode(x: object) -> FakeTensorMode | None:
+    """The mode of a stand-in, or of the stand-ins inside a wrapper; None for everything else."""
+    if type(x) is FakeTensor:
+        return x.fake_mode
+    if not isinstance(x, torch.Tensor):
+        return None
+    if _torch.is_traceable_wrapper_subclass(x):
+        modes = [maybe_get_fake_mode(part) for part in _inner(x)]
+        found = next((mode for mode in modes if mode is not None), None)
+        if found is not None and any(mode is not found for mode in modes):
+            raise MixedTensorsError(f"a {type(x).__name__} whose parts belong to several modes")
+        return found
+    unwrapped = _torch.unwrapped(x)
+    return None if unwrapped is None else maybe_get_fake_mode(unwrapped)
+
+
+def _inner(wrapper: torch.Tensor) -> list[Any]:
+    names, _ = wrapper.__tensor_flatten__()  # type: ignore[attr-defined]
+    return [getattr(wrapper, name) for name in names]
+
+
+def get_plain_tensors(subclass: Any, *, out: list[Any]) -> list[Any]:
+    """All tensors inside a wrapper subclass that are no wrappers themselves."""
+    for part in _inner(subclass):
+        if _torch.is_traceable_wrapper_subclass(part):
+            get_plain_tensors(part, out=out)
+        else:
+            out.append(part)
+    return out
+
+
+@contextmanager
+def unset_fake_temporarily() -> Iterator[FakeTensorMode | None]:
+    """Real torch for a moment: takes the active mode out and gives it."""
+    with _torch.without_fake_mode() as previous:
+        yield previous
+
+
+@dataclass(frozen=True)
+class TensorMetadata:
+    """What two tensors must share to be interchangeable without data."""
+
+    dtype: torch.dtype
+    shape: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    device: torch.device
+    layout: torch.layout
+    memory_format: torch.memory_format | None
+    storage_offset: int
+    storage_bytes: int | None
+    requires_grad: bool
+    is_quantized: bool
+    is_conj: bool
+    is_neg: bool
+    is_inference: bool
+    is_sparse: bool
+    is_coalesced: bool | None
+    dense_dim: int | None
+    sparse_dim: int | None
+
+
+FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
+
+
+def extract_tensor_metadata(t: torch.Tensor) -> TensorMetadata:
+    strided = t.layout is torch.strided
+    return TensorMetadata(
+        dtype=t.dtype,
+        shape=tuple(t.shape),
+        stride=tuple(t.stride()) if strided else (),
+        device=t.device,
+        layout=t.layout,
+        memory_format=_memory_format(t) if strided else None,
+        storage_offset=t.storage_offset() if strided else 0,
+        storage_bytes=_torch.native_storage(t).nbytes() if strided else None,
+        requires_grad=t.requires_grad,
+        is_quantized=t.is_quantized,
+        is_conj=t.is_conj(),
+        is_neg=t.is_neg(),
+        is_inference=t.is_inference(),
+        is_sparse=t.is_sparse,
+        is_coalesced=t.is_coalesced() if t.is_sparse else None,
+        dense_dim=t.dense_dim() if t.is_sparse else None,
+        sparse_dim=t.sparse_dim() if t.is_sparse else None,
+    )
+
+
+def _memory_format(t: torch.Tensor) -> torch.memory_format | None:
+    for memory_format, dims in zip(FORMATS, (None, 4, 5), strict=True):
+        if (dims is None or t.ndim == dims) and t.is_contiguous(memory_format=memory_format):
+            return memory_format
+    return None
+
+
+class FakeCopyMode(torch.overrides.TorchFunctionMode):
+    """`copy.deepcopy(module)` inside this gives a module whose parameters and buffers are stand-ins."""
+
+    def __init__(self, fake_mode: FakeTensorMode) -> None:
+        self.fake_mode = fake_mode
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is _torch.native_clone:
+            return func(self.fake_mode.from_tensor(args[0], static_shapes=True), **kwargs)
+        if func is torch.Tensor.__deepcopy__:
+            tensor, memo = args
+            if id(tensor) not in memo:
+                memo[id(tensor)] = self.fake_mode.from_tensor(tensor, static_shapes=True)
+            return memo[id(tensor)]
+        with _torch.NoTorchFunction():
+            return func(*args, **kwargs)

@@ -1,0 +1,129 @@
+"""Which tensors an operator call inside the mode may be given."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from understudy import _torch
+from understudy.errors import Context, MixedTensorsError
+from understudy.fake import special
+from understudy.fake.boundary import user_line
+from understudy.fake.tensor import FakeTensor
+from understudy.infer.call import describe, flat, mapped
+
+if TYPE_CHECKING:
+    from understudy.fake.mode import FakeTensorMode
+
+
+def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """(answer, args, kwargs): an answer in a 1-tuple if the call is settled, else the arguments to go on with."""
+    if any(_is_foreign(kind) for kind in types):
+        return NotImplemented
+    tensors = flat(torch.Tensor, args, kwargs)
+    for tensor in tensors:
+        if type(tensor) is FakeTensor and tensor.fake_mode is not mode:
+            raise _other_mode(func, args, kwargs, tensor)
+    if all(type(tensor) is FakeTensor for tensor in tensors):
+        return None, args, kwargs
+    handler = special.REAL_HANDLERS.get(func.name())
+    if handler is not None:
+        answer = handler(mode, func, args, kwargs)
+        if answer is not NotImplemented:
+            return (answer,), args, kwargs
+    if _inside_deepcopy(func, tensors):
+        with _torch.no_modes():
+            return (func(*args, **kwargs),), args, kwargs
+
+    def convert(tensor: torch.Tensor) -> FakeTensor:
+        if type(tensor) is FakeTensor:
+            return tensor
+        if not _convertible(mode, func, tensor):
+            raise _real_tensor(func, args, kwargs, tensor)
+        return mode.fake_tensor_converter.from_real_tensor(mode, tensor, make_constant=tensor.numel() == 1)
+
+    args, kwargs = mapped(convert, torch.Tensor, (tuple(args), dict(kwargs)))
+    return None, args, kwargs
+
+
+def _is_foreign(kind: type) -> bool:
+    """A subclass with an operator dispatch of its own goes first: it will call again with what is inside it."""
+    return kind is not FakeTensor and _torch.uses_python_dispatch(kind)
+
+
+def _convertible(mode: FakeTensorMode, func: Any, tensor: torch.Tensor) -> bool:
+    if torch.Tag.inplace_view in func.tags:
+        return False
+    return mode.allow_non_fake_inputs or _torch.is_wrapped_number(tensor)
+
+
+def _inside_deepcopy(func: Any, tensors: list[torch.Tensor]) -> bool:
+    """`copy.deepcopy` of a real tensor makes an empty one and sets its storage: both happen for real."""
+    if func.overloadpacket.__name__ not in ("new_empty", "set_", "empty", "detach", "clone"):
+        return False
+    if any(type(tensor) is FakeTensor for tensor in tensors):
+        return False
+    frame = sys._getframe(1)
+    for _ in range(12):
+        if frame is None:
+            return False
+        if frame.f_code is torch.Tensor.__deepcopy__.__code__:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def _real_tensor(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> MixedTensorsError:
+    name = _argument_name(func, args, kwargs, tensor)
+    shown = describe_tensors(args, kwargs)
+    what = "a real parameter" if isinstance(tensor, torch.nn.Parameter) else "a real tensor"
+    if torch.Tag.inplace_view in func.tags:
+        hint = "an operator that changes metadata in place takes stand-ins only: convert it with mode.from_tensor(...)"
+    else:
+        hint = (
+            "convert it with mode.from_tensor(...), make it inside the mode, or let the mode convert: "
+            "FakeTensorMode(allow_non_fake_inputs=True)"
+        )
+    return MixedTensorsError(
+        f"{func}: argument {name!r} is {what} ({_real_spec(tensor)}), where stand-ins are expected",
+        func=func,
+        context=Context(str(func), shown, user_line(), hint),
+    )
+
+
+def _other_mode(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> MixedTensorsError:
+    name = _argument_name(func, args, kwargs, tensor)
+    return MixedTensorsError(
+        f"{func}: argument {name!r} is a stand-in of another FakeTensorMode",
+        func=func,
+        context=Context(str(func), describe_tensors(args, kwargs), user_line(), "use one mode for all of them"),
+    )
+
+
+def _argument_name(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> str:
+    for name, value in [*zip(_torch.argument_names(func), args, strict=False), *kwargs.items()]:
+        if any(candidate is tensor for candidate in flat(torch.Tensor, (value,), {})):
+            return name
+    return "?"
+
+
+def _real_spec(tensor: torch.Tensor) -> str:
+    shape = ", ".join(map(str, tensor.shape))
+    return f"{str(tensor.dtype).removeprefix('torch.')}[{shape}]@{tensor.device}"
+
+
+def describe_tensors(args: Any, kwargs: Any) -> str:
+    def shown(tensor: torch.Tensor) -> Any:
+        return _Text(str(tensor._spec) if type(tensor) is FakeTensor else f"real {_real_spec(tensor)}")
+
+    args, kwargs = mapped(shown, torch.Tensor, (tuple(args), dict(kwargs)))
+    return describe(args, kwargs)
+
+
+class _Text(str):
+    """A string that prints without quotes."""
+
+    def __repr__(self) -> str:
+        return str(self)

@@ -1,0 +1,326 @@
+"""FakeTensorMode: while it is active, every factory and operator gives stand-ins."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from understudy import _torch
+from understudy.errors import UnderstudyError
+from understudy.fake import copying, known, special
+from understudy.fake.boundary import located
+from understudy.fake.convert import FakeTensorConverter
+from understudy.fake.inputs import accept_inputs
+from understudy.fake.known import Known, Literal, Part
+from understudy.fake.native import canonical, prepare
+from understudy.fake.realise import adopt, make_new, make_view, realise
+from understudy.fake.tensor import FakeTensor
+from understudy.infer.cache import SIZED_TYPES, DispatchCacheInfo
+from understudy.infer.call import Call, flat, mapped
+from understudy.infer.engine import cache, infer, why_not_cached
+from understudy.infer.kernels import outcomes_of
+from understudy.infer.plan import ONE_NEW, ONE_SAME, ONE_VIEW, Plan
+from understudy.spec import TensorSpec
+
+PLAIN_TYPES = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format})
+default_dtype = torch.get_default_dtype
+find_plan = cache.plans.get
+make_wrapper = _torch.make_wrapper
+
+
+class Unusual(Exception):
+    """An argument that the hot path leaves to the slow one."""
+
+
+UNUSUAL = Plan(())
+"""Stands for the plan of a call with such an argument."""
+
+
+class FakeTensorMode(_torch.TorchDispatchMode):
+    """Operators on tensors without data.
+
+        with FakeTensorMode():
+            y = torch.nn.Linear(10_000, 10_000)(torch.empty(64, 10_000))   # no memory, no time
+
+    `allow_fallback_kernels`: operators without any shape rule may run for real on small zeros.
+    `allow_non_fake_inputs`: real tensors beside fakes are converted instead of refused.
+    `crosscheck`: every cache hit is computed again and compared.
+    """
+
+    _mode_key = _torch.FAKE
+    supports_higher_order_operators = True
+
+    def __init__(
+        self,
+        *,
+        allow_fallback_kernels: bool = True,
+        allow_non_fake_inputs: bool = False,
+        shape_env: Any = None,
+        static_shapes: bool | None = None,
+        export: bool = False,
+        crosscheck: bool = False,
+    ) -> None:
+        self.allow_fallback_kernels = allow_fallback_kernels
+        self.allow_non_fake_inputs = allow_non_fake_inputs
+        self.shape_env = shape_env
+        self.static_shapes = shape_env is None if static_shapes is None else static_shapes
+        self.export = export
+        self.crosscheck = crosscheck
+        self.cache_enabled = True
+        self._direct = not crosscheck
+        self.epoch = 0
+        self.fake_tensor_converter = FakeTensorConverter()
+        self._entered = threading.local()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would wrap __torch_dispatch__ in a layer that costs more than the dispatch itself.
+        return False
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True
+
+    # torch asks `isinstance(mode, <its own class>)` when it loads checkpoints and looks for the active fake mode.
+    def _claimed_class(self) -> Any:
+        return _torch.torch_fake_mode_class()
+
+    __class__ = property(_claimed_class)  # type: ignore[assignment]
+
+    # --- entering and leaving ------------------------------------------------------------------------------
+
+    def __enter__(self) -> FakeTensorMode:
+        stack = self._entered.__dict__.setdefault("stack", [])
+        stack.append(None if _torch.active_fake_mode() is self else _torch.push_fake_mode(self))
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        before = self._entered.stack.pop()
+        if before is not None:
+            _torch.pop_fake_mode(before)
+
+    # --- one operator call ---------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The hot path: key → plan → tensors. About 3 µs of Python; whatever is unusual goes to `_slow`."""
+        key: list[Any] = [func]
+        add = key.append
+        is_known = False
+        try:
+            for value in args:
+                kind = type(value)
+                if kind is FakeTensor:
+                    if value.fake_mode is not self:
+                        return self._slow(func, types, args, kwargs)
+                    add(value._spec)
+                    if value._known is not None:
+                        is_known = True
+                elif kind in PLAIN_TYPES:
+                    add(value)
+                else:
+                    is_known = self._extend(key, kind, value) or is_known
+            if kwargs:
+                for name, value in kwargs.items():
+                    add(name)
+                    is_known = self._extend(key, type(value), value) or is_known
+            add(default_dtype())
+            plan = find_plan(tuple(key))
+        except (Unusual, TypeError):
+            plan = UNUSUAL
+        if plan is UNUSUAL:
+            return self._slow(func, types, args, kwargs)
+        if plan is None or is_known or not plan.plain or not self._direct:
+            return self._attend(func, types, args, kwargs or {}, tuple(key), plan, is_known)
+        cache.hits += 1
+        kind = plan.kind
+        if kind == ONE_NEW:
+            spec = plan.spec
+            fake = make_wrapper(FakeTensor, *(spec.prepared or prepare(spec)))
+            fake._spec = spec
+            fake.fake_mode = self
+            return fake
+        if kind == ONE_VIEW and plan.of == 0:
+            return make_view(self, args[0], plan.spec)
+        if kind == ONE_SAME and plan.of == 0:
+            return args[0]
+        return realise(self, plan.outcomes, flat(FakeTensor, args, kwargs or {}))
+
+    def _extend(self, key: list[Any], kind: type, value: Any) -> bool:
+        """Add an argument to a key. Says whether a tensor with determined values is in it."""
+        if kind is FakeTensor:
+            if value.fake_mode is not self:
+                raise Unusual
+            key.append(value._spec)
+            return value._known is not None
+        if kind in PLAIN_TYPES:
+            key.append(value)
+        elif kind is list or kind is tuple:
+            key.append(kind)
+            key.append(len(value))
+            is_known = False
+            for part in value:
+                part_kind = type(part)
+                if part_kind is int:
+                    key.append(part)
+                else:
+                    is_known = self._extend(key, part_kind, part) or is_known
+            return is_known
+        elif kind in SIZED_TYPES:
+            key.append(kind)
+            key.append(value)
+        elif kind is torch.device:
+            key.append(canonical(value))
+        else:
+            raise Unusual
+        return False
+
+    def _attend(
+        self, func: Any, types: Any, args: Any, kwargs: Any, key: Any, plan: Plan | None, is_known: bool
+    ) -> Any:
+        """What a plain hit does not cover: a miss, determined values, a cross-check."""
+        handler = special.HANDLERS.get(func.name()) if plan is None else None
+        if handler is not None:
+            answer = handler(self, func, args, kwargs)
+            if answer is not NotImplemented:
+                return answer
+        call = self._call(func, args, kwargs)
+        if plan is not None and self.cache_enabled:
+            cache.hits += 1
+            if self.crosscheck:
+                special.crosscheck(call, plan, self._infer(call))
+        else:
+            plan = self._infer(call)
+            self._keep(call, key, plan)
+        inputs = flat(FakeTensor, args, kwargs)
+        if not is_known and not plan.determined:
+            return realise(self, plan.outcomes, inputs)
+        before = known.before_call(plan, args, kwargs, inputs)
+        result = realise(self, plan.outcomes, inputs)
+        known.after_call(func, plan, before, inputs, flat(FakeTensor, (result,), {}))
+        return result
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Call:
+        args, kwargs = mapped(lambda fake: fake._spec, FakeTensor, (tuple(args), dict(kwargs)))
+        args, kwargs = mapped(canonical, torch.device, (args, kwargs))
+        return Call.of(func, args, kwargs)
+
+    def _infer(self, call: Call) -> Plan:
+        try:
+            return infer(call, self)
+        except UnderstudyError as error:
+            raise located(error, call) from error.__cause__
+        except (RuntimeError, IndexError, ValueError, TypeError, AssertionError, AttributeError) as error:
+            raise located(error, call) from error
+
+    def _keep(self, call: Call, key: Any, plan: Plan) -> None:
+        reason = why_not_cached(call) if self.cache_enabled else "cache disabled"
+        if reason is not None:
+            cache.bypass(reason)
+        elif key is not None:
+            cache.add(key, plan)
+
+    def _slow(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Higher-order operators, other subclasses, real tensors, fakes of other modes, symbols."""
+        kwargs = kwargs or {}
+        if isinstance(func, _torch.HigherOrderOperator):
+            return special.higher_order(self, func, args, kwargs)
+        accepted = accept_inputs(self, func, types, args, kwargs)
+        if accepted is NotImplemented:
+            return NotImplemented
+        answer, args, kwargs = accepted
+        if answer is not None:
+            return answer[0]
+        key: list[Any] | None = [func]
+        is_known = False
+        try:
+            for value in args:
+                is_known = self._extend(key, type(value), value) or is_known  # type: ignore[arg-type]
+            for name, value in kwargs.items():
+                key.append(name)  # type: ignore[union-attr]
+                is_known = self._extend(key, type(value), value) or is_known  # type: ignore[arg-type]
+            key.append(default_dtype())  # type: ignore[union-attr]
+            hash(tuple(key))  # type: ignore[arg-type]
+        except (Unusual, TypeError):
+            key = None
+            cache.bypass("an argument that no key can hold")
+        plan = find_plan(tuple(key)) if key is not None else None
+        return self._attend(func, types, args, kwargs, key and tuple(key), plan, is_known)
+
+    # --- the stage on which registered fakes and decompositions perform --------------------------------------
+
+    def perform(self, function: Callable[..., Any], call: Call) -> Any:
+        """Run a function on stand-ins for the call's inputs inside this mode, and say what it did."""
+        stand_ins: list[torch.Tensor] = []
+
+        def place(spec: TensorSpec) -> FakeTensor:
+            stand_ins.append(make_new(self, spec))
+            return stand_ins[-1]  # type: ignore[return-value]
+
+        args, kwargs = mapped(place, TensorSpec, (call.args, call.kwargs))
+        with self, _torch.fake_context(call.op, self._dynamic_size):
+            result = function(*args, **kwargs)
+        return outcomes_of(result, stand_ins, call, lambda fake: fake._spec)
+
+    def _dynamic_size(self, op: Any, least: int, most: int | None) -> Any:
+        return special.dynamic_size(self, op, least, most)
+
+    # --- determined values ------------------------------------------------------------------------------------
+
+    def value_of(self, fake: FakeTensor) -> torch.Tensor | None:
+        """The real value of a tensor whose value is determined, None otherwise."""
+        record = fake._known
+        if record is None or record.content is None:
+            return None
+        with _torch.no_modes():
+            return Part(record.content, fake._spec).real().clone()
+
+    def remember_literal(self, fake: FakeTensor, real: torch.Tensor) -> None:
+        fake._known = Known(Literal(real), literal=True)
+
+    def tolist(self, fake: FakeTensor) -> Any:
+        return special.tolist(self, fake)
+
+    # --- conversion and copies ---------------------------------------------------------------------------------
+
+    def from_tensor(
+        self, tensor: torch.Tensor, *, static_shapes: bool | None = None, source: Any = None,
+        symbolic_context: Any = None, trace: bool = True,
+    ) -> FakeTensor:  # fmt: skip
+        """The stand-in for a real tensor: the same one for as long as both live."""
+        return self.fake_tensor_converter.from_real_tensor(
+            self, tensor, static_shapes=static_shapes, source=source, symbolic_context=symbolic_context, trace=trace
+        )
+
+    def is_our_fake(self, t: object) -> bool:
+        return type(t) is FakeTensor and t.fake_mode is self
+
+    def adopt(self, fake: FakeTensor, other: FakeTensor) -> None:
+        adopt(fake, other)
+
+    def deep_copy(self, fake: FakeTensor, memo: dict[int, Any]) -> FakeTensor:
+        return copying.deep_copy(self, fake, memo)
+
+    def shallow_copy(self, fake: FakeTensor) -> FakeTensor:
+        return copying.shallow_copy(self, fake)
+
+    def reduce(self, fake: FakeTensor) -> Any:
+        return copying.reduce(fake)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FakeTensorMode:
+        return self
+
+    def __reduce__(self) -> Any:
+        return copying.mode_for_unpickling, ()
+
+    # --- the cache -----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def cache_info(cls) -> DispatchCacheInfo:
+        return cache.info()
+
+    @classmethod
+    def cache_clear(cls) -> None:
+        cache.clear()

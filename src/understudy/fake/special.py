@@ -1,0 +1,198 @@
+"""Calls that need tensors, not only their specs: reading values, lifting literals, taking over storages."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from understudy import _torch
+from understudy.errors import (
+    Context,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    MetadataMismatchError,
+    UnsupportedOperatorException,
+)
+from understudy.fake.boundary import hint_for, user_line
+from understudy.fake.native import canonical
+from understudy.fake.realise import make_new
+from understudy.fake.tensor import FakeTensor
+from understudy.infer.call import Call
+from understudy.infer.plan import Plan
+from understudy.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from understudy.fake.mode import FakeTensorMode
+
+Handler = Callable[["FakeTensorMode", Any, Any, Any], Any]
+
+HANDLERS: dict[str, Handler] = {}
+"""By operator name; a handler returns `NotImplemented` to leave the call to inference."""
+
+REAL_HANDLERS: dict[str, Handler] = {}
+"""For calls that are given real tensors."""
+
+
+def handles(*names: str, table: dict[str, Handler] = HANDLERS) -> Callable[[Handler], Handler]:
+    def register(handler: Handler) -> Handler:
+        for name in names:
+            table[name] = handler
+        return handler
+
+    return register
+
+
+# --- values --------------------------------------------------------------------------------------------------
+
+
+@handles("aten::_local_scalar_dense", "aten::item")
+def item(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    fake = args[0]
+    value = mode.value_of(fake)
+    if value is not None:
+        with _torch.no_modes():
+            return value.item()
+    raise _no_value(fake, func, "reads a value")
+
+
+@handles("aten::equal")
+def equal(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    a, b = args
+    if a._spec.shape != b._spec.shape:
+        return False
+    values = mode.value_of(a), mode.value_of(b)
+    if values[0] is not None and values[1] is not None:
+        with _torch.no_modes():
+            return torch.equal(*values)
+    raise _no_value(a, func, "compares values")
+
+
+def _no_value(fake: FakeTensor, func: Any, what: str) -> DataDependentOutputException:
+    error = DataDependentOutputException(f"{func} {what}, and {fake._spec} has no data", func=func)
+    error.located(Context(str(func), str(fake._spec), user_line(), hint_for(error)), func)
+    return error
+
+
+def tolist(mode: FakeTensorMode, fake: FakeTensor) -> Any:
+    value = mode.value_of(fake)
+    if value is not None:
+        with _torch.no_modes():
+            return value.tolist()
+    raise _no_value(fake, torch.ops.aten._local_scalar_dense.default, "(Tensor.tolist) reads values")
+
+
+def dynamic_size(mode: FakeTensorMode, op: Any, least: int, most: int | None) -> Any:
+    if mode.shape_env is None:
+        raise DynamicOutputShapeException(f"the size of what {op} returns depends on values", func=op)
+    return mode.shape_env.create_unbacked_symint()
+
+
+# --- literals ------------------------------------------------------------------------------------------------
+
+
+@handles("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift", table=REAL_HANDLERS)
+def lift(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """`torch.tensor([1, 2])`: torch makes a real tensor and hands it over here, once."""
+    real = args[0]
+    fake = make_new(mode, _spec_of_dense(real))
+    if real.device.type == "cpu":
+        with _torch.no_modes():
+            mode.remember_literal(fake, real.detach().clone(memory_format=torch.preserve_format))
+    return fake
+
+
+def _spec_of_dense(real: torch.Tensor) -> TensorSpec:
+    return TensorSpec(tuple(real.shape), real.stride(), dtype=real.dtype, device=canonical(real.device))
+
+
+@handles("aten::lift_fresh", "aten::lift")
+def lift_fake(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    return args[0]
+
+
+# --- what C++ asks -------------------------------------------------------------------------------------------
+
+
+@handles("prim::device")
+def device(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    return args[0]._spec.device
+
+
+@handles("aten::is_pinned")
+def is_pinned(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    return False
+
+
+@handles("aten::_pin_memory", "aten::pin_memory")
+def pin_memory(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    return mode.__torch_dispatch__(torch.ops.aten.clone.default, (), (args[0],), {})
+
+
+@handles("aten::record_stream")
+def record_stream(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    return None
+
+
+# --- storages ------------------------------------------------------------------------------------------------
+
+
+@handles(
+    "aten::set_.source_Storage_storage_offset", "aten::set_.source_Storage", "aten::set_",
+    table=HANDLERS,
+)  # fmt: skip
+def set_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """`tensor.set_(storage, offset, size, stride)`: how checkpoints are rebuilt."""
+    fake = args[0]
+    guard = _torch.NoDispatch()
+    try:
+        func(*args, **kwargs)
+        shape, stride, offset = tuple(fake.shape), fake.stride(), fake.storage_offset()
+    finally:
+        del guard
+    spec = fake._spec
+    fake._spec = TensorSpec(shape, stride, offset, dtype=spec.dtype, device=spec.device)
+    fake._known = None
+    return fake
+
+
+@handles("aten::set_.source_Tensor")
+def set_tensor(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    mode.adopt(args[0], args[1])
+    return args[0]
+
+
+@handles("aten::empty.memory_format")
+def empty_for_checkpoint(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """`torch.load` inside the mode first makes an empty meta tensor, and only then says, through the storage that
+    it sets, which device was meant: look it up where it is known."""
+    if args[0] or kwargs.get("device") is None or kwargs["device"].type != "meta":
+        return NotImplemented
+    return NotImplemented
+
+
+# --- higher-order operators ----------------------------------------------------------------------------------
+
+
+def higher_order(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """torch registers what each higher-order operator does on fakes by the class of its own mode."""
+    implementation = func.python_key_table.get(_torch.torch_fake_mode_class())
+    if implementation is None:
+        raise UnsupportedOperatorException(f"the higher-order operator {func} says nothing about fakes", func=func)
+    return implementation(mode, *args, **kwargs)
+
+
+# --- checks --------------------------------------------------------------------------------------------------
+
+
+def crosscheck(call: Call, cached: Plan, fresh: Plan) -> None:
+    if cached != fresh:
+        raise MetadataMismatchError(
+            f"the cache and a fresh inference differ for {call}:\n  cached {cached.outcomes}\n  fresh  {fresh.outcomes}",
+            func=call.op,
+        )
+
+
+_ = sys

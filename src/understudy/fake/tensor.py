@@ -1,0 +1,281 @@
+"""FakeTensor: a tensor with everything but its data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from understudy import _torch
+from understudy.errors import NoDataError
+from understudy.fake.boundary import with_line
+from understudy.fake.native import canonical, native
+from understudy.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from understudy.fake.known import Known
+    from understudy.fake.mode import FakeTensorMode
+
+
+class FakeTensor(torch.Tensor):
+    """A `torch.Tensor` with shape, strides, offset, dtype, device and aliasing, but no data.
+
+    Made by `FakeTensorMode.from_tensor`, by factories inside the mode, and by operators on other fakes.
+    `FakeTensor(mode, elem, device)` takes the metadata of `elem`.
+    """
+
+    _spec: TensorSpec
+    _known: Known | None = None
+    fake_mode: FakeTensorMode
+    real_tensor: torch.Tensor | None = None
+    _nonzero_memo: Any = None
+    _item_memo: Any = None
+    _unique_memo: Any = None
+
+    __torch_function__ = _torch.no_torch_function
+
+    @staticmethod
+    def __new__(
+        cls: type[FakeTensor], fake_mode: FakeTensorMode, elem: torch.Tensor, device: Any,
+        constant: torch.Tensor | None = None, real_tensor: torch.Tensor | None = None, **ignored: Any,
+    ) -> FakeTensor:  # fmt: skip
+        fake = fake_mode.fake_tensor_converter.from_meta_and_device(fake_mode, elem, torch.device(device))
+        if constant is not None:
+            fake_mode.remember_literal(fake, constant)
+        fake.real_tensor = real_tensor
+        return fake
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Operators on fakes outside of any mode: the mode of the first one answers."""
+        mode = mode_among(args, kwargs)
+        if mode is None:
+            return NotImplemented
+        return mode.__torch_dispatch__(func, types, args, kwargs or {})
+
+    @staticmethod
+    def from_tensor(t: torch.Tensor, fake_mode: FakeTensorMode) -> FakeTensor:
+        return fake_mode.from_tensor(t)
+
+    # --- who it is ---------------------------------------------------------------------------------------
+
+    def _claimed_class(self) -> Any:
+        """torch, transformers and others choose their tracing-safe paths by asking `isinstance` of torch's class."""
+        return _torch.torch_fake_tensor_class()
+
+    def _claim_class(self, kind: Any) -> None:
+        if kind is not _torch.torch_fake_tensor_class():
+            object.__dict__["__class__"].__set__(self, kind)
+
+    __class__ = property(_claimed_class, _claim_class)
+
+    @property
+    def spec(self) -> TensorSpec:
+        return self._spec
+
+    # --- where it is -------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self._spec.device
+
+    @property
+    def fake_device(self) -> torch.device:
+        return self._spec.device
+
+    def get_device(self) -> int:
+        index = self._spec.device.index
+        return -1 if index is None else index
+
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return self._spec.device.type == "cpu"
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return self._spec.device.type == "cuda"
+
+    @property
+    def is_meta(self) -> bool:  # type: ignore[override]
+        return self._spec.device.type == "meta"
+
+    @property
+    def is_xpu(self) -> bool:  # type: ignore[override]
+        return self._spec.device.type == "xpu"
+
+    @property
+    def is_mps(self) -> bool:  # type: ignore[override]
+        return self._spec.device.type == "mps"
+
+    def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        args = tuple([_native_argument(a) for a in args])
+        if "device" in kwargs and kwargs["device"] is not None:
+            kwargs["device"] = native(torch.device(kwargs["device"]))
+        return torch.Tensor.to(self, *args, **kwargs)
+
+    def cuda(self, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format) -> Any:
+        where = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
+        return self.to(where, non_blocking=non_blocking, memory_format=memory_format)
+
+    def cpu(self, memory_format: Any = torch.preserve_format) -> Any:
+        return self.to(torch.device("cpu"), memory_format=memory_format)
+
+    def pin_memory(self, device: Any = None) -> Any:
+        return self.clone() if self._spec.device.type == "cpu" else torch.Tensor.pin_memory(self)
+
+    def is_pinned(self, device: Any = None) -> bool:
+        return False
+
+    # --- what stands behind it ---------------------------------------------------------------------------
+
+    @property
+    def data(self) -> torch.Tensor:  # type: ignore[override]
+        return _torch.native_data.__get__(self)  # type: ignore[no-any-return]
+
+    @data.setter
+    def data(self, other: torch.Tensor) -> None:
+        if type(other) is not FakeTensor:
+            raise with_line(
+                NoDataError("the data of a stand-in tensor can only be set to another stand-in"),
+                "FakeTensor.data = ", type(other).__name__, "convert it with mode.from_tensor(...)",
+            )  # fmt: skip
+        self.fake_mode.adopt(self, other)
+
+    def untyped_storage(self) -> Any:
+        _torch.forbid_data_pointer(self)
+        return _torch.native_storage(self)
+
+    @property
+    def constant(self) -> torch.Tensor | None:
+        """The value of a one-element tensor that was made from a literal."""
+        known = self._known
+        if known is None or known.content is None or not known.literal or self._spec.numel != 1:
+            return None
+        return self.fake_mode.value_of(self)
+
+    @property
+    def nonzero_memo(self) -> Any:
+        return self._recall(self._nonzero_memo)
+
+    @nonzero_memo.setter
+    def nonzero_memo(self, value: Any) -> None:
+        self._nonzero_memo = self._remembered(value)
+
+    @property
+    def item_memo(self) -> Any:
+        return self._recall(self._item_memo)
+
+    @item_memo.setter
+    def item_memo(self, value: Any) -> None:
+        self._item_memo = self._remembered(value)
+
+    @property
+    def unique_memo(self) -> Any:
+        return self._recall(self._unique_memo)
+
+    @unique_memo.setter
+    def unique_memo(self, value: Any) -> None:
+        self._unique_memo = self._remembered(value)
+
+    def _remembered(self, value: Any) -> Any:
+        if value is None or torch.is_inference_mode_enabled() or self.is_inference():
+            return None
+        return value, self._version, self.fake_mode.epoch
+
+    def _recall(self, memo: Any) -> Any:
+        """A memo holds until the tensor is written to or the mode's epoch moves on."""
+        if memo is None or self.is_inference():
+            return None
+        value, version, epoch = memo
+        return value if (version, epoch) == (self._version, self.fake_mode.epoch) else None
+
+    # --- what needs data ---------------------------------------------------------------------------------
+
+    def _refuse(self, what: str, hint: str = "work on its metadata, or run this part on real tensors") -> NoReturn:
+        raise with_line(NoDataError(f"{what}: {self._spec} is a stand-in and has no data"), what, self._spec, hint)
+
+    def tolist(self) -> Any:
+        return self.fake_mode.tolist(self)
+
+    def numpy(self, *, force: bool = False) -> Any:
+        known = self.fake_mode.value_of(self)
+        return self._refuse("Tensor.numpy()") if known is None else known.numpy(force=force)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        array = self.numpy(force=True)
+        return array if dtype is None else array.astype(dtype)
+
+    def data_ptr(self) -> NoReturn:
+        self._refuse("Tensor.data_ptr()")
+
+    def __dlpack__(self, **kwargs: Any) -> NoReturn:  # type: ignore[override]
+        self._refuse("Tensor.__dlpack__()")
+
+    def __dlpack_device__(self) -> NoReturn:
+        self._refuse("Tensor.__dlpack_device__()")
+
+    @property
+    def __cuda_array_interface__(self) -> NoReturn:
+        raise AttributeError("a stand-in has no data: no __cuda_array_interface__")
+
+    def share_memory_(self) -> FakeTensor:
+        return self
+
+    def is_shared(self) -> bool:
+        return False
+
+    # --- copies ------------------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FakeTensor:
+        return self.fake_mode.deep_copy(self, memo)
+
+    def __copy__(self) -> FakeTensor:
+        return self.fake_mode.shallow_copy(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.fake_mode.reduce(self)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        spec = self._spec
+        parts = [f"{tuple(spec.shape)}", f"dtype={str(spec.dtype).removeprefix('torch.')}"]
+        if spec.device.type != "cpu":
+            parts.append(f"device='{spec.device}'")
+        if spec.layout is torch.strided and not spec.is_contiguous:
+            parts.append(f"stride={tuple(spec.stride)}")
+        if spec.layout is not torch.strided:
+            parts.append(f"layout={spec.layout}")
+        if self.grad_fn is not None:
+            parts.append(f"grad_fn=<{type(self.grad_fn).__name__}>")
+        elif self.requires_grad:
+            parts.append("requires_grad=True")
+        name = "FakeParameter" if getattr(self, "_is_param", False) else "FakeTensor"
+        return f"{name}({', '.join(parts)})"
+
+    __str__ = __repr__
+
+    def __format__(self, format_spec: str) -> str:
+        if self._spec.shape or not format_spec:
+            return object.__format__(self, "") if not format_spec else format(str(self), "")
+        return format(self.item(), format_spec)
+
+
+def _native_argument(value: Any) -> Any:
+    if isinstance(value, torch.device):
+        return native(value)
+    if isinstance(value, str):
+        return native(torch.device(value))
+    return value
+
+
+def mode_among(args: Any, kwargs: Any) -> Any:
+    for value in (*args, *(kwargs or {}).values()):
+        if isinstance(value, (list, tuple)):
+            found = mode_among(value, None)
+            if found is not None:
+                return found
+        elif type(value) is FakeTensor:
+            return value.fake_mode
+    return None
+
+
+__all__ = ["FakeTensor", "canonical", "mode_among"]

@@ -1,0 +1,1 @@
+"""One call: key, cache, ordered sources. Knows no tensors of its own."""

@@ -1,0 +1,97 @@
+"""The dispatch cache: key → plan, bounded, with counters.
+
+A key is `(operator, … what the arguments are …, default dtype)`: specs stand for tensors, and every other
+argument comes with its type where two types could compare equal (1, 1.0, True). It is made in two places
+with the same layout: from tensors in `fake/mode.py` (the hot path), and from specs here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any, NamedTuple
+
+import torch
+
+from understudy.infer.call import Call
+from understudy.infer.plan import Plan
+from understudy.spec import TensorSpec
+
+LIMIT = 1 << 16
+
+
+class DispatchCacheInfo(NamedTuple):
+    hits: int
+    misses: int
+    bypasses: dict[str, int]
+    size: int
+
+
+class Cache:
+    """Reading is one dictionary look-up; the lock is taken only to add, evict and clear."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.plans: dict[Any, Plan] = {}
+        self.hits = 0
+        self.misses = 0
+        self.bypasses: Counter[str] = Counter()
+        self._limit = limit
+        self._lock = threading.Lock()
+
+    def add(self, key: Any, plan: Plan) -> None:
+        with self._lock:
+            self.misses += 1
+            if len(self.plans) >= self._limit:
+                self._evict()
+            self.plans[key] = plan
+
+    def bypass(self, reason: str) -> None:
+        with self._lock:
+            self.bypasses[reason] += 1
+
+    def _evict(self) -> None:
+        """Drop the older half: insertion order is age, and a plan in use is cheaply made again."""
+        for key in list(self.plans)[: self._limit // 2]:
+            del self.plans[key]
+
+    def clear(self) -> None:
+        with self._lock:
+            self.plans.clear()
+            self.hits = self.misses = 0
+            self.bypasses.clear()
+
+    def info(self) -> DispatchCacheInfo:
+        with self._lock:
+            return DispatchCacheInfo(self.hits, self.misses, dict(self.bypasses), len(self.plans))
+
+
+SIZED_TYPES = frozenset({float, bool, complex})
+"""Types whose values compare equal to ints: their type is part of the key."""
+
+
+def key_of_specs(call: Call) -> tuple[Any, ...]:
+    """The key of a call that is given in specs."""
+    key: list[Any] = [call.op]
+    for value in call.args:
+        _extend(key, value)
+    for name, value in call.kwargs.items():
+        key.append(name)
+        _extend(key, value)
+    key.append(torch.get_default_dtype())
+    return tuple(key)
+
+
+def _extend(key: list[Any], value: Any) -> None:
+    kind = type(value)
+    if kind is TensorSpec or kind is int:
+        key.append(value)
+    elif kind is list or kind is tuple:
+        key.append(kind)
+        key.append(len(value))
+        for part in value:
+            _extend(key, part)
+    elif kind in SIZED_TYPES:
+        key.append(kind)
+        key.append(value)
+    else:
+        key.append(value)

@@ -1,0 +1,98 @@
+"""infer: a call in, a plan out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from understudy import _torch
+from understudy.errors import UnsupportedOperatorException
+from understudy.infer.cache import Cache
+from understudy.infer.call import Call, flat
+from understudy.infer.devices import device_of
+from understudy.infer.plan import Plan
+from understudy.infer.sources import SOURCES, Stage
+from understudy.spec import New, Outcomes, Same, TensorSpec, View
+
+KNOWN_LIMIT = 1 << 20
+"""Elements that a tensor may have for its determined values to be followed."""
+
+UNDETERMINED = {
+    "empty": "memory as it was found",
+    "empty_like": "memory as it was found",
+    "empty_strided": "memory as it was found",
+    "new_empty": "memory as it was found",
+    "new_empty_strided": "memory as it was found",
+    "empty_permuted": "memory as it was found",
+    "resize_": "memory as it was found",
+    "resize_as_": "memory as it was found",
+    "record_stream": "concerns streams",
+}
+
+UNCACHEABLE = {
+    "_to_sparse": "its result depends on data",
+}
+
+cache = Cache()
+"""One for the process: a plan depends on nothing that belongs to a mode."""
+
+pure_operators: set[str] = set()
+
+
+def infer(call: Call, stage: Stage) -> Plan:
+    """What the call does, from the first source that knows."""
+    device_of(call)
+    for source in SOURCES:
+        outcomes = source(call, stage)
+        if outcomes is not NotImplemented:
+            return Plan(outcomes, written_inputs(call), is_determined(call, outcomes), origin=not call.inputs)
+    raise UnsupportedOperatorException(f"nothing is known about what {call.op} returns", func=call.op)
+
+
+def written_inputs(call: Call) -> tuple[int, ...]:
+    """The positions of the inputs that the call writes to, by the operator's schema."""
+    written = _torch.written_arguments(call.op)
+    if not written:
+        return ()
+    names = {name for _, name in written}
+    positions: list[int] = []
+    seen = 0
+    order = _torch.argument_names(call.op)
+    for name, value in [*zip(order, call.args, strict=False), *call.kwargs.items()]:
+        count = len(flat(TensorSpec, (value,), {}))
+        if name in names:
+            positions.extend(range(seen, seen + count))
+        seen += count
+    return tuple(positions)
+
+
+def is_determined(call: Call, outcomes: Outcomes) -> bool:
+    op = call.op
+    if torch.Tag.nondeterministic_seeded in op.tags or op.overloadpacket.__name__ in UNDETERMINED:
+        return False
+    return op.namespace in ("aten", "prims") and _elements(outcomes, call.inputs) <= KNOWN_LIMIT
+
+
+def _elements(outcomes: Any, inputs: tuple[TensorSpec, ...]) -> Any:
+    match outcomes:
+        case New(spec) | View(_, spec):
+            return spec.numel
+        case Same(of):
+            return inputs[of].numel
+        case tuple() | list():
+            return sum(_elements(part, inputs) for part in outcomes)
+    return 0
+
+
+def why_not_cached(call: Call) -> str | None:
+    """The reason not to keep the plan of this call, or None."""
+    op = call.op
+    name = op.overloadpacket.__name__
+    if name in UNCACHEABLE:
+        return UNCACHEABLE[name]
+    if not _torch.is_builtin_namespace(op) and op.name() not in pure_operators:
+        return "custom operator not marked pure"
+    if torch.Tag.inplace_view in op.tags:
+        return "changes metadata in place"
+    return None

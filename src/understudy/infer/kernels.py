@@ -1,0 +1,130 @@
+"""Torch's own kernels as sources of answers: the meta kernel, and the real one on zeros."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from understudy import _torch
+from understudy.errors import UnsupportedMutationAliasingException, UnsupportedOperatorException
+from understudy.infer.call import Call, mapped
+from understudy.infer.devices import device_of
+from understudy.spec import New, Same, TensorSpec, Value, View
+
+META = torch.device("meta")
+CPU = torch.device("cpu")
+
+
+class MetaStandIn(torch.Tensor):
+    """A plain meta tensor that remembers which device it stands for: some of torch's meta functions ask."""
+
+    fake_device: torch.device
+    fake_mode = None
+    __torch_function__ = _torch.no_torch_function
+    __torch_dispatch__ = _torch.no_torch_dispatch
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # type: ignore[override]
+        return _torch.torch_fake_tensor_class()
+
+
+def strided_on(spec: TensorSpec, device: torch.device, zero: bool = False) -> torch.Tensor:
+    """A tensor of torch's own with this spec's metadata, on another device."""
+    extent = spec.offset + 1
+    for size, step in zip(spec.shape, spec.stride, strict=True):
+        if size == 0:
+            extent = spec.offset
+            break
+        extent = extent + (size - 1) * step
+    make = torch.zeros if zero else torch.empty
+    tensor = make((extent,), dtype=spec.dtype, device=device).as_strided(spec.shape, spec.stride, spec.offset)
+    if spec.conj:
+        _torch.set_conj(tensor, True)
+    if spec.neg:
+        _torch.set_neg(tensor, True)
+    return tensor
+
+
+def spec_of_result(tensor: torch.Tensor, device: torch.device) -> TensorSpec:
+    if tensor.layout is not torch.strided:
+        raise UnsupportedOperatorException(f"a result of layout {tensor.layout} can't be described")
+    return TensorSpec(
+        tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), dtype=tensor.dtype, device=device,
+        conj=tensor.is_conj(), neg=tensor.is_neg(),
+    )  # fmt: skip
+
+
+def run_meta_kernel(call: Call) -> Any:
+    def stand_in(spec: TensorSpec) -> torch.Tensor:
+        tensor = _torch.make_subclass(MetaStandIn, strided_on(spec, META))
+        tensor.fake_device = spec.device
+        return tensor
+
+    try:
+        return _run(call, stand_in, META)
+    except NotImplementedError:
+        return NotImplemented
+
+
+def run_real_kernel(call: Call) -> Any:
+    state = torch.random.get_rng_state()
+    try:
+        return _run(call, lambda spec: strided_on(spec, CPU, zero=True), CPU)
+    except NotImplementedError as error:
+        raise UnsupportedOperatorException(
+            f"{call.op} has neither a rule nor a kernel that could tell: {str(error).splitlines()[0]}",
+            func=call.op,
+        ) from error
+    finally:
+        torch.random.set_rng_state(state)
+
+
+def _run(call: Call, stand_in: Any, native: torch.device) -> Any:
+    """Call the operator on stand-ins, past every mode, and say what it did."""
+    device = result_device(call)
+    stand_ins: list[torch.Tensor] = []
+
+    def place(spec: TensorSpec) -> torch.Tensor:
+        stand_ins.append(stand_in(spec))
+        return stand_ins[-1]
+
+    guard = _torch.NoDispatch()
+    try:
+        args = mapped(place, TensorSpec, call.args)
+        kwargs = mapped(place, TensorSpec, call.kwargs)
+        args, kwargs = mapped(lambda _: native, torch.device, (args, kwargs))
+        result = call.op(*args, **kwargs)
+        return outcomes_of(result, stand_ins, call, lambda tensor: spec_of_result(tensor, device))
+    finally:
+        del guard
+
+
+def result_device(call: Call) -> torch.device:
+    asked = call.kwargs.get("device")
+    return asked or device_of(call) or CPU
+
+
+def outcomes_of(result: Any, inputs: list[torch.Tensor], call: Call, spec_of: Any) -> Any:
+    """Read outcomes off the tensors that a call gave, by identity and by storage."""
+    if isinstance(result, tuple):
+        return tuple(outcomes_of(part, inputs, call, spec_of) for part in result)
+    if isinstance(result, list):
+        return [outcomes_of(part, inputs, call, spec_of) for part in result]
+    if not isinstance(result, torch.Tensor):
+        return Value(result)
+    spec = spec_of(result)
+    for position, tensor in enumerate(inputs):
+        if tensor is result:
+            return Same(position) if spec is call.inputs[position] else Same(position, spec)
+    storage = _torch.storage_id(result)
+    for position, tensor in enumerate(inputs):
+        if _torch.storage_id(tensor) == storage:
+            return View(position, spec)
+    return New(spec)
+
+
+def check_mappable(call: Call) -> None:
+    """A view made by a kernel on zeros is only known to be one through the schema."""
+    if _torch.returns_alias(call.op) and not call.inputs:
+        raise UnsupportedMutationAliasingException(f"{call.op} returns a view of nothing known", func=call.op)

@@ -1,0 +1,30 @@
+"""Writing results into a tensor that exists."""
+
+from __future__ import annotations
+
+from understudy.errors import ArgumentError, ShapeMismatch
+from understudy.rules.registry import check_castable
+from understudy.spec import Same, TensorSpec
+
+__all__ = ["check_castable", "check_no_overlap", "written_in_place"]
+
+
+def written_in_place(name: str, target: TensorSpec, result: TensorSpec, of: int = 0) -> Same:
+    """`target`, input number `of`, after this result was written into it."""
+    if result.shape != target.shape:
+        raise ShapeMismatch(
+            f"{name}: the result has shape {list(result.shape)}, which does not fit into {target}, "
+            "written in place"
+        )
+    check_castable(name, result.dtype, target.dtype)
+    check_no_overlap(name, target)
+    return Same(of)
+
+
+def check_no_overlap(name: str, target: TensorSpec) -> None:
+    """Refuse to write into an expanded tensor, where several elements are one place in memory."""
+    for size, step in zip(target.shape, target.stride, strict=True):
+        if step == 0 and size > 1:
+            raise ArgumentError(f"{name}: can't write into {target}, which is expanded; clone it first")
+
+

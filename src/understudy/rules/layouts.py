@@ -1,0 +1,54 @@
+"""Memory formats and the strides that copies of a tensor get."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from understudy.spec import (
+    TensorSpec,
+    channels_last_strides,
+    contiguous_strides,
+    elementwise_strides,
+    is_dense,
+)
+from understudy.spec.strides import CHANNELS_LAST_ORDER
+
+CHANNELS_LAST_OF = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def looks_channels_last(spec: TensorSpec) -> bool:
+    """Whether eager takes the strides for a channels-last format; where they leave it open, it does not."""
+    order = CHANNELS_LAST_ORDER.get(spec.ndim)
+    if order is None or spec.stride[1] == 0:
+        return False
+    least: Any = 0
+    for dim in order:
+        size, step = spec.shape[dim], spec.stride[dim]
+        if size == 0 or step < least:
+            return False
+        if dim == 0 and least == spec.stride[1]:
+            # All sizes but the first are 1, and their strides say nothing.
+            return False
+        least = step * size if size > 1 else step
+    return True
+
+
+def suggested_format(spec: TensorSpec) -> torch.memory_format:
+    return CHANNELS_LAST_OF[spec.ndim] if looks_channels_last(spec) else torch.contiguous_format
+
+
+def suggested_strides(shape: Sequence[Any], model: TensorSpec) -> tuple[Any, ...]:
+    """Strides for a new tensor of `shape` in the format that `model` seems to have."""
+    if len(shape) == model.ndim and looks_channels_last(model):
+        return channels_last_strides(shape)
+    return contiguous_strides(shape)
+
+
+def copied(spec: TensorSpec) -> TensorSpec:
+    """A clone: the strides are kept if the tensor is dense, else packed in the same order of dimensions."""
+    if is_dense(spec.shape, spec.stride):
+        return spec.like(stride=spec.stride)
+    return spec.like(stride=elementwise_strides(spec.shape, (spec,)))

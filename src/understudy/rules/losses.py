@@ -1,0 +1,146 @@
+"""Losses that compare element by element, then reduce, and their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from understudy.errors import ArgumentError, ShapeMismatch
+from understudy.rules.dtypes import COMPLEX_HALF, check_dtype, check_same_dtype
+from understudy.rules.registry import rule
+from understudy.spec import (
+    TensorSpec,
+    broadcast_shapes,
+    check_expandable,
+    elementwise,
+    preserved_copy,
+    promote,
+    result_type,
+)
+
+NONE, MEAN, SUM = 0, 1, 2
+
+
+def reduced(unreduced: TensorSpec, reduction: int) -> TensorSpec:
+    return unreduced if reduction == NONE else unreduced.like(())
+
+
+@rule("mse_loss")
+def mse_loss(a: TensorSpec, target: TensorSpec, reduction: int = MEAN) -> TensorSpec:
+    return _promoting_loss("mse_loss", a, target, reduction)
+
+
+@rule("smooth_l1_loss")
+def smooth_l1_loss(
+    a: TensorSpec, target: TensorSpec, reduction: int = MEAN, beta: float = 1.0
+) -> TensorSpec:
+    if beta < 0:
+        raise ArgumentError(f"smooth_l1_loss: beta must not be negative, got {beta}")
+    return _promoting_loss("smooth_l1_loss", a, target, reduction)
+
+
+def _promoting_loss(name: str, a: TensorSpec, target: TensorSpec, reduction: int) -> TensorSpec:
+    common = result_type(a, target)
+    check_dtype(name, common, "f", a.device)
+    return reduced(elementwise((a, target), common, common), reduction)
+
+
+@rule("huber_loss")
+def huber_loss(a: TensorSpec, target: TensorSpec, reduction: int = MEAN, delta: float = 1.0) -> TensorSpec:
+    if delta <= 0:
+        raise ArgumentError(f"huber_loss: delta must be positive, got {delta}")
+    common = promote(a.dtype, target.dtype)
+    check_dtype("huber_loss", common, "f", a.device)
+    if a.dtype is not target.dtype or broadcast_shapes(a.shape, target.shape) != a.shape:
+        return NotImplemented
+    return reduced(preserved_copy(a), reduction)
+
+
+@rule("soft_margin_loss")
+def soft_margin_loss(a: TensorSpec, target: TensorSpec, reduction: int = MEAN) -> TensorSpec:
+    if a.dtype is not target.dtype or a.shape != target.shape:
+        return NotImplemented
+    check_dtype("soft_margin_loss", a.dtype, "fc", a.device, COMPLEX_HALF)
+    negated = elementwise((a,), a.dtype)
+    return reduced(elementwise((negated, target), a.dtype), reduction)
+
+
+@rule("binary_cross_entropy")
+def binary_cross_entropy(
+    a: TensorSpec, target: TensorSpec, weight: TensorSpec | None = None, reduction: int = MEAN
+) -> TensorSpec:
+    check_dtype("binary_cross_entropy", a.dtype, "f", a.device)
+    check_same_dtype("binary_cross_entropy", a, target)
+    if a.shape != target.shape:
+        raise ShapeMismatch(f"binary_cross_entropy: {a} and the target {target} must have the same shape")
+    if weight is not None:
+        check_expandable(weight.shape, a.shape, "binary_cross_entropy's weight")
+    return reduced(preserved_copy(a), reduction)
+
+
+@rule("binary_cross_entropy_backward")
+def binary_cross_entropy_backward(
+    grad: TensorSpec, a: TensorSpec, target: TensorSpec, weight: TensorSpec | None = None,
+    reduction: int = MEAN,
+) -> TensorSpec:  # fmt: skip
+    check_dtype("binary_cross_entropy", a.dtype, "f", a.device)
+    check_same_dtype("binary_cross_entropy", a, target)
+    return preserved_copy(a)
+
+
+@rule("binary_cross_entropy_with_logits")
+def binary_cross_entropy_with_logits(
+    a: TensorSpec, target: TensorSpec, weight: TensorSpec | None = None,
+    pos_weight: TensorSpec | None = None, reduction: int = MEAN,
+) -> TensorSpec:  # fmt: skip
+    check_dtype("binary_cross_entropy_with_logits", a.dtype, "f", a.device)
+    if a.dtype is not target.dtype or a.shape != target.shape:
+        return NotImplemented
+    loss = preserved_copy(target)
+    for extra in (weight, pos_weight):
+        if extra is not None:
+            if extra.dtype is not a.dtype:
+                return NotImplemented
+            check_expandable(extra.shape, loss.shape, "binary_cross_entropy_with_logits's weight")
+    return reduced(loss, reduction)
+
+
+@rule("mse_loss_backward")
+def mse_loss_backward(grad: TensorSpec, a: TensorSpec, target: TensorSpec, reduction: int) -> TensorSpec:
+    return _dense_gradient("mse_loss_backward", "if", grad, a, target)
+
+
+@rule("smooth_l1_loss_backward")
+def smooth_l1_loss_backward(
+    grad: TensorSpec, a: TensorSpec, target: TensorSpec, reduction: int, beta: float
+) -> TensorSpec:
+    return _dense_gradient("smooth_l1_loss_backward", "if", grad, a, target)
+
+
+@rule("huber_loss_backward")
+def huber_loss_backward(
+    grad: TensorSpec, a: TensorSpec, target: TensorSpec, reduction: int, delta: float
+) -> TensorSpec:
+    return _dense_gradient("huber_loss_backward", "f", grad, a, target)
+
+
+def _dense_gradient(name: str, kinds: str, *operands: TensorSpec) -> Any:
+    grad, a, target = operands
+    if not grad.dtype is a.dtype is target.dtype:
+        return NotImplemented
+    check_dtype(name, a.dtype, kinds, a.device)
+    if broadcast_shapes(grad.shape, a.shape, target.shape) != a.shape:
+        return NotImplemented
+    return a.like()
+
+
+@rule("soft_margin_loss_backward")
+def soft_margin_loss_backward(
+    grad: TensorSpec, a: TensorSpec, target: TensorSpec, reduction: int
+) -> TensorSpec:
+    if not grad.dtype is a.dtype is target.dtype or a.shape != target.shape:
+        return NotImplemented
+    check_dtype("soft_margin_loss_backward", a.dtype, "fc", a.device, COMPLEX_HALF)
+    exponent = elementwise((elementwise((target,), a.dtype), a), a.dtype)
+    return elementwise((elementwise((target,), a.dtype), exponent, grad), a.dtype)

@@ -1,0 +1,222 @@
+"""Elementwise operators on two operands: tensors, or a tensor and a number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from understudy.errors import ArgumentError, DtypeError
+from understudy.rules.dtypes import COMPLEX_HALF, NONE, REDUCED, check_dtype, check_same_dtype, kind
+from understudy.rules.in_place import written_in_place
+from understudy.rules.registry import rule
+from understudy.spec import (
+    Same,
+    TensorSpec,
+    common_device,
+    complex_type,
+    elementwise,
+    float_type,
+    is_integral,
+    number_dtype,
+    result_type,
+)
+
+Dtypes = Iterable[torch.dtype]
+
+BOTH = ("Tensor", "Scalar")
+ONLY_TENSORS = ("",)
+SHIFTS = ("Tensor", "Tensor_Scalar", "Scalar_Tensor")
+ALL_ORDERS = ("Tensor", "Scalar", "Scalar_Tensor")
+POLYNOMIAL = ("", "n_scalar", "x_scalar")
+EITHER_SCALAR = ("", "self_scalar", "other_scalar")
+
+# kinds taken, dtypes without a CPU kernel, overloads, names. Kinds and kernels are those of the common dtype.
+Table = tuple[tuple[str, Dtypes, tuple[str, ...], str], ...]
+
+COMMON_DTYPE: Table = (
+    ("bifc", NONE, BOTH, "mul"),
+    ("if", NONE, ALL_ORDERS, "remainder"),
+    ("if", NONE, BOTH, "fmod"),
+    ("if", NONE, ("", "Scalar"), "floor_divide"),
+    ("bif", NONE, ONLY_TENSORS, "maximum minimum fmax fmin"),
+    ("bi", NONE, ALL_ORDERS, "bitwise_and bitwise_or bitwise_xor"),
+    ("i", NONE, SHIFTS, "bitwise_left_shift bitwise_right_shift"),
+    ("i", NONE, BOTH, "__lshift__ __rshift__"),
+    ("i", NONE, ONLY_TENSORS, "gcd lcm"),
+    ("f", NONE, ONLY_TENSORS, "hypot igamma igammac logaddexp2 nextafter"),
+    ("fc", COMPLEX_HALF, ONLY_TENSORS, "logaddexp"),
+)
+
+FLOAT_RESULT: Table = (
+    ("bifc", COMPLEX_HALF, BOTH, "div"),
+    ("bif", NONE, ONLY_TENSORS, "atan2"),
+    ("bif", NONE, BOTH, "copysign"),
+    ("bif", NONE, ("Tensor", "Scalar_Self", "Scalar_Other"), "xlogy"),
+    ("bif", NONE, EITHER_SCALAR, "special_xlog1py"),
+    ("bif", REDUCED, EITHER_SCALAR, "special_zeta"),
+    (
+        "bif",
+        REDUCED,
+        POLYNOMIAL,
+        "special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v "
+        "special_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he "
+        "special_laguerre_polynomial_l special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t "
+        "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v "
+        "special_shifted_chebyshev_polynomial_w",
+    ),
+)
+
+BOOL_RESULT: Table = (
+    ("bif", NONE, BOTH, "ge gt le lt"),
+    ("bifc", NONE, BOTH, "eq ne"),
+    ("bifc", COMPLEX_HALF, ONLY_TENSORS, "logical_and logical_or logical_xor"),
+)
+
+
+def overload(name: str, of: str) -> str:
+    return f"{name}.{of}" if of else name
+
+
+def binary(
+    name: str, kinds: str, without_cpu_kernel: Dtypes, computes_in: Callable[[torch.dtype], torch.dtype],
+    result_of: Callable[[torch.dtype], torch.dtype],
+) -> Callable[[Any, Any], TensorSpec]:  # fmt: skip
+    def binary_rule(a: Any, b: Any) -> TensorSpec:
+        common = computes_in(result_type(a, b))
+        check_dtype(name, common, kinds, common_device((a, b)), without_cpu_kernel)
+        return elementwise((a, b), result_of(common), common)
+
+    return binary_rule
+
+
+def _same(dtype: torch.dtype) -> torch.dtype:
+    return dtype
+
+
+def _bool(dtype: torch.dtype) -> torch.dtype:
+    return torch.bool
+
+
+for _table, _computes_in, _result_of in (
+    (COMMON_DTYPE, _same, _same),
+    (FLOAT_RESULT, float_type, _same),
+    (BOOL_RESULT, _same, _bool),
+):
+    for _kinds, _without, _overloads, _names in _table:
+        for _name in _names.split():
+            _function = binary(_name, _kinds, _without, _computes_in, _result_of)
+            rule(*(overload(_name, _overload) for _overload in _overloads))(_function)
+
+
+def check_alpha(name: str, alpha: Any, dtype: torch.dtype) -> None:
+    """A factor may not be of a higher kind than the result."""
+    if alpha is 1:  # noqa: F632  (the default, by far the most frequent)
+        return
+    if isinstance(alpha, bool) and dtype is not torch.bool:
+        raise ArgumentError(f"{name}: a bool alpha goes only with bool tensors, not with {dtype}")
+    rank = "bifc"
+    if rank.index(kind(number_dtype(alpha))) > max(rank.index(kind(dtype)), 1):
+        raise ArgumentError(f"{name}: alpha={alpha} does not go with a result of {dtype}")
+
+
+@rule("add.Tensor", "add.Scalar")
+def add(a: Any, b: Any, alpha: Any = 1) -> TensorSpec:
+    common = result_type(a, b)
+    check_alpha("add", alpha, common)
+    return elementwise((a, b), common, common)
+
+
+@rule("sub.Tensor", "sub.Scalar")
+def sub(a: Any, b: Any, alpha: Any = 1) -> TensorSpec:
+    check_no_bool(a, b)
+    common = result_type(a, b)
+    check_alpha("sub", alpha, common)
+    return elementwise((a, b), common, common)
+
+
+@rule("rsub.Tensor", "rsub.Scalar")
+def rsub(a: Any, b: Any, alpha: Any = 1) -> TensorSpec:
+    return sub(b, a, alpha)
+
+
+def check_no_bool(*operands: Any) -> None:
+    for operand in operands:
+        if operand is True or operand is False or getattr(operand, "dtype", None) is torch.bool:
+            raise DtypeError("sub: bools can't be subtracted; use logical_not or bitwise_xor")
+
+
+@rule("div.Tensor_mode", "div.Scalar_mode")
+def div_mode(a: Any, b: Any, *, rounding_mode: str | None) -> TensorSpec:
+    common = result_type(a, b)
+    device = common_device((a, b))
+    if rounding_mode is None:
+        common = float_type(common)
+        check_dtype("div", common, "fc", device, COMPLEX_HALF)
+    elif rounding_mode in ("floor", "trunc"):
+        check_dtype("div", common, "if", device)
+    else:
+        raise ArgumentError(f"div: rounding_mode is None, 'trunc' or 'floor', not {rounding_mode!r}")
+    return elementwise((a, b), common, common)
+
+
+@rule("pow.Tensor_Tensor")
+def pow_tensor(base: Any, exponent: Any) -> TensorSpec:
+    common = _pow_dtype(base, exponent)
+    return elementwise((base, exponent), common, common)
+
+
+@rule("pow.Tensor_Scalar")
+def pow_by_number(base: TensorSpec, exponent: Any) -> TensorSpec:
+    common = result_type(base, exponent)
+    if exponent != 0 and exponent != 1:  # those two need no arithmetic: filled with ones, copied
+        _pow_dtype(base, exponent)
+    if not isinstance(exponent, (float, complex)) and exponent < 0 and is_integral(base.dtype, True):
+        raise ArgumentError(f"pow: {base} holds integers, which can't be raised to the negative power {exponent}")
+    return elementwise((base,), common, common)  # the number is no operand: it has no say in the layout
+
+
+@rule("pow.Scalar")
+def pow_of_number(base: Any, exponent: TensorSpec) -> TensorSpec:
+    return exponent.like(dtype=_pow_dtype(base, exponent))
+
+
+@rule("pow_.Tensor")
+def pow_tensor_in_place(base: TensorSpec, exponent: Any) -> Same:
+    return written_in_place("pow_", base, pow_tensor(base, exponent))
+
+
+@rule("pow_.Scalar")
+def pow_by_number_in_place(base: TensorSpec, exponent: Any) -> Same:
+    return written_in_place("pow_", base, pow_by_number(base, exponent))
+
+
+def _pow_dtype(base: Any, exponent: Any) -> torch.dtype:
+    common = result_type(base, exponent)
+    check_dtype("pow", common, "ifc", common_device((base, exponent)), COMPLEX_HALF)
+    return common
+
+
+@rule("heaviside")
+def heaviside(a: TensorSpec, values: TensorSpec) -> TensorSpec:
+    check_same_dtype("heaviside", a, values)
+    check_dtype("heaviside", a.dtype, "bif", a.device)
+    return elementwise((a, values), a.dtype)
+
+
+@rule("complex")
+def complex_of_real_and_imaginary(real: TensorSpec, imag: TensorSpec) -> TensorSpec:
+    return _complex_of_parts("complex", real, imag, (torch.float16, torch.float32, torch.float64))
+
+
+@rule("polar")
+def polar(magnitude: TensorSpec, angle: TensorSpec) -> TensorSpec:
+    return _complex_of_parts("polar", magnitude, angle, (torch.float32, torch.float64))
+
+
+def _complex_of_parts(name: str, a: TensorSpec, b: TensorSpec, takes: tuple[torch.dtype, ...]) -> TensorSpec:
+    check_same_dtype(name, a, b)
+    if a.dtype not in takes:
+        raise DtypeError(f"{name}: {a.dtype} has no complex dtype")
+    return elementwise((a, b), complex_type(a.dtype))

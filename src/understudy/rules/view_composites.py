@@ -1,0 +1,141 @@
+"""Operators that are made of views, and reach the dispatcher whole only in inference mode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.rules.dims import complete_shape, wrap_dim, wrap_dims
+from understudy.rules.registry import rule
+from understudy.rules.view_strides import expand_strides, view_strides
+from understudy.rules.views import as_real, diagonal_of, selected, transposed, viewed_as
+from understudy.spec import New, Same, TensorSpec, View, product
+
+
+def reshaped(spec: TensorSpec, shape: tuple[Any, ...]) -> New | View:
+    stride = view_strides(spec, shape)
+    return New(spec.like(shape)) if stride is None else View(0, spec.viewed(shape, stride))
+
+
+@rule("reshape")
+def reshape(spec: TensorSpec, shape: Sequence[Any]) -> New | View:
+    return reshaped(spec, complete_shape(spec, shape))
+
+
+@rule("ravel")
+def ravel(spec: TensorSpec) -> New | View | Same:
+    if not spec.is_contiguous:
+        return New(spec.like((spec.numel,)))
+    return reshaped(spec, (spec.numel,))
+
+
+@rule("flatten.using_ints")
+def flatten(spec: TensorSpec, start_dim: int = 0, end_dim: int = -1) -> New | View | Same:
+    start, end = wrap_dim(start_dim, spec.ndim), wrap_dim(end_dim, spec.ndim)
+    if start > end:
+        raise ArgumentError(f"flatten: start dimension {start_dim} comes after end dimension {end_dim}")
+    if not spec.shape:
+        return reshaped(spec, (1,))
+    if start == end:
+        return Same(0)
+    shape = spec.shape
+    return reshaped(spec, (*shape[:start], product(shape[start : end + 1]), *shape[end + 1 :]))
+
+
+@rule("unflatten.int")
+def unflatten(spec: TensorSpec, dim: int, sizes: Sequence[Any]) -> View:
+    dim = wrap_dim(dim, spec.ndim)
+    if not sizes or not spec.shape:
+        raise ArgumentError(f"unflatten: can't take {spec} apart into sizes {list(sizes)}")
+    filled = complete_shape(spec.like((spec.shape[dim],)), sizes)
+    return View(0, viewed_as(spec, (*spec.shape[:dim], *filled, *spec.shape[dim + 1 :])))
+
+
+@rule("expand_as")
+def expand_as(spec: TensorSpec, other: TensorSpec) -> View:
+    return View(0, spec.viewed(*expand_strides(spec, other.shape)))
+
+
+@rule("view_as")
+def view_as(spec: TensorSpec, other: TensorSpec) -> View:
+    return View(0, viewed_as(spec, complete_shape(spec, other.shape)))
+
+
+@rule("numpy_T")
+def numpy_t(spec: TensorSpec) -> View:
+    return View(0, spec.viewed(spec.shape[::-1], spec.stride[::-1]))
+
+
+def _matrix_transpose(spec: TensorSpec) -> View | Same:
+    if not spec.shape:
+        return Same(0)
+    if spec.ndim < 2:
+        raise ShapeMismatch(f"transposing matrices takes at least 2 dimensions, {spec} has {spec.ndim}")
+    return View(0, transposed(spec, -2, -1))
+
+
+@rule("mT")
+def matrix_transpose(spec: TensorSpec) -> View | Same:
+    return _matrix_transpose(spec)
+
+
+@rule("mH", "adjoint")
+def matrix_adjoint(spec: TensorSpec) -> View | Same:
+    answer = _matrix_transpose(spec)
+    if not spec.is_complex:
+        return answer
+    turned = answer.spec or spec
+    return View(0, turned.viewed(turned.shape, turned.stride, conj=not spec.conj))
+
+
+@rule("swapaxes", "swapdims")
+def swapdims(spec: TensorSpec, dim0: int, dim1: int) -> View:
+    return View(0, transposed(spec, dim0, dim1))
+
+
+def _moved(spec: TensorSpec, source: Sequence[int], destination: Sequence[int]) -> View:
+    if len(source) != len(destination):
+        raise ArgumentError(f"movedim: {len(source)} sources and {len(destination)} destinations")
+    sources, destinations = wrap_dims(source, spec.ndim), wrap_dims(destination, spec.ndim)
+    if not spec.shape:
+        return View(0, spec)
+    rest = iter(dim for dim in range(spec.ndim) if dim not in sources)
+    placed = dict(zip(destinations, sources, strict=True))
+    order = [placed[position] if position in placed else next(rest) for position in range(spec.ndim)]
+    return View(0, spec.viewed([spec.shape[d] for d in order], [spec.stride[d] for d in order]))
+
+
+@rule("movedim.intlist", "moveaxis.intlist")
+def movedim(spec: TensorSpec, source: Sequence[int], destination: Sequence[int]) -> View:
+    return _moved(spec, source, destination)
+
+
+@rule("movedim.int", "moveaxis.int")
+def movedim_one(spec: TensorSpec, source: int, destination: int) -> View:
+    return _moved(spec, (source,), (destination,))
+
+
+@rule("linalg_diagonal")
+def linalg_diagonal(spec: TensorSpec, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> View:
+    return View(0, diagonal_of(spec, offset, dim1, dim2))
+
+
+@rule("conj")
+def conj(spec: TensorSpec) -> View | Same:
+    if not spec.is_complex:
+        return Same(0)
+    return View(0, spec.viewed(spec.shape, spec.stride, conj=not spec.conj))
+
+
+@rule("real")
+def real(spec: TensorSpec) -> View | Same:
+    return View(0, selected(as_real(spec), -1, 0)) if spec.is_complex else Same(0)
+
+
+@rule("imag")
+def imag(spec: TensorSpec) -> View:
+    if not spec.is_complex:
+        raise DtypeError(f"imag: {spec} is not complex")
+    part = selected(as_real(spec), -1, 1)
+    return View(0, part.viewed(part.shape, part.stride, neg=part.neg != spec.conj))

@@ -1,0 +1,51 @@
+"""Broadcasting of shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from understudy.errors import ShapeMismatch
+from understudy.spec.tensor_spec import Size
+
+
+def broadcast_shapes(*shapes: Sequence[Any]) -> Size:
+    """The shape that all of these can be expanded to."""
+    if not shapes:
+        return ()
+    result = tuple(shapes[0])
+    for shape in shapes[1:]:
+        if shape is not result and tuple(shape) != result:
+            result = _broadcast_pair(result, tuple(shape))
+    return result
+
+
+def _broadcast_pair(a: Size, b: Size) -> Size:
+    if len(a) < len(b):
+        a, b = b, a
+    lead = len(a) - len(b)
+    sizes = list(a)
+    for position, size in enumerate(b, lead):
+        other = sizes[position]
+        if other == size or size == 1:
+            continue
+        if other != 1:
+            raise ShapeMismatch(
+                f"shapes {list(a)} and {list(b)} can't be broadcast together: "
+                f"{other} and {size} meet in dimension {position}"
+            )
+        sizes[position] = size
+    return tuple(sizes)
+
+
+def check_expandable(shape: Sequence[Any], target: Sequence[Any], what: str) -> None:
+    """Refuse a shape that can't be expanded to `target`."""
+    lead = len(target) - len(shape)
+    fits = lead >= 0
+    if fits:
+        for size, wanted in zip(shape, target[lead:], strict=True):
+            if size != 1 and size != wanted:
+                fits = False
+                break
+    if not fits:
+        raise ShapeMismatch(f"{what}: shape {list(shape)} can't be expanded to {list(target)}")

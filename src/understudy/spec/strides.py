@@ -1,0 +1,150 @@
+"""Strides of freshly made results, as eager lays them out.
+
+An elementwise operator keeps the order of dimensions of its operands in memory. How eager decides:
+
+    all of one shape and contiguous                    → contiguous
+    all of one shape and channels-last                 → channels-last
+    all of one shape, dense, with one set of strides   → those strides
+    otherwise                                          → sort the dimensions by the operands' strides, first
+                                                         operand first, and pack them densely in that order
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from understudy.spec.tensor_spec import Size, TensorSpec, contiguous_strides, is_contiguous
+
+CHANNELS_LAST_ORDER = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}  # from the fastest dimension to the slowest
+
+
+def channels_last_strides(shape: Sequence[Any]) -> Size:
+    """Strides of the channels-last format of 4 dimensions, or 5 (which torch calls channels_last_3d)."""
+    return packed_strides(shape, CHANNELS_LAST_ORDER[len(shape)])
+
+
+def is_channels_last_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
+    order = CHANNELS_LAST_ORDER.get(len(shape))
+    if order is None:
+        return False
+    expected: Any = 1
+    for dim in order:
+        size = shape[dim]
+        if size != 1:
+            if stride[dim] != expected:
+                return False
+            expected = expected * size
+    return True
+
+
+def is_dense(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
+    """Every element of a block of memory exactly once, in any order of dimensions."""
+    if is_contiguous(shape, stride) or is_channels_last_contiguous(shape, stride):
+        return True
+    wide = sorted((step, size) for size, step in zip(shape, stride, strict=True) if size >= 2)
+    expected: Any = 1
+    for step, size in wide:
+        if step != expected:
+            return False
+        expected = expected * size
+    return True
+
+
+def packed_strides(shape: Sequence[Any], order: Sequence[int]) -> Size:
+    """Dense strides for dimensions in this order, the fastest first. Sizes of 0 make the rest 0."""
+    strides: list[Any] = [0] * len(shape)
+    step: Any = 1
+    for dim in order:
+        strides[dim] = step
+        step = step * shape[dim]
+    return tuple(strides)
+
+
+def elementwise_strides(shape: Size, operands: Sequence[TensorSpec], numbers: bool = False) -> Size:
+    """Strides of the result of an elementwise operator on operands that broadcast to `shape`.
+
+    `numbers`: there are Python numbers among the operands, which eager wraps into 0-dim tensors.
+    """
+    if len(shape) < 2:
+        return (1,) if shape else ()
+    if not numbers and all(operand.shape is shape or operand.shape == shape for operand in operands):
+        strides = _strides_of_one_shape(shape, operands)
+        if strides is not None:
+            return strides
+    return _sorted_strides(shape, operands)
+
+
+def preserved_strides(shape: Size, stride: Size) -> Size:
+    """Strides of a copy that keeps the layout: the same if dense, else dense in the same order of dimensions."""
+    if is_dense(shape, stride):
+        return stride
+    if len(shape) < 2:
+        return (1,) if shape else ()
+    strides: list[Any] = [0] * len(shape)
+    step: Any = 1
+    for dim in _memory_order(shape, (stride,)):
+        strides[dim] = step
+        if shape[dim] > 1:
+            step = step * shape[dim]
+    return tuple(strides)
+
+
+def _strides_of_one_shape(shape: Size, operands: Sequence[TensorSpec]) -> Size | None:
+    if all(operand.is_contiguous for operand in operands):
+        return contiguous_strides(shape)
+    if len(shape) == 4 and all(is_channels_last_contiguous(shape, operand.stride) for operand in operands):
+        return channels_last_strides(shape)
+    stride = operands[0].stride
+    if all(operand.stride == stride for operand in operands) and is_dense(shape, stride):
+        return stride
+    return None
+
+
+def _sorted_strides(shape: Size, operands: Sequence[TensorSpec]) -> Size:
+    rows = [_broadcast_row(shape, operand) for operand in operands if operand.shape]
+    order = _memory_order(shape, rows)
+    if order == list(range(len(shape) - 1, -1, -1)):
+        return contiguous_strides(shape)
+    return packed_strides(shape, order)
+
+
+def _broadcast_row(shape: Size, operand: TensorSpec) -> Size:
+    """The operand's strides, one for each dimension of the result, 0 where it is expanded."""
+    own, stride = operand.shape, operand.stride
+    if own is shape:
+        return stride
+    lead = len(shape) - len(own)
+    expanded = [
+        0 if size == 1 and wanted != 1 else step
+        for size, step, wanted in zip(own, stride, shape[lead:], strict=True)
+    ]
+    return (*(0,) * lead, *expanded)
+
+
+def _memory_order(shape: Size, rows: Sequence[Size]) -> list[int]:
+    """Dimensions from the fastest to the slowest: an insertion sort in which comparisons may be undecided."""
+    order = list(range(len(shape) - 1, -1, -1))
+    for start in range(1, len(order)):
+        moving = start
+        for position in range(start - 1, -1, -1):
+            verdict = _compare(shape, rows, order[position], order[moving])
+            if verdict > 0:
+                order[position], order[moving] = order[moving], order[position]
+                moving = position
+            elif verdict < 0:
+                break
+    return order
+
+
+def _compare(shape: Size, rows: Sequence[Size], a: int, b: int) -> int:
+    """1 if dimension `a` is slower in memory than `b`, -1 if it is faster, 0 if no operand decides."""
+    for row in rows:
+        step_a, step_b = row[a], row[b]
+        if step_a == 0 or step_b == 0:
+            continue
+        if step_a < step_b:
+            return -1
+        if step_a > step_b or shape[a] > shape[b]:
+            return 1
+    return 0

@@ -1,0 +1,119 @@
+"""The stream of operators that a program sends to the dispatcher, written down, and compared.
+
+A `Recorder` is an ordinary user mode: it sits above the fake mode (which has the dispatcher's slot for
+fakes, below all user modes), so it sees the same level of a real run and of a fake run: after autograd
+and after composite operators have been taken apart, before any kernel.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from tests.oracle.compare import facts_of
+from tests.oracle.engines import new_mode
+from tests.oracle.models import Program
+
+# Questions to a tensor that some engines answer through the dispatcher; no part of the program.
+QUESTIONS = ("prim.device.default",)
+
+PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class Call(NamedTuple):
+    """One operator call: its name, its arguments before it ran, what it returned."""
+
+    op: str
+    inputs: str
+    outputs: str
+
+    def __str__(self) -> str:
+        return f"{self.op}{self.inputs} -> {self.outputs}"
+
+
+class Recorder(TorchDispatchMode):
+    """Writes down each call that passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if str(func) in QUESTIONS:
+            return func(*args, **kwargs)
+        inputs = describe((*args, kwargs) if kwargs else args)
+        try:
+            result = func(*args, **kwargs)
+        except Exception as error:
+            first_line = str(error).partition("\n")[0]
+            self.calls.append(Call(str(func), inputs, f"raised {type(error).__name__}: {first_line}"))
+            raise
+        self.calls.append(Call(str(func), inputs, describe(result)))
+        return result
+
+
+def describe(tree: Any) -> str:
+    return str(tree_map(_described, tree))
+
+
+class _Text:
+    """Prints as its text, without quotes."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _described(leaf: Any) -> _Text:
+    if isinstance(leaf, torch.Tensor):
+        return _Text(str(facts_of(leaf)))
+    if isinstance(leaf, PLAIN):
+        return _Text(repr(leaf))
+    return _Text(type(leaf).__name__)
+
+
+class Streams(NamedTuple):
+    """The streams of a program: until its first step, of the step."""
+
+    preparation: list[Call]
+    step: list[Call]
+
+
+def streams_of(program: Program, engine: str | None = None) -> Streams:
+    """The streams of a program's real run, or of its run under an engine's mode."""
+    with new_mode(engine) if engine else nullcontext():
+        with Recorder() as preparation:
+            prepared = program.prepare()
+        with Recorder() as step:
+            prepared.step()
+    # `nn.Parameter(data)` detaches data that is of a subclass of Tensor, and takes plain data as it is.
+    calls = [call for call in preparation.calls if call.op != "aten.detach.default"]
+    return Streams(calls, step.calls)
+
+
+class Divergence(NamedTuple):
+    """The first place where two streams part."""
+
+    position: int
+    real: Call | None
+    fake: Call | None
+
+    def __str__(self) -> str:
+        return f"call {self.position}:\n  real {self.real}\n  fake {self.fake}"
+
+
+def divergence(real: list[Call], fake: list[Call]) -> Divergence | None:
+    for position, (left, right) in enumerate(zip_longest(real, fake)):
+        if left != right:
+            return Divergence(position, left, right)
+    return None

@@ -1,0 +1,90 @@
+"""The documentation is true: its code runs, its output is what is printed, its links lead somewhere.
+
+A block of ```python is run; a block of ```pycon is run as a session, and its output compared ("..." stands for
+any text). The blocks of a page share their names, from top to bottom. A block that is not meant to run is
+preceded by the line `<!-- not run: the reason -->`.
+"""
+
+from __future__ import annotations
+
+import doctest
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+BLOCK = re.compile(r"(?P<before>[^\n]*)\n+```(?P<kind>python|pycon)\n(?P<code>.*?)\n```", re.DOTALL)
+LINK = re.compile(r"\]\((?P<target>[^)#\s]+)(?:#[^)]*)?\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    kind: str
+    code: str
+    line: int
+
+
+def blocks_of(page: Path) -> Iterator[Block]:
+    text = "\n" + page.read_text()
+    for found in BLOCK.finditer(text):
+        if not found["before"].startswith("<!-- not run:"):
+            yield Block(found["kind"], found["code"], text.count("\n", 0, found.start("code")) - 1)
+
+
+def run_block(block: Block, names: dict[str, object], page: Path) -> None:
+    place = "\n" * block.line  # so that a traceback shows the line of the page
+    if block.kind == "python":
+        exec(compile(place + block.code, str(page), "exec"), names)
+        return
+    session = doctest.DocTestParser().get_doctest(block.code + "\n", names, page.name, str(page), block.line)
+    said: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    failed = runner.run(session, out=said.append, clear_globs=False).failed
+    names.update(session.globs)
+    assert not failed, "".join(said)
+
+
+@each_page
+def test_code_runs(page: Path) -> None:
+    # Every page begins with the two imports that a reader has in mind.
+    names: dict[str, object] = {"__name__": "__page__", "torch": torch}
+    for block in blocks_of(page):
+        run_block(block, names, page)
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [m["target"] for m in LINK.finditer(page.read_text())]
+    missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+    assert not missing
+
+
+def test_commands_in_the_readme_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"\bmake ([a-z]+)\b", (ROOT / "README.md").read_text()))
+    assert {"demo", "test"} <= named <= targets
+
+
+def test_changelog_knows_this_version() -> None:
+    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version is not None
+    assert f"## {version[1]}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_demo_says_what_it_promises(capsys: pytest.CaptureFixture[str]) -> None:
+    from examples import demo
+
+    try:
+        demo.main(["--size", "tiny", "--device", "cuda", "--length", "128"])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    said = capsys.readouterr().out
+    for line in ("which this machine", "bf16[4, 128, 1000]@cuda:0", "AdamW state", "this process"):
+        assert line in said
