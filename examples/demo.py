@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from rich import box
@@ -25,7 +26,6 @@ from torch import Tensor
 
 import understudy
 from examples.llama import SIZES, Llama, next_token_loss
-from understudy.spec import TensorSpec
 
 CARD = 80e9  # bytes of memory on one large accelerator
 
@@ -42,7 +42,7 @@ class Run:
     """What happened: the phases, and the tensors worth a look."""
 
     phases: list[Phase] = field(default_factory=list)
-    shown: dict[str, Tensor] = field(default_factory=dict)
+    shown: dict[str, Any] = field(default_factory=dict)
     weights: int = 0
     weight_bytes: int = 0
     gradient_bytes: int = 0
@@ -68,7 +68,8 @@ def train_one_step(size: str, device: str, batch: int, length: int) -> Run:
     with understudy.FakeTensorMode():
         with run.phase("build the model"), torch.device(device):
             model = Llama(SIZES[size])
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+        with run.phase("make AdamW (torch loads its compiler)"):
+            optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
         tokens = torch.randint(SIZES[size].vocabulary, (batch, length), device=device)
         with run.phase("forward"):
             logits = model(tokens)
@@ -99,13 +100,6 @@ def train_one_step(size: str, device: str, batch: int, length: int) -> Run:
 
 def size_in_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
-
-
-def spec_of(tensor: Tensor) -> str:
-    spec = TensorSpec(
-        tensor.shape, tensor.stride(), tensor.storage_offset(), dtype=tensor.dtype, device=tensor.device
-    )
-    return str(spec)
 
 
 def peak_memory() -> int:
@@ -149,7 +143,7 @@ def show(console: Console, run: Run, size: str, device: str, baseline: int) -> N
 
     tensors = table(console, "What is known of its tensors", "tensor", "dtype[shape]@device")
     for name, tensor in run.shown.items():
-        tensors.add_row(escape(name), escape(spec_of(tensor)))
+        tensors.add_row(escape(name), escape(str(tensor.spec)))
     console.print(tensors)
     console.print()
 

@@ -116,8 +116,11 @@ def is_under(name: str, package: str) -> bool:
 
 
 def is_private(name: str) -> bool:
-    """A part that begins with an underscore: private; `__version__` and its like are not."""
-    return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+    """A part that begins with an underscore. `__version__` and its like are public, and so are operators,
+    which models reach whatever their names (`torch.ops.aten._softmax`)."""
+    return not is_under(name, "torch.ops") and any(
+        part.startswith("_") and not part.startswith("__") for part in name.split(".")
+    )
 
 
 def unique(found: Iterator[tuple[int, str]]) -> list[str]:
@@ -223,7 +226,12 @@ def test_private_api_is_found(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["import torch\nx = torch.empty(2)\nx._version", "import torch\ntorch.__version__"]
+    "text",
+    [
+        "import torch\nx = torch.empty(2)\nx._version",
+        "import torch\ntorch.__version__",
+        "import torch\ntorch.ops.aten._softmax",
+    ],
 )
 def test_public_api_is_not_reported(text: str) -> None:
     assert not private_in(text)

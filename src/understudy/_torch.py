@@ -70,11 +70,6 @@ def share_storage(tensor: Tensor, storage: Any) -> None:
         del guard
 
 
-def exchange_tensors(a: Tensor, b: Tensor) -> None:
-    """Exchange the C++ tensors behind two Python objects."""
-    torch._C._swap_tensor_impl(a, b)
-
-
 def is_wrapped_number(tensor: Tensor) -> bool:
     """Whether this is a Python number on its way through C++."""
     return bool(torch._C._is_wrapped_number(tensor)) if _knows_wrapped_numbers else False
@@ -147,20 +142,77 @@ def push_fake_mode(mode: Any) -> Any:
     """Put `mode` into the slot for fake modes of this thread; gives back the one that was there."""
     previous = torch._C._unset_dispatch_mode(FAKE)
     only_lift = torch._C._only_lift_cpu_tensors()
+    autocast = open_spare_autocast(True)
     # torch.tensor(..., device="cuda") then makes a CPU tensor and moves it through the dispatcher.
     torch._C._set_only_lift_cpu_tensors(True)
     _modes._push_on_torch_dispatch_stack(mode)
     _raise_flags()
-    return previous, only_lift
+    return previous, only_lift, autocast
 
 
 def pop_fake_mode(before: Any) -> None:
-    previous, only_lift = before
+    previous, only_lift, autocast = before
     torch._C._unset_dispatch_mode(FAKE)
+    open_spare_autocast(autocast)
     torch._C._set_only_lift_cpu_tensors(only_lift)
     if previous is not None:
         torch._C._set_dispatch_mode(previous)
     _lower_flags()
+
+
+def _cuda_may_be_simulated(original: Callable[..., Any], answer: bool) -> Callable[..., Any]:
+    """An answer of torch.cuda's for threads in which a fake mode is active, the original's for all others."""
+
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        return answer if active_fake_mode() is not None else original(*args, **kwargs)
+
+    return asked
+
+
+def _then_tell(original: Callable[..., Any]) -> Callable[..., Any]:
+    def leave(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        outermost = torch.autocast_increment_nesting() == 1
+        torch.autocast_decrement_nesting()
+        if outermost:
+            for listener in on_autocast_end:
+                listener()
+        return result
+
+    return leave
+
+
+on_autocast_end: list[Callable[[], None]] = []
+"""Called when the outermost autocast region of a thread ends."""
+
+Patch = Callable[[Callable[..., Any]], Callable[..., Any]]
+_PATCHES: tuple[tuple[Any, str, Patch], ...] = (
+    # torch.autocast("cuda") switches itself off, or refuses bfloat16, where there is no CUDA.
+    (torch.cuda.amp.common, "amp_definitely_not_available", lambda f: _cuda_may_be_simulated(f, False)),
+    (torch.cuda, "is_bf16_supported", lambda f: _cuda_may_be_simulated(f, True)),
+    (torch.amp.autocast_mode.autocast, "__exit__", _then_tell),
+    # Warns, for every recurrent module on a CUDA device, that this build has no cuDNN.
+    (torch.backends.cudnn, "is_acceptable", lambda f: _cuda_may_be_simulated(f, False)),
+)
+_originals: list[tuple[Any, str, Any]] = []
+_MISSING = object()
+
+
+def _patch() -> None:
+    """For as long as any fake mode is active anywhere."""
+    for place, name, patch in _PATCHES:
+        original = getattr(place, name)
+        _originals.append((place, name, original if name in vars(place) else _MISSING))
+        setattr(place, name, patch(original))
+
+
+def _unpatch() -> None:
+    while _originals:
+        place, name, original = _originals.pop()
+        if original is _MISSING:
+            delattr(place, name)
+        else:
+            setattr(place, name, original)
 
 
 def _raise_flags() -> None:
@@ -174,6 +226,7 @@ def _raise_flags() -> None:
                 _modes._is_in_any_mode_without_ignore_compile_internals,
             )
             _set_flags(True, True)
+            _patch()
         _flag_depth += 1
 
 
@@ -183,6 +236,7 @@ def _lower_flags() -> None:
         _flag_depth -= 1
         if _flag_depth == 0:
             _set_flags(*_flags_before)
+            _unpatch()
 
 
 def _set_flags(in_mode: bool, keeps_out_compiler: bool) -> None:
@@ -207,6 +261,45 @@ def without_fake_mode() -> Iterator[Any]:
     finally:
         if previous is not None:
             torch._C._set_dispatch_mode(previous)
+
+
+# --- devices that are not here ------------------------------------------------------------------------------
+
+SPARE_AUTOCAST = "AutocastIPU"
+SPARE_AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastIPU)
+STAND_IN_KEYS = SPARE_AUTOCAST_KEYS | DispatchKeySet(DispatchKey.CPU)
+"""Besides autocast: the CPU's bit, below that of meta and so without effect on dispatch, lets C++ take the tensor for one
+whose data may be set to a tensor of another device, as between real devices."""
+
+
+def below_spare_autocast() -> Any:
+    return torch._C._ExcludeDispatchKeyGuard(SPARE_AUTOCAST_KEYS)
+
+
+def open_spare_autocast(is_open: bool) -> bool:
+    """Let calls on stand-ins reach the spare autocast kernels in this thread; gives what was before."""
+    before = torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.AutocastIPU)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(DispatchKey.AutocastIPU, not is_open)
+    return not before
+
+
+def kernel_libraries(key: str) -> tuple[Any, Any]:
+    """A library for kernels on a key, and one that lets every other operator fall through it."""
+    others = torch.library.Library("_", "IMPL", key)
+    others.fallback(torch.library.fallthrough_kernel)
+    return torch.library.Library("aten", "IMPL", key), others
+
+
+def operator_named(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def inner_device(tensor: Any) -> torch.device:
+    """The device that a tensor says it is on, seen through functorch wrappers."""
+    while is_functorch_wrapped(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor.device  # type: ignore[no-any-return]
 
 
 # --- operators --------------------------------------------------------------------------------------------
@@ -273,6 +366,16 @@ def returns_alias(op: OpOverload) -> bool:
 
 
 # --- asked for by isinstance ------------------------------------------------------------------------------
+
+
+def asked_by_module_conversion(frame: Any) -> bool:
+    """Whether it is `nn.Module._apply` that asks, in this frame, what class a tensor is."""
+    code = frame.f_code
+    return code is _APPLY or (code.co_name == _APPLY_INNER and frame.f_back.f_code is _APPLY)
+
+
+_APPLY = torch.nn.Module._apply.__code__
+_APPLY_INNER = "compute_should_use_set_data"
 
 
 def torch_fake_tensor_class() -> Any:

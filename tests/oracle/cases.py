@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal import common_methods_invocations as database
 from torch.utils._pytree import tree_map
 
 from tests.oracle.compare import tensors_in
@@ -23,7 +23,12 @@ DTYPES = {
     name: getattr(torch, name) for name in ("float32", "bfloat16", "int64", "bool", "complex64")
 }
 
-OPS: dict[str, Any] = {op.full_name: op for op in op_db}
+FOREACH: list[Any] = [
+    *database.foreach_unary_op_db, *database.foreach_binary_op_db, *database.foreach_pointwise_op_db,
+    *database.foreach_reduce_op_db, *database.foreach_other_op_db,
+]  # fmt: skip
+
+OPS: dict[str, Any] = {op.full_name: op for op in (*database.op_db, *FOREACH)}
 
 
 @dataclass(frozen=True)
@@ -164,7 +169,7 @@ def _out(resized: bool) -> Callable[[Any, str], Iterator[Case]]:
     variant = "out_resized" if resized else "out"
 
     def make(op: Any, dtype: str) -> Iterator[Case]:
-        if not op.supports_out:
+        if not op.supports_out or isinstance(op, database.ForeachFuncInfo):  # where it means something else
             return
         for number, sample in _samples(op, dtype):
             case = _case(op, dtype, variant, number, op.op, sample)

@@ -21,7 +21,7 @@ def new_mode(engine: str, **options: Any) -> Any:
 def mode_class(engine: str) -> Any:
     # Imported here so that one engine can be used where the other one is broken or absent.
     if engine == "understudy":
-        from understudy.fake.mode import FakeTensorMode as Ours
+        from understudy import FakeTensorMode as Ours
 
         return Ours
     if engine == "torch":

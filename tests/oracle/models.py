@@ -28,6 +28,8 @@ class Trained:
     gradients: dict[str, torch.Tensor | None]
     buffers: dict[str, torch.Tensor]
     optimizer: dict[str, Any]
+    writes: dict[str, int]
+    "How often the step wrote to each parameter."
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,11 @@ class Prepared:
 
     def step(self) -> Trained:
         """Forward, backward, optimizer."""
+        parameters = dict(self.model.named_parameters())
+        before = {name: parameter._version for name, parameter in parameters.items()}
         output = self.model(**self.inputs)
         loss_of(output).backward()
         self.optimizer.step()
-        parameters = dict(self.model.named_parameters())
         names = {id(parameter): name for name, parameter in parameters.items()}
         return Trained(
             output=output,
@@ -51,6 +54,7 @@ class Prepared:
             gradients={name: parameter.grad for name, parameter in parameters.items()},
             buffers=dict(self.model.named_buffers()),
             optimizer={names[id(key)]: dict(entry) for key, entry in self.optimizer.state.items()},
+            writes={name: parameter._version - before[name] for name, parameter in parameters.items()},
         )
 
 

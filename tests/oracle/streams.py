@@ -22,6 +22,9 @@ from tests.oracle.models import Program
 # Questions to a tensor that some engines answer through the dispatcher; no part of the program.
 QUESTIONS = ("prim.device.default",)
 
+# A library's scratch space for its own backward: how large it is depends on the library's choice of algorithm.
+SCRATCH = ("aten.mkldnn_rnn_layer.default", "aten.mkldnn_rnn_layer_backward.default")
+
 PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -49,19 +52,21 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if str(func) in QUESTIONS:
             return func(*args, **kwargs)
-        inputs = describe((*args, kwargs) if kwargs else args)
+        hidden = torch.uint8 if str(func) in SCRATCH else None
+        inputs = describe((*args, kwargs) if kwargs else args, hidden)
         try:
             result = func(*args, **kwargs)
         except Exception as error:
             first_line = str(error).partition("\n")[0]
             self.calls.append(Call(str(func), inputs, f"raised {type(error).__name__}: {first_line}"))
             raise
-        self.calls.append(Call(str(func), inputs, describe(result)))
+        self.calls.append(Call(str(func), inputs, describe(result, hidden)))
         return result
 
 
-def describe(tree: Any) -> str:
-    return str(tree_map(_described, tree))
+def describe(tree: Any, hidden: torch.dtype | None = None) -> str:
+    """Text for a tree of arguments or results; of tensors of the hidden dtype it says nothing."""
+    return str(tree_map(lambda leaf: _described(leaf, hidden), tree))
 
 
 class _Text:
@@ -74,9 +79,9 @@ class _Text:
         return self.text
 
 
-def _described(leaf: Any) -> _Text:
+def _described(leaf: Any, hidden: torch.dtype | None) -> _Text:
     if isinstance(leaf, torch.Tensor):
-        return _Text(str(facts_of(leaf)))
+        return _Text("scratch" if leaf.dtype is hidden else str(facts_of(leaf)))
     if isinstance(leaf, PLAIN):
         return _Text(repr(leaf))
     return _Text(type(leaf).__name__)

@@ -50,8 +50,7 @@ def test_training_leaves_the_same_metadata(program: Program) -> None:
     with new_mode(UNDER_TEST):
         fake = program.train()
     assert_same(real, fake)
-    for name, parameter in real.parameters.items():
-        assert fake.parameters[name]._version == parameter._version, name
+    for name in real.parameters:
         assert isinstance(fake.parameters[name], torch.nn.Parameter), name
 
 

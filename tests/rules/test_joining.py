@@ -9,10 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import understudy.rules.joining
-import understudy.rules.padding
-import understudy.rules.shape_moves
-import understudy.rules.view_gradients  # noqa: F401
 from tests.oracle.real import check_rule, spec_of
 from tests.rules.inputs import all_layouts, filled, layouts
 from tests.spec.layouts import tensor_of_shape

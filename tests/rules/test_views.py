@@ -9,11 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import understudy.rules.splits
-import understudy.rules.view_composites
-import understudy.rules.view_copies
-import understudy.rules.view_in_place
-import understudy.rules.views  # noqa: F401
 from tests.oracle.real import check_rule, spec_of
 from tests.rules.inputs import all_layouts, filled, layouts
 from tests.spec.layouts import SIZES, tensor_of_shape

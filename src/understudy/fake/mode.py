@@ -10,7 +10,7 @@ import torch
 
 from understudy import _torch
 from understudy.errors import UnderstudyError
-from understudy.fake import copying, known, special
+from understudy.fake import autocast, copying, known, special
 from understudy.fake.boundary import located
 from understudy.fake.convert import FakeTensorConverter
 from understudy.fake.inputs import accept_inputs
@@ -100,6 +100,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     def __exit__(self, *exception: Any) -> None:
         before = self._entered.stack.pop()
         if before is not None:
+            autocast.forget_casts()
             _torch.pop_fake_mode(before)
 
     # --- one operator call ---------------------------------------------------------------------------------
@@ -182,6 +183,9 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     ) -> Any:
         """What a plain hit does not cover: a miss, determined values, a cross-check."""
         handler = special.HANDLERS.get(func.name()) if plan is None else None
+        if plan is None and func.namespace in special.PASSED_THROUGH:
+            with _torch.no_modes():
+                return func(*args, **kwargs)
         if handler is not None:
             answer = handler(self, func, args, kwargs)
             if answer is not NotImplemented:

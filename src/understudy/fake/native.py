@@ -9,6 +9,7 @@ stands for it instead: `meta:1` may be `cuda:0`, `meta:2` `cuda:3`, `meta:3` `xp
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import torch
 
@@ -22,6 +23,8 @@ WITHOUT_INDEX = frozenset({"cpu", "meta"})
 MOST = 126
 
 _lock = threading.Lock()
+on_first_device: list[Callable[[], object]] = []
+"""Called when a device that is not here is first named: what such devices need is set up then, not at import."""
 _native: dict[torch.device, torch.device] = {CPU: CPU, META: META}
 _canonical: dict[torch.device, torch.device] = {CPU: CPU, META: META, torch.device("cpu:0"): CPU}
 
@@ -60,23 +63,16 @@ def native(device: torch.device) -> torch.device:
             stand_in = torch.device("meta", index)
             _canonical[stand_in] = device
             _native[device] = stand_in
+            for announce in on_first_device:
+                announce()
     return _native[device]
 
 
 def prepare(spec: TensorSpec) -> tuple[object, ...]:
     """The arguments that make a wrapper for this spec, kept with the spec."""
     device = native(spec.device)
-    arguments = (spec.shape, spec.stride, spec.offset, None, spec.dtype, torch.strided, device)
-    keys = extra_keys(spec.device)
-    if keys is not None:
-        arguments = (*arguments, False, False, None, False, False, keys)  # type: ignore[assignment]
+    arguments: tuple[object, ...] = (spec.shape, spec.stride, spec.offset, None, spec.dtype, torch.strided, device)
+    if spec.device.type not in WITHOUT_INDEX:
+        arguments = (*arguments, False, False, None, False, False, _torch.STAND_IN_KEYS)
     spec.prepared = arguments
     return arguments
-
-
-def extra_keys(device: torch.device) -> object | None:
-    """Dispatch keys that the stand-in's tensors carry besides those of the meta device."""
-    return None
-
-
-dispatch_keys = _torch.DispatchKeySet

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
-from understudy.fake.native import native, prepare
+from understudy.fake.native import prepare
 from understudy.fake.tensor import FakeTensor
 from understudy.spec import New, Same, TensorSpec, View
 
@@ -109,17 +109,10 @@ def extent(spec: TensorSpec) -> Any:
 
 def adopt(fake: FakeTensor, other: FakeTensor) -> None:
     """`fake.data = other`: the same tensor object on the other's storage, with the other's metadata."""
-    if native(fake._spec.device) == native(other._spec.device):
-        guard = NoDispatch()
-        try:
-            _torch.native_data.__set__(fake, other)
-        finally:
-            del guard
-    else:
-        # C++ refuses to let a tensor change its backend: exchange what stands behind the Python object.
-        with torch.no_grad():
-            replacement = other.detach()
-        replacement.requires_grad_(fake.requires_grad)
-        _torch.exchange_tensors(fake, replacement)
+    guard = NoDispatch()
+    try:
+        _torch.native_data.__set__(fake, other)
+    finally:
+        del guard
     fake._spec = other._spec
     fake._known = other._known

@@ -173,6 +173,10 @@ def empty_for_checkpoint(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any
     return NotImplemented
 
 
+PASSED_THROUGH = frozenset({"profiler"})
+"""Namespaces whose operators have nothing to do with tensors' contents: they run for real."""
+
+
 # --- higher-order operators ----------------------------------------------------------------------------------
 
 

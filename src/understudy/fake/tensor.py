@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -60,7 +61,13 @@ class FakeTensor(torch.Tensor):
     # --- who it is ---------------------------------------------------------------------------------------
 
     def _claimed_class(self) -> Any:
-        """torch, transformers and others choose their tracing-safe paths by asking `isinstance` of torch's class."""
+        """torch, transformers and others choose their tracing-safe paths by asking `isinstance` of torch's class.
+
+        `nn.Module` asks too, when it converts parameters, and would then exchange tensors instead of setting their
+        data, which fails for a tensor that anything else refers to. Setting the data always works here.
+        """
+        if _torch.asked_by_module_conversion(sys._getframe(1)):
+            return FakeTensor
         return _torch.torch_fake_tensor_class()
 
     def _claim_class(self, kind: Any) -> None:

@@ -157,10 +157,22 @@ def addr(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alpha
     shape = (a.shape[0], b.shape[0])
     check_expandable(bias.shape, shape, "addr")
     column = a.viewed((shape[0], 1), (a.stride[0], 1))
-    row = b.viewed((1, shape[1]), (1, b.stride[0]))
     dtype = result_type(bias, a, b)
     check_cpu_dtype("addr", bias.like(dtype=dtype), NUMBERS | BOOL)
-    return a.like(shape, stride=elementwise_strides(shape, (bias, column, row)), dtype=dtype)
+    return a.like(shape, stride=elementwise_strides(shape, (_expanded(bias, shape), column, b)), dtype=dtype)
+
+
+def _expanded(spec: TensorSpec, shape: Size) -> TensorSpec:
+    """As `expand` does it: new dimensions of size 1 get the stride that they would have in memory."""
+    lead = len(shape) - spec.ndim
+    stride: list[Any] = []
+    for dim in reversed(range(len(shape))):
+        if dim >= lead:
+            size, step = spec.shape[dim - lead], spec.stride[dim - lead]
+        else:
+            size, step = 1, shape[dim + 1] * stride[-1] if stride else 1
+        stride.append(step if size == shape[dim] else 0)
+    return spec.viewed(shape, stride[::-1])
 
 
 @rule("outer")

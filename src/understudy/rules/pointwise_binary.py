@@ -112,7 +112,7 @@ for _table, _computes_in, _result_of in (
 
 def check_alpha(name: str, alpha: Any, dtype: torch.dtype) -> None:
     """A factor may not be of a higher kind than the result."""
-    if alpha is 1:  # noqa: F632  (the default, by far the most frequent)
+    if type(alpha) is int:
         return
     if isinstance(alpha, bool) and dtype is not torch.bool:
         raise ArgumentError(f"{name}: a bool alpha goes only with bool tensors, not with {dtype}")

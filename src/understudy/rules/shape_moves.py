@@ -7,9 +7,10 @@ from typing import Any
 
 from understudy.errors import ArgumentError, DimensionError, DynamicOutputShapeException, ShapeMismatch
 from understudy.rules.dims import replaced, with_inserted, wrap_dim, wrap_dims
+from understudy.rules.joining import joined
 from understudy.rules.layouts import copied, suggested_strides
 from understudy.rules.registry import rule
-from understudy.rules.views import transposed
+from understudy.rules.views import narrowed, transposed
 from understudy.spec import TensorSpec, View
 
 
@@ -84,16 +85,27 @@ def roll(spec: TensorSpec, shifts: Any, dims: Any = ()) -> TensorSpec:
     dim_list = dims if isinstance(dims, (list, tuple)) else (dims,)
     if not shift_list:
         raise ArgumentError("roll: shifts must not be empty")
-    if len(shift_list) == 1 and (len(dim_list) == 1 or (spec.ndim == 1 and not dim_list)) and spec.numel == 0:
-        return copied(spec)  # before any other check
-    if dim_list or len(shift_list) != 1:
-        if len(shift_list) != len(dim_list):
-            raise ArgumentError(f"roll: {len(shift_list)} shifts for {len(dim_list)} dimensions")
-        if not spec.shape:
-            raise DimensionError(f"roll: {spec} has no dimension to roll along")
-        for dim in dim_list:
-            wrap_dim(dim, spec.ndim)
-    return spec.like()
+    along_dims = bool(dim_list) or len(shift_list) != 1
+    if along_dims and len(shift_list) != len(dim_list):
+        raise ArgumentError(f"roll: {len(shift_list)} shifts for {len(dim_list)} dimensions")
+    if (along_dims or spec.ndim == 1) and spec.numel == 0:
+        return copied(spec)  # without a look at the dimensions
+    if along_dims and not spec.shape:
+        raise DimensionError(f"roll: {spec} has no dimension to roll along")
+    rolled = spec if along_dims else spec.like()
+    for dim, shift in zip(dim_list, shift_list, strict=False):
+        rolled = _rolled(rolled, wrap_dim(dim, spec.ndim), shift)
+    return rolled
+
+
+def _rolled(spec: TensorSpec, dim: int, shift: Any) -> TensorSpec:
+    """The CPU kernel cuts the tensor in two and joins the pieces, whose format the result takes."""
+    if spec.device.type != "cpu":
+        return spec.like()
+    size = spec.shape[dim]
+    start = (size - shift) % size
+    pieces = narrowed(spec, dim, start, size - start), narrowed(spec, dim, 0, start)
+    return spec.like(stride=joined(pieces, dim).stride)
 
 
 @rule("flip")

@@ -20,6 +20,7 @@ from understudy.spec.strides import (
     elementwise_strides,
     is_channels_last_contiguous,
     is_dense,
+    packed_strides,
     preserved_strides,
 )
 from understudy.spec.tensor_spec import TensorSpec, contiguous_strides, is_contiguous, product
@@ -49,6 +50,7 @@ __all__ = [
     "is_integral",
     "normal",
     "number_dtype",
+    "packed_strides",
     "preserved_copy",
     "preserved_strides",
     "product",

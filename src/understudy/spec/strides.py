@@ -52,7 +52,7 @@ def is_dense(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
 
 
 def packed_strides(shape: Sequence[Any], order: Sequence[int]) -> Size:
-    """Dense strides for dimensions in this order, the fastest first. Sizes of 0 make the rest 0."""
+    """Dense strides for dimensions in this order, the fastest first. A size of 0 makes the rest 0."""
     strides: list[Any] = [0] * len(shape)
     step: Any = 1
     for dim in order:
