@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+WIDTH = 400
+
 OUTCOMES = ("crash", "error", "mismatch", "refusal-missed")
 
 
@@ -34,7 +36,7 @@ class Group:
         yield "```"
         for name in ("inputs", "detail", "culprit"):
             if shown.get(name):
-                yield f"{name}: {shown[name]}"
+                yield from (line[:WIDTH] for line in f"{name}: {shown[name]}".splitlines())
         yield (
             f"python -m tests.oracle.sweep --engine {engine} --ops '^{shown['op']}$' --dtypes {shown['dtype']} "
             f"--variant {shown['variant']} --show  # sample {shown.get('sample')}"
@@ -52,7 +54,7 @@ def groups(report: dict[str, Any], engine: str) -> list[Group]:
                     continue
                 culprit = str(failure.get("culprit") or "").partition(" ")[0]
                 group = found.setdefault(
-                    (failure["outcome"], culprit or result["op"], failure["cause"]),
+                    (failure["outcome"], culprit, failure["cause"]),
                     Group(failure["outcome"], culprit, failure["cause"]),
                 )
                 group.samples += failure["count"]

@@ -20,6 +20,8 @@ GAPS: dict[tuple[str, str, str], Gap] = {}
 
 # Operators for which "the answer lies in the data" is the right answer of a mode without a shape environment.
 DATA_DEPENDENT: dict[str, str] = {
+    "_foreach_add": "reads a 0-dim tensor that is given for a number",
+    "_foreach_mul": "reads a 0-dim tensor that is given for a number",
     "__getitem__": "a boolean index selects as many elements as it has True",
     "allclose": "answers with a Python bool about values",
     "argwhere": "as many rows as there are elements other than zero",

@@ -117,7 +117,8 @@ def _text(error: BaseException) -> str:
 def _said(error: BaseException) -> str:
     """Class and first line, with numbers left out so that similar failures group."""
     first_line = str(error).strip().partition("\n")[0]
-    return re.sub(r"-?\d+(\.\d+)?(e-?\d+)?", "N", f"{type(error).__name__}: {first_line}")[:160]
+    without_numbers = re.sub(r"-?\d+(\.\d+)?(e-?\d+)?", "N", f"{type(error).__name__}: {first_line}")
+    return re.sub(r"\b(f|bf|i|u|b|c)N\[[^\]]*\]", "SPEC", without_numbers)[:160]
 
 
 def culprit(case: Case, mode: Any) -> str:

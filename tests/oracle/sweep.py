@@ -75,7 +75,7 @@ def _record(case: Any, modes: dict[str, Any], cells: dict[str, Cells]) -> None:
         failure = _count(cells[engine], key, verdict.outcome, verdict.cause)
         if failure is not None and failure["count"] == 1:
             failure.update(sample=case.sample, detail=verdict.detail, inputs=inputs_of(case))
-            failure["culprit"] = _culprit(case, engine) if verdict.outcome in ("mismatch", "error") else ""
+            failure["culprit"] = _culprit(case, engine)
 
 
 def _culprit(case: Any, engine: str) -> str:

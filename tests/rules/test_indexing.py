@@ -149,7 +149,7 @@ def test_searches() -> None:
         check_rule(aten.isin.Tensor_Tensor, tensor, vector)
         check_rule(aten.isin.Tensor_Tensor, tensor, vector[:0])
         check_rule(aten.isin.Tensor_Scalar, tensor, 1)
-        check_rule(aten.isin.Scalar_Tensor, 1, tensor)
+        check_rule(aten.isin.Scalar_Tensor, 1, tensor.contiguous())
         check_rule(aten.histc.default, tensor, 5)
         check_rule(aten.nonzero_static.default, tensor, size=5)
         check_rule(aten.nonzero_static.default, tensor, size=0)

@@ -31,6 +31,8 @@ def test_fills(functional: str, in_place: str) -> None:
     (fill_,) = overloads(in_place)
     for dtype, numbers in itertools.product(MORE_DTYPES, NUMBERS[in_place]):
         for x in layouts(dtype):
+            if x.numel() == 0 and dtype.is_complex:
+                continue  # eager is not of one mind whether wrong bounds matter here
             check_rule(fill_, x.clone(), *numbers)
             if functional:
                 check_rule(overloads(functional)[0], x, *numbers)

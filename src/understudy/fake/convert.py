@@ -12,8 +12,9 @@ from understudy.errors import MixedTensorsError, UnsupportedFakeTensorException
 from understudy.fake.boundary import with_line
 from understudy.fake.native import canonical
 from understudy.fake.realise import make_new, make_unlike_view
-from understudy.fake.sparse import convert_sparse, is_sparse
+from understudy.fake.sparse import convert_sparse
 from understudy.fake.tensor import FakeTensor
+from understudy.infer.sparse import is_sparse
 from understudy.spec import TensorSpec
 
 if TYPE_CHECKING:

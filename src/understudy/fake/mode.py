@@ -22,7 +22,7 @@ from understudy.infer.cache import SIZED_TYPES, DispatchCacheInfo
 from understudy.infer.call import Call, flat, mapped
 from understudy.infer.engine import cache, infer, why_not_cached
 from understudy.infer.kernels import outcomes_of
-from understudy.infer.plan import ONE_NEW, ONE_SAME, ONE_VIEW, Plan
+from understudy.infer.plan import FIRST_ITSELF, FIRST_VIEWED, ONE_NEW, Plan
 from understudy.spec import TensorSpec
 
 PLAIN_TYPES = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format})
@@ -143,9 +143,9 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             fake._spec = spec
             fake.fake_mode = self
             return fake
-        if kind == ONE_VIEW and plan.of == 0:
+        if kind == FIRST_VIEWED:
             return make_view(self, args[0], plan.spec)
-        if kind == ONE_SAME and plan.of == 0:
+        if kind == FIRST_ITSELF:
             return args[0]
         return realise(self, plan.outcomes, flat(FakeTensor, args, kwargs or {}))
 

@@ -30,10 +30,6 @@ UNDETERMINED = {
     "record_stream": "concerns streams",
 }
 
-UNCACHEABLE = {
-    "_to_sparse": "its result depends on data",
-}
-
 cache = Cache()
 """One for the process: a plan depends on nothing that belongs to a mode."""
 
@@ -46,7 +42,7 @@ def infer(call: Call, stage: Stage) -> Plan:
     for source in SOURCES:
         outcomes = source(call, stage)
         if outcomes is not NotImplemented:
-            return Plan(outcomes, written_inputs(call), is_determined(call, outcomes), origin=not call.inputs)
+            return Plan.of(call, outcomes, written_inputs(call), is_determined(call, outcomes))
     raise UnsupportedOperatorException(f"nothing is known about what {call.op} returns", func=call.op)
 
 
@@ -88,9 +84,6 @@ def _elements(outcomes: Any, inputs: tuple[TensorSpec, ...]) -> Any:
 def why_not_cached(call: Call) -> str | None:
     """The reason not to keep the plan of this call, or None."""
     op = call.op
-    name = op.overloadpacket.__name__
-    if name in UNCACHEABLE:
-        return UNCACHEABLE[name]
     if not _torch.is_builtin_namespace(op) and op.name() not in pure_operators:
         return "custom operator not marked pure"
     if torch.Tag.inplace_view in op.tags:

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from understudy import _torch
-from understudy.errors import UnsupportedMutationAliasingException, UnsupportedOperatorException
+from understudy.errors import UnsupportedOperatorException
 from understudy.infer.call import Call, mapped
 from understudy.infer.devices import device_of
+from understudy.infer.sparse import is_sparse, sparse_on, spec_of_sparse
 from understudy.spec import New, Same, TensorSpec, Value, View
 
 META = torch.device("meta")
@@ -31,6 +32,8 @@ class MetaStandIn(torch.Tensor):
 
 def strided_on(spec: TensorSpec, device: torch.device, zero: bool = False) -> torch.Tensor:
     """A tensor of torch's own with this spec's metadata, on another device."""
+    if spec.sparse is not None:
+        return sparse_on(spec, device)
     extent = spec.offset + 1
     for size, step in zip(spec.shape, spec.stride, strict=True):
         if size == 0:
@@ -47,6 +50,8 @@ def strided_on(spec: TensorSpec, device: torch.device, zero: bool = False) -> to
 
 
 def spec_of_result(tensor: torch.Tensor, device: torch.device) -> TensorSpec:
+    if is_sparse(tensor):
+        return spec_of_sparse(tensor, device)
     if tensor.layout is not torch.strided:
         raise UnsupportedOperatorException(f"a result of layout {tensor.layout} can't be described")
     return TensorSpec(
@@ -117,14 +122,10 @@ def outcomes_of(result: Any, inputs: list[torch.Tensor], call: Call, spec_of: An
     for position, tensor in enumerate(inputs):
         if tensor is result:
             return Same(position) if spec is call.inputs[position] else Same(position, spec)
+    if spec.layout is not torch.strided:
+        return New(spec)
     storage = _torch.storage_id(result)
     for position, tensor in enumerate(inputs):
-        if _torch.storage_id(tensor) == storage:
+        if tensor.layout is torch.strided and _torch.storage_id(tensor) == storage:
             return View(position, spec)
     return New(spec)
-
-
-def check_mappable(call: Call) -> None:
-    """A view made by a kernel on zeros is only known to be one through the schema."""
-    if _torch.returns_alias(call.op) and not call.inputs:
-        raise UnsupportedMutationAliasingException(f"{call.op} returns a view of nothing known", func=call.op)

@@ -2,46 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+import torch
 
+from understudy.infer.call import Call
 from understudy.spec import New, Outcomes, Same, TensorSpec, View
 
-ONE_NEW, ONE_VIEW, ONE_SAME, MANY_NEW, OTHER = range(5)
+ONE_NEW, FIRST_VIEWED, FIRST_ITSELF, OTHER = range(4)
 
 
 class Plan:
-    """`kind` names the common shapes of an answer, so that replaying them is one comparison.
+    """`kind` names the common shapes of an answer, so that replaying them is one comparison:
+    one new tensor, a view of the first argument, the first argument itself.
 
     `written` are the positions of the inputs that the call writes to. `determined` says that the values of the
     results follow from the values of the inputs: the operator is no random one and the results are small.
+    `plain` says that a hit has nothing to do but to make the tensors.
     """
 
-    __slots__ = ("determined", "kind", "of", "outcomes", "plain", "spec", "specs", "written")
+    __slots__ = ("determined", "kind", "outcomes", "plain", "spec", "written")
 
-    def __init__(
-        self, outcomes: Outcomes, written: tuple[int, ...] = (), determined: bool = False, origin: bool = False
-    ) -> None:
+    def __init__(self, outcomes: Outcomes, written: tuple[int, ...] = (), determined: bool = False) -> None:
         self.outcomes = outcomes
         self.written = written
         self.determined = determined
-        self.spec: TensorSpec | None = None
-        self.specs: tuple[TensorSpec, ...] = ()
-        self.of = -1
         self.kind = OTHER
-        self._classify(outcomes)
-        # What nothing but the tensors themselves has to be made for; values that begin here must be followed.
-        self.plain = self.kind != OTHER and not (origin and determined)
+        self.spec: TensorSpec | None = None
+        self.plain = True
 
-    def _classify(self, outcomes: Any) -> None:
+    @staticmethod
+    def of(call: Call, outcomes: Outcomes, written: tuple[int, ...], determined: bool) -> Plan:
+        plan = Plan(outcomes, written, determined)
+        first = bool(call.args) and isinstance(call.args[0], TensorSpec)
         match outcomes:
-            case New(spec):
-                self.kind, self.spec = ONE_NEW, spec
-            case View(of, spec):
-                self.kind, self.spec, self.of = ONE_VIEW, spec, of
-            case Same(of, None):
-                self.kind, self.of = ONE_SAME, of
-            case tuple() if outcomes and all(isinstance(part, New) for part in outcomes):
-                self.kind, self.specs = MANY_NEW, tuple(part.spec for part in outcomes)
+            case New(spec) if spec.layout is torch.strided and not (spec.conj or spec.neg):
+                plan.kind, plan.spec = ONE_NEW, spec
+            case View(0, spec) if first:
+                plan.kind, plan.spec = FIRST_VIEWED, spec
+            case Same(0, None) if first:
+                plan.kind = FIRST_ITSELF
+        # Values that begin with a call without tensors (zeros, arange, ...) must be followed.
+        plan.plain = bool(call.inputs) or not determined
+        return plan
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and (self.outcomes, self.written) == (other.outcomes, other.written)

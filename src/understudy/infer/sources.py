@@ -51,12 +51,27 @@ def by_registered_fake(call: Call, stage: Stage) -> Any:
     return NotImplemented if function is None else stage.perform(function, call)
 
 
+UNTAGGED_DYNAMIC = frozenset(
+    ["_to_sparse", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc", "to_sparse"]
+)
+"""Operators whose result has as many entries as there are values that are not zero, without a tag that says so."""
+
+
+def op_name(call: Call) -> str:
+    return str(call.op.overloadpacket.__name__)
+
+
+def is_sparse_call(call: Call) -> bool:
+    """Torch's meta kernels and decompositions know little of sparse layouts: the real kernel on zeros knows better."""
+    return any(spec.sparse is not None for spec in call.inputs)
+
+
 def by_refusal(call: Call, stage: Stage) -> Any:
     """Operators whose answer is in the data, by their tags."""
     tags = call.op.tags
     if torch.Tag.data_dependent_output in tags:
         raise DataDependentOutputException(f"{call.op} reads values, and these tensors have none", func=call.op)
-    if torch.Tag.dynamic_output_shape in tags:
+    if torch.Tag.dynamic_output_shape in tags or op_name(call) in UNTAGGED_DYNAMIC:
         raise DynamicOutputShapeException(
             f"the size of what {call.op} returns depends on values, and these tensors have none", func=call.op
         )
@@ -71,13 +86,13 @@ def by_composite(call: Call, stage: Stage) -> Any:
 
 
 def by_meta_kernel(call: Call, stage: Stage) -> Any:
-    if not _torch.has_meta_kernel(call.op):
+    if is_sparse_call(call) or not _torch.has_meta_kernel(call.op):
         return NotImplemented
     return run_meta_kernel(call)
 
 
 def by_decomposition(call: Call, stage: Stage) -> Any:
-    function = _torch.decomposition_of(call.op)
+    function = None if is_sparse_call(call) else _torch.decomposition_of(call.op)
     return NotImplemented if function is None else stage.perform(function, call)
 
 

@@ -7,6 +7,14 @@ from typing import Any
 import torch
 
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.rules.dtype_sets import (
+    BOOL,
+    COMPLEX_HALF,
+    FLOATS,
+    NUMBERS,
+    check_any_dtype,
+    check_cpu_dtype,
+)
 from understudy.rules.registry import rule
 from understudy.spec import Same, TensorSpec, promote
 
@@ -42,6 +50,7 @@ def embedding_dense_backward(
     _check_indices("embedding_dense_backward", indices)
     if not grad_output.shape or grad_output.numel != indices.numel * grad_output.shape[-1]:
         raise ShapeMismatch(f"embedding_dense_backward: {grad_output} is no gradient for the indices {indices}")
+    check_cpu_dtype("embedding_dense_backward", grad_output, NUMBERS | BOOL | COMPLEX_HALF)
     return grad_output.like((num_weights, grad_output.shape[-1]))
 
 
@@ -127,6 +136,7 @@ def _check_bags(
     scale: TensorSpec | None,
     include_last_offset: bool,
 ) -> None:
+    check_any_dtype("embedding_bag", weight, FLOATS)
     _check_indices("embedding_bag", indices)
     _check_indices("embedding_bag (offsets)", offsets)
     if weight.ndim != 2 or indices.ndim != 1 or offsets.ndim != 1:

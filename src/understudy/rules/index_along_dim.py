@@ -8,11 +8,13 @@ import torch
 
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
 from understudy.rules.dims import replaced, size_at, without, wrap_dim
+from understudy.rules.dtype_sets import BOOL, COMPLEX_HALF, NUMBERS, check_cpu_dtype
 from understudy.rules.layouts import copied
 from understudy.rules.registry import rule
 from understudy.spec import TensorSpec
 
 INTEGER_INDEX = frozenset({torch.int32, torch.int64})
+FILLED_DTYPES = NUMBERS | BOOL | COMPLEX_HALF
 REDUCTIONS = ("prod", "mean", "amax", "amin")
 
 
@@ -36,6 +38,7 @@ def index_select(spec: TensorSpec, dim: int, index: TensorSpec) -> TensorSpec:
 
 def _check_source(what: str, spec: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, exact: bool) -> None:
     """The source has one slice of the tensor for each index; `exact` tells 0-dim from 1-D of size 1."""
+    check_cpu_dtype(what, spec, NUMBERS if what == "index_reduce" else FILLED_DTYPES)
     if source.dtype is not spec.dtype:
         raise DtypeError(f"{what}: {spec} and the source {source} must have one dtype")
     if dim != 0 and dim >= source.ndim:
@@ -83,6 +86,7 @@ def index_fill(spec: TensorSpec, dim: int, index: TensorSpec, value: Any) -> Ten
     wrap_dim(dim, spec.ndim)
     if index.ndim > 1 or index.dtype is not torch.int64:
         raise DimensionError(f"index_fill: the index must be a vector of i64, got {index}")
+    check_cpu_dtype("index_fill", spec, FILLED_DTYPES)
     if isinstance(value, complex) and not spec.is_complex:
         raise DtypeError(f"index_fill: {value} is complex, {spec} is not")
     return copied(spec)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from understudy.errors import ArgumentError, DimensionError, DtypeError, DynamicOutputShapeException, ShapeMismatch
+from understudy.rules.dtype_sets import BOOL, COMPLEX_HALF, FLOAT8, NUMBERS, check_cpu_dtype
 from understudy.rules.layouts import copied
 from understudy.rules.registry import rule
 from understudy.rules.view_strides import expand_strides, view_strides
@@ -27,6 +28,7 @@ from understudy.spec import (
 )
 
 INDEX_DTYPES = frozenset({torch.int64, torch.int32, torch.uint8, torch.bool})
+WRITTEN_DTYPES = NUMBERS | BOOL | COMPLEX_HALF | FLOAT8
 MASK_DTYPES = frozenset({torch.uint8, torch.bool})
 
 # Kernels there take indices of one layout only, so differing ones are made contiguous.
@@ -110,6 +112,7 @@ def _index_row(entry: TensorSpec, index_shape: tuple[Any, ...], before: int, aft
 
 
 def _check_values(what: str, spec: TensorSpec, indices: Indices, values: TensorSpec, accumulate: bool) -> None:
+    check_cpu_dtype(what, spec, WRITTEN_DTYPES)
     if values.dtype is not spec.dtype:
         raise DtypeError(f"{what}: {values} is written into {spec}; their dtypes must be equal")
     dim = 0

@@ -7,10 +7,14 @@ from typing import Any
 
 from understudy.errors import ArgumentError, ShapeMismatch
 from understudy.rules.dims import replaced
+from understudy.rules.dtype_sets import BOOL, COMPLEX, FLOATS, NUMBERS, check_cpu_dtype
 from understudy.rules.layouts import copied, suggested_strides
 from understudy.rules.registry import Rule, rule
 from understudy.rules.views import narrowed
 from understudy.spec import TensorSpec, product
+
+
+BLOCK_DTYPES = FLOATS | COMPLEX | BOOL
 
 
 @rule("constant_pad_nd")
@@ -82,12 +86,14 @@ def padded_shape(kind: str, dims: int, spec: TensorSpec, padding: Sequence[Any])
 def _pad_rules(kind: str, dims: int) -> tuple[Rule, Rule]:
     def pad(spec: TensorSpec, padding: Sequence[Any]) -> TensorSpec:
         shape = padded_shape(kind, dims, spec, padding)
+        check_cpu_dtype(f"{kind}_pad{dims}d", spec, NUMBERS)
         return spec.like(shape, stride=suggested_strides(shape, spec))
 
     def pad_backward(grad_output: TensorSpec, spec: TensorSpec, padding: Sequence[Any]) -> TensorSpec:
         shape = padded_shape(kind, dims, spec, padding)
         if grad_output.shape != shape:
             raise ShapeMismatch(f"{kind}_pad{dims}d_backward: expected a gradient of shape {list(shape)}, got {grad_output}")
+        check_cpu_dtype(f"{kind}_pad{dims}d_backward", spec, FLOATS | COMPLEX)
         return spec.like(stride=suggested_strides(spec.shape, spec))
 
     return pad, pad_backward
@@ -143,6 +149,7 @@ def im2col(
 ) -> TensorSpec:
     if spec.ndim not in (3, 4) or any(size == 0 for size in spec.shape[-3:]):
         raise ShapeMismatch(f"im2col: expected images of 3 or 4 dimensions, only the batch may be empty, got {spec}")
+    check_cpu_dtype("im2col", spec, BLOCK_DTYPES)
     block, rows, columns = _blocks(spec.shape[-2:], kernel_size, dilation, padding, stride)
     return spec.like((*spec.shape[:-3], spec.shape[-3] * block, rows * columns))
 
@@ -158,6 +165,7 @@ def col2im(
 ) -> TensorSpec:
     if spec.ndim not in (2, 3) or any(size == 0 for size in spec.shape[-2:]):
         raise ShapeMismatch(f"col2im: expected columns of 2 or 3 dimensions, only the batch may be empty, got {spec}")
+    check_cpu_dtype("col2im", spec, BLOCK_DTYPES)
     height, width = _pair("output_size", output_size, 1)
     block, rows, columns = _blocks((height, width), kernel_size, dilation, padding, stride)
     if spec.shape[-2] % block != 0:

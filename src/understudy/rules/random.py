@@ -200,8 +200,7 @@ def _register_fill(functional: str, in_place: str, kinds: str, check: Check) -> 
             check_dtype(in_place, a.dtype, kinds, a.device)
         else:
             unless_empty(a.shape, check_dtype, in_place, a.dtype, kinds, a.device)
-        if not a.is_complex:  # the bounds of complex numbers are not compared
-            check(*numbers)
+        check(*numbers)
         if in_place == "random_.to":
             _check_bounds(a.dtype, 0, *numbers)
         elif in_place == "random_.from":
@@ -276,7 +275,8 @@ def binomial(count: TensorSpec, prob: TensorSpec, generator: Any = None) -> Tens
     check_dtype("binomial", count.dtype, "f", count.device, REDUCED)
     if count.dtype is not prob.dtype:
         raise DtypeError(f"binomial: {count} and {prob} must have the same dtype")
-    return count.like(broadcast_shapes(count.shape, prob.shape))
+    result = elementwise((count, prob), count.dtype)
+    return count.like() if result.shape == count.shape else result
 
 
 @rule("normal.Tensor_float")
@@ -288,6 +288,7 @@ def normal_tensor_number(mean: TensorSpec, std: float = 1.0, *, generator: Any =
 
 @rule("normal.float_Tensor")
 def normal_number_tensor(mean: float, std: TensorSpec, *, generator: Any = None) -> TensorSpec:
+    check_dtype("normal's deviations", std.dtype, "bif", std.device)
     unless_empty(std.shape, check_dtype, "normal", std.dtype, "f", std.device)
     return std.like()
 

@@ -65,6 +65,11 @@ def rule_of(op: OpOverload) -> Rule | None:
     return found or _derived(op, name)
 
 
+def rule_named(name: str) -> Rule:
+    """The rule of ours that was registered under this name; for rules that are made of other rules."""
+    return _rules[full_name(name)]
+
+
 def _derived(op: OpOverload, name: str) -> Rule | None:
     packet, _, overload = name.partition(".")
     out_names = [a.name for a in op._schema.arguments if a.kwarg_only and a.alias_info and a.alias_info.is_write]
@@ -136,7 +141,8 @@ def _written(result: TensorSpec, out: TensorSpec, of: int) -> Same:
     check_castable("out=", result.dtype, out.dtype)
     if result.shape == out.shape:
         return Same(of)
-    return Same(of, result.like(dtype=out.dtype, device=out.device))
+    # A tensor that is resized to fit takes the strides of the result as well; it keeps its offset.
+    return Same(of, TensorSpec(result.shape, result.stride, out.offset, dtype=out.dtype, device=out.device))
 
 
 def count_tensors(args: Any) -> int:

@@ -9,12 +9,16 @@ import torch
 
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
 from understudy.rules.dims import size_at, wrap_dim
+from understudy.rules.dtype_sets import BOOL, NUMBERS, REAL_NUMBERS, check_cpu_dtype
 from understudy.rules.layouts import copied
 from understudy.rules.registry import rule
 from understudy.spec import TensorSpec, broadcast_shapes
 
 SCATTER_REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
+ORDERED_REDUCTIONS = ("amax", "amin")
 OLD_REDUCTIONS = ("add", "multiply")
+
+MOVED_DTYPES = NUMBERS | BOOL
 
 
 def _check_index(what: str, index: TensorSpec) -> None:
@@ -30,6 +34,7 @@ def _check_ranks(what: str, spec: TensorSpec, index: TensorSpec, name: str) -> N
 @rule("gather")
 def gather(spec: TensorSpec, dim: int, index: TensorSpec, *, sparse_grad: bool = False) -> TensorSpec:
     dim = wrap_dim(dim, spec.ndim)
+    check_cpu_dtype("gather", spec, MOVED_DTYPES)
     if index.numel != 0:
         _check_index("gather", index)
         _check_ranks("gather", spec, index, "the input")
@@ -45,6 +50,7 @@ def _check_not_larger(what: str, spec: TensorSpec, index: TensorSpec, except_dim
 
 def _check_scatter(what: str, spec: TensorSpec, dim: int, index: TensorSpec, src: TensorSpec | None) -> TensorSpec:
     """The functional result: laid out anew, unlike the input."""
+    check_cpu_dtype(what, spec, MOVED_DTYPES)
     dim = wrap_dim(dim, spec.ndim)
     if src is not None and src.dtype is not spec.dtype:
         raise DtypeError(f"{what}: {spec} and the source {src} must have one dtype")
@@ -86,6 +92,7 @@ def scatter_reduce_two(
     spec: TensorSpec, dim: int, index: TensorSpec, src: TensorSpec, reduce: str, *, include_self: bool = True
 ) -> TensorSpec:
     _check_reduction("scatter_reduce", reduce, SCATTER_REDUCTIONS)
+    check_cpu_dtype("scatter_reduce", spec, REAL_NUMBERS | BOOL if reduce in ORDERED_REDUCTIONS else MOVED_DTYPES)
     return _check_scatter("scatter_reduce", spec, dim, index, src)
 
 
@@ -95,6 +102,7 @@ def _check_reduction(what: str, reduce: str, known: Sequence[str]) -> None:
 
 
 def _check_flat_index(what: str, spec: TensorSpec, index: TensorSpec) -> None:
+    check_cpu_dtype(what, spec, MOVED_DTYPES)
     if index.dtype is not torch.int64:
         raise DtypeError(f"{what}: the index must be i64, got {index}")
     if spec.numel == 0 and index.numel != 0:
@@ -146,6 +154,7 @@ def masked_scatter(spec: TensorSpec, mask: TensorSpec, source: TensorSpec) -> Te
         raise DtypeError(f"masked_scatter: {spec} and the source {source} must have one dtype")
     if mask.dtype is not torch.bool:
         raise DtypeError(f"masked_scatter: the mask must be b8, got {mask}")
+    check_cpu_dtype("masked_scatter", spec, MOVED_DTYPES)
     return spec.like(broadcast_shapes(spec.shape, mask.shape))
 
 

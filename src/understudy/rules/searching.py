@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from understudy.errors import ArgumentError, DtypeError, DynamicOutputShapeException, ShapeMismatch
-from understudy.rules.dtype_sets import FLOATS, check_cpu_dtype
+from understudy.rules.dtype_sets import BOOL, COMPLEX_HALF, FLOATS, NUMBERS, REAL_NUMBERS, check_cpu_dtype
 from understudy.rules.registry import rule
 from understudy.spec import TensorSpec, common_device, contiguous_strides
 
@@ -22,6 +22,7 @@ def bucketize(
 ) -> TensorSpec:
     if boundaries.ndim != 1:
         raise ShapeMismatch(f"bucketize: the boundaries must be a vector, got {boundaries}")
+    check_cpu_dtype("bucketize", boundaries, REAL_NUMBERS)
     return _found(spec.like(device=common_device((spec, boundaries))), out_int32)
 
 
@@ -31,6 +32,7 @@ def bucketize_scalar(
 ) -> TensorSpec:
     if boundaries.ndim != 1:
         raise ShapeMismatch(f"bucketize: the boundaries must be a vector, got {boundaries}")
+    check_cpu_dtype("bucketize", boundaries, REAL_NUMBERS)
     return _found(boundaries.like(()), out_int32)
 
 
@@ -56,6 +58,7 @@ def searchsorted(
 
 
 def _check_search(sequence: TensorSpec, right: bool, side: str | None, sorter: TensorSpec | None) -> None:
+    check_cpu_dtype("searchsorted", sequence, REAL_NUMBERS)
     if not sequence.shape:
         raise ShapeMismatch(f"searchsorted: the sequence must have at least one dimension, got {sequence}")
     if side is not None:
@@ -90,6 +93,7 @@ def searchsorted_scalar(
 def isin(
     elements: TensorSpec, test_elements: TensorSpec, *, assume_unique: bool = False, invert: bool = False
 ) -> TensorSpec:
+    check_cpu_dtype("isin", elements, REAL_NUMBERS)
     return elements.like(dtype=torch.bool, device=common_device((elements, test_elements)))
 
 
@@ -132,5 +136,6 @@ def histc(spec: TensorSpec, bins: Any = 100, min: Any = 0, max: Any = 0) -> Tens
 def nonzero_static(spec: TensorSpec, *, size: Any, fill_value: int = -1) -> TensorSpec:
     if size < 0:
         raise ArgumentError(f"nonzero_static: size must not be negative, got {size}")
+    check_cpu_dtype("nonzero_static", spec, NUMBERS | BOOL | COMPLEX_HALF)
     shape = (size, spec.ndim)
     return spec.like(shape, stride=contiguous_strides(shape), dtype=torch.int64)

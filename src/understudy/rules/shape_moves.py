@@ -7,6 +7,7 @@ from typing import Any
 
 from understudy.errors import ArgumentError, DimensionError, DynamicOutputShapeException, ShapeMismatch
 from understudy.rules.dims import replaced, with_inserted, wrap_dim, wrap_dims
+from understudy.rules.dtype_sets import BOOL, COMPLEX_HALF, NUMBERS, check_cpu_dtype
 from understudy.rules.joining import joined
 from understudy.rules.layouts import copied, suggested_strides
 from understudy.rules.registry import rule
@@ -145,6 +146,7 @@ def rot90(spec: TensorSpec, k: int = 1, dims: Sequence[int] = (0, 1)) -> TensorS
 def triangle(spec: TensorSpec, diagonal: Any = 0) -> TensorSpec:
     if spec.ndim < 2:
         raise ShapeMismatch(f"tril and triu take at least 2 dimensions, {spec} has {spec.ndim}")
+    check_cpu_dtype("tril and triu", spec, NUMBERS | BOOL | COMPLEX_HALF)
     return spec.like()
 
 
@@ -206,6 +208,7 @@ def _shuffled(spec: TensorSpec, shape: tuple[Any, ...]) -> TensorSpec:
     """The CPU kernel keeps a channels-last format; elsewhere the shuffle is made of reshapes and a copy."""
     if spec.device.type != "cpu":
         return spec.like(shape)
+    check_cpu_dtype("shuffle", spec, NUMBERS | BOOL)
     return spec.like(shape, stride=suggested_strides(shape, spec))
 
 

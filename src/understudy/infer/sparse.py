@@ -1,0 +1,82 @@
+"""Sparse layouts: what they add to a spec, and tensors of torch's own that have it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from understudy.spec import TensorSpec
+
+BY_ROW = frozenset({torch.sparse_csr, torch.sparse_bsr})
+BLOCKED = frozenset({torch.sparse_bsr, torch.sparse_bsc})
+COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, *BLOCKED})
+
+
+@dataclass(frozen=True, slots=True)
+class SparseParts:
+    """What a sparse layout adds to a spec. `block` is () for layouts without blocks."""
+
+    sparse_dim: int
+    dense_dim: int
+    nnz: int
+    is_coalesced: bool
+    index_dtype: torch.dtype
+    block: tuple[Any, ...] = ()
+
+
+def is_sparse(t: torch.Tensor) -> bool:
+    return t.layout is torch.sparse_coo or t.layout in COMPRESSED
+
+
+def spec_of_sparse(t: torch.Tensor, device: torch.device) -> TensorSpec:
+    return TensorSpec(tuple(t.shape), (), dtype=t.dtype, device=device, layout=t.layout, sparse=_parts(t))
+
+
+def _parts(t: torch.Tensor) -> SparseParts:
+    if t.layout is torch.sparse_coo:
+        return SparseParts(t.sparse_dim(), t.dense_dim(), t._nnz(), t.is_coalesced(), torch.int64)
+    outer = t.crow_indices() if t.layout in BY_ROW else t.ccol_indices()
+    block = tuple(t.values().shape[outer.ndim : outer.ndim + 2]) if t.layout in BLOCKED else ()
+    return SparseParts(t.sparse_dim(), t.dense_dim(), t._nnz(), True, outer.dtype, block)
+
+
+def sparse_on(spec: TensorSpec, device: torch.device) -> torch.Tensor:
+    """A sparse tensor of torch's own with this spec's metadata. On a device with memory: valid indices, zeros as values."""
+    parts: SparseParts = spec.sparse
+    dense = spec.shape[spec.ndim - parts.dense_dim :]
+    if spec.layout is torch.sparse_coo:
+        indices = _coordinates(spec.shape[: parts.sparse_dim], parts.nnz).to(device)
+        values = torch.zeros((parts.nnz, *dense), dtype=spec.dtype, device=device)
+        return torch.sparse_coo_tensor(
+            indices, values, size=spec.shape, is_coalesced=parts.is_coalesced, check_invariants=False
+        )
+    rows, columns = spec.shape[-2 - parts.dense_dim], spec.shape[-1 - parts.dense_dim]
+    batch = spec.shape[: spec.ndim - 2 - parts.dense_dim]
+    if parts.block:
+        rows, columns = rows // parts.block[0], columns // parts.block[1]
+    lines, length = (rows, columns) if spec.layout in BY_ROW else (columns, rows)
+    outer, inner = _compressed(lines, length, parts.nnz)
+    values = torch.zeros((*batch, parts.nnz, *parts.block, *dense), dtype=spec.dtype, device=device)
+    return torch.sparse_compressed_tensor(
+        outer.to(parts.index_dtype).expand(*batch, -1).to(device),
+        inner.to(parts.index_dtype).expand(*batch, -1).to(device),
+        values, size=spec.shape, layout=spec.layout, device=device, check_invariants=False,
+    )  # fmt: skip
+
+
+def _coordinates(shape: tuple[Any, ...], count: int) -> torch.Tensor:
+    """The first `count` positions in a tensor of this shape, in order."""
+    flat = torch.arange(count)
+    rows = []
+    for size in reversed(shape):
+        rows.append(flat % max(size, 1))
+        flat = flat // max(size, 1)
+    return torch.stack(rows[::-1]) if rows else torch.empty((0, count), dtype=torch.int64)
+
+
+def _compressed(lines: int, length: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Line starts and positions for `count` entries that fill line after line."""
+    starts = (torch.arange(lines + 1) * length).clamp(max=count)
+    return starts, torch.arange(count) % max(length, 1)

@@ -1,0 +1,401 @@
+"""Conversion of real tensors: metadata, aliasing and autograd structure come along; nothing is kept alive."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
+
+from understudy import (
+    FakeCopyMode,
+    FakeTensor,
+    FakeTensorConverter,
+    FakeTensorMode,
+    MixedTensorsError,
+    UnsupportedFakeTensorException,
+)
+
+
+@pytest.fixture
+def mode() -> FakeTensorMode:
+    return FakeTensorMode()
+
+
+def assert_same_metadata(fake: torch.Tensor, real: torch.Tensor) -> None:
+    assert type(fake) is FakeTensor
+    assert fake.shape == real.shape
+    assert fake.dtype is real.dtype
+    assert fake.device == real.device
+    assert fake.layout is real.layout
+    assert fake.requires_grad == real.requires_grad
+    assert fake.is_leaf == real.is_leaf
+    assert fake.is_conj() == real.is_conj()
+    assert fake.is_neg() == real.is_neg()
+    assert fake.is_inference() == real.is_inference()
+    if real.layout is torch.strided:
+        assert fake.stride() == real.stride()
+        assert fake.storage_offset() == real.storage_offset()
+        assert fake.untyped_storage().nbytes() == real.untyped_storage().nbytes()
+
+
+LAYOUTS = {
+    "contiguous": lambda: torch.randn(3, 4),
+    "scalar": lambda: torch.tensor(3.0),
+    "empty": lambda: torch.empty(0, 4),
+    "transposed": lambda: torch.randn(3, 4).t(),
+    "sliced": lambda: torch.randn(6, 8)[1:5:2, 3:],
+    "expanded": lambda: torch.randn(1, 4).expand(3, 4),
+    "channels last": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "overlapping": lambda: torch.randn(20).as_strided((4, 5), (2, 1), 3),
+    "larger storage": lambda: torch.randn(100)[:4],
+    "half": lambda: torch.randn(3, dtype=torch.bfloat16),
+    "complex": lambda: torch.randn(3, dtype=torch.complex64),
+    "conj": lambda: torch.randn(3, dtype=torch.complex64).conj(),
+    "neg": lambda: torch.randn(3, dtype=torch.complex64).conj().imag,
+    "bool": lambda: torch.ones(3, dtype=torch.bool),
+    "uint16": lambda: torch.ones(3, dtype=torch.uint16),
+    "float8": lambda: torch.ones(3).to(torch.float8_e4m3fn),
+    "meta": lambda: torch.empty(3, 4, device="meta"),
+    "meta view": lambda: torch.empty(3, 4, device="meta")[1:],
+    "requires grad": lambda: torch.randn(3, requires_grad=True),
+    "result": lambda: torch.randn(3, requires_grad=True) * 2,
+    "view of leaf": lambda: torch.randn(4, 4, requires_grad=True)[1:].t(),
+    "view of result": lambda: (torch.randn(4, 4, requires_grad=True) * 2)[1:],
+}
+
+
+@pytest.mark.parametrize("make", LAYOUTS.values(), ids=LAYOUTS)
+def test_metadata_comes_along(make: Any, mode: FakeTensorMode) -> None:
+    real = make()
+    assert_same_metadata(mode.from_tensor(real), real)
+
+
+@pytest.mark.parametrize("make", LAYOUTS.values(), ids=LAYOUTS)
+def test_conversion_inside_the_mode_is_the_same(make: Any, mode: FakeTensorMode) -> None:
+    real = make()
+    with mode:
+        fake = mode.from_tensor(real)
+    assert_same_metadata(fake, real)
+    assert mode.from_tensor(real) is fake
+
+
+def test_inference_tensors_stay_inference_tensors(mode: FakeTensorMode) -> None:
+    with torch.inference_mode():
+        real = torch.randn(3, 4)
+    assert_same_metadata(mode.from_tensor(real), real)
+    with torch.inference_mode():
+        inside = mode.from_tensor(torch.randn(2))
+        assert inside.is_inference()
+    normal = torch.randn(2)
+    with torch.inference_mode():
+        assert not mode.from_tensor(normal).is_inference()
+
+
+def test_a_fake_of_the_mode_is_itself(mode: FakeTensorMode) -> None:
+    fake = mode.from_tensor(torch.randn(3))
+    assert mode.from_tensor(fake) is fake
+
+
+def test_a_fake_of_another_mode_is_refused(mode: FakeTensorMode) -> None:
+    fake = FakeTensorMode().from_tensor(torch.randn(3))
+    with pytest.raises(MixedTensorsError, match="another FakeTensorMode"):
+        mode.from_tensor(fake)
+
+
+# --- memory ---------------------------------------------------------------------------------------------------
+
+
+def test_the_same_tensor_gives_the_same_fake(mode: FakeTensorMode) -> None:
+    real = torch.randn(3)
+    fake = mode.from_tensor(real)
+    assert mode.from_tensor(real) is fake
+    assert mode.fake_tensor_converter.from_real_tensor(mode, real) is fake
+    assert FakeTensor.from_tensor(real, mode) is fake
+    assert mode.from_tensor(real.clone()) is not fake
+    assert FakeTensorMode().from_tensor(real) is not fake
+
+
+def test_the_memo_does_not_keep_the_fake_alive(mode: FakeTensorMode) -> None:
+    real = torch.randn(3)
+    fake = mode.from_tensor(real)
+    gone = weakref.ref(fake)
+    assert len(mode.fake_tensor_converter.tensor_memo) == 1
+    del fake
+    assert gone() is None
+    assert len(mode.fake_tensor_converter.tensor_memo) == 0
+
+
+def test_the_memo_does_not_keep_the_real_tensor_alive(mode: FakeTensorMode) -> None:
+    real = torch.randn(3)
+    fake = mode.from_tensor(real)
+    gone = weakref.ref(real)
+    del real
+    assert gone() is None
+    assert len(mode.fake_tensor_converter.tensor_memo) == 0
+    assert fake.shape == (3,)
+
+
+@pytest.mark.parametrize("make", LAYOUTS.values(), ids=LAYOUTS)
+def test_nothing_stays_in_memory(make: Any, mode: FakeTensorMode) -> None:
+    real = make()
+    fake = mode.from_tensor(real)
+    references = weakref.ref(real), weakref.ref(fake)
+    del real, fake
+    assert [reference() for reference in references] == [None, None]
+    assert mode.fake_tensor_converter.tensor_memo == {}
+
+
+def test_fakes_do_not_keep_a_mode_alive_in_a_cycle() -> None:
+    mode = FakeTensorMode()
+    real = torch.randn(3, requires_grad=True)
+    fake = mode.from_tensor(real)
+    with mode:
+        loss = (fake * torch.ones(3)).sum()
+        loss.backward()
+    gone = weakref.ref(mode)
+    del mode, fake, loss
+    assert gone() is None
+
+
+def test_the_memo_stays_small_over_many_tensors(mode: FakeTensorMode) -> None:
+    for _ in range(300):
+        mode.from_tensor(torch.randn(2))
+    assert len(mode.fake_tensor_converter.tensor_memo) == 0
+    assert mode.fake_tensor_converter.remembered_storages <= 64
+
+
+def test_an_address_used_again_is_another_tensor(mode: FakeTensorMode) -> None:
+    fakes = []
+    for size in range(1, 50):
+        real = torch.randn(size)
+        fakes.append(mode.from_tensor(real))
+        del real
+    assert [fake.shape[0] for fake in fakes] == list(range(1, 50))
+
+
+# --- aliasing -------------------------------------------------------------------------------------------------
+
+
+def same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
+def test_views_stay_views_of_one_storage(mode: FakeTensorMode) -> None:
+    base = torch.randn(4, 6)
+    row, flat = base[1], base.view(-1)
+    fake_row, fake_base, fake_flat = map(mode.from_tensor, (row, base, flat))
+    assert same_storage(fake_row, fake_base) and same_storage(fake_base, fake_flat)
+    version = fake_base._version
+    fake_base.add_(1)
+    assert fake_base._version == version + 1
+    assert not same_storage(fake_base, mode.from_tensor(torch.randn(4, 6)))
+
+
+def test_views_of_another_dtype_share_the_storage(mode: FakeTensorMode) -> None:
+    base = torch.randn(4, dtype=torch.complex64)
+    others = [base.view(torch.int32), torch.view_as_real(base), base.imag, base.conj(), base.view(torch.uint8)]
+    fakes = [mode.from_tensor(t) for t in others]
+    for fake, real in zip(fakes, others, strict=True):
+        assert_same_metadata(fake, real)
+        assert same_storage(fake, fakes[0])
+    assert_same_metadata(mode.from_tensor(base), base)
+
+
+def test_a_storage_survives_its_first_view(mode: FakeTensorMode) -> None:
+    base = torch.randn(4, 6)
+    first = mode.from_tensor(base)
+    second = mode.from_tensor(base[1])
+    del first
+    assert same_storage(second, mode.from_tensor(base))
+
+
+def test_a_view_of_a_leaf_is_a_view_of_its_fake(mode: FakeTensorMode) -> None:
+    leaf = torch.randn(4, 4, requires_grad=True)
+    view = leaf[1:]
+    fake_view = mode.from_tensor(view)
+    fake_leaf = mode.from_tensor(leaf)
+    assert fake_view._is_view() and fake_view._base is fake_leaf
+    fake_view.sum().backward()
+    assert fake_leaf.grad is not None and fake_leaf.grad.shape == (4, 4)
+
+
+def test_a_result_is_no_leaf_and_runs_backward(mode: FakeTensorMode) -> None:
+    real = torch.randn(3, requires_grad=True) * 2
+    fake = mode.from_tensor(real)
+    assert fake.grad_fn is not None and not fake.is_leaf
+    (fake * 3).sum().backward()
+
+
+# --- parameters, buffers, gradients ------------------------------------------------------------------------------
+
+
+def test_parameters_stay_parameters(mode: FakeTensorMode) -> None:
+    parameter = nn.Parameter(torch.randn(3))
+    fake = mode.from_tensor(parameter)
+    assert type(fake) is FakeTensor and isinstance(fake, nn.Parameter)
+    assert fake.requires_grad and fake.is_leaf
+    frozen = mode.from_tensor(nn.Parameter(torch.randn(3), requires_grad=False))
+    assert isinstance(frozen, nn.Parameter) and not frozen.requires_grad
+    assert not isinstance(mode.from_tensor(torch.randn(3)), nn.Parameter)
+
+
+def test_buffers_stay_buffers(mode: FakeTensorMode) -> None:
+    fake = mode.from_tensor(nn.Buffer(torch.randn(3)))
+    assert isinstance(fake, nn.Buffer)
+
+
+def test_gradients_come_along(mode: FakeTensorMode) -> None:
+    parameter = nn.Parameter(torch.randn(3))
+    parameter.grad = torch.randn(3)
+    fake = mode.from_tensor(parameter)
+    assert type(fake.grad) is FakeTensor and fake.grad.shape == (3,)
+    assert mode.from_tensor(parameter.grad) is fake.grad
+
+
+# --- other kinds of tensors -----------------------------------------------------------------------------------------
+
+
+def test_wrapper_subclasses_wrap_fakes(mode: FakeTensorMode) -> None:
+    real = TwoTensor(torch.randn(3, 4), torch.randn(3, 4))
+    fake = mode.from_tensor(real)
+    assert type(fake) is TwoTensor
+    assert type(fake.a) is FakeTensor and type(fake.b) is FakeTensor
+    assert mode.from_tensor(real) is fake
+    with mode:
+        twice = fake * 2 + fake
+    assert type(twice) is TwoTensor and type(twice.a) is FakeTensor and twice.shape == (3, 4)
+
+
+def test_nested_wrapper_subclasses(mode: FakeTensorMode) -> None:
+    def pair() -> TwoTensor:
+        return TwoTensor(torch.randn(2), torch.randn(2))
+
+    fake = mode.from_tensor(TwoTensor(pair(), pair()))
+    assert type(fake.a) is TwoTensor and type(fake.a.b) is FakeTensor
+
+
+def test_wrapper_subclass_parameters(mode: FakeTensorMode) -> None:
+    real = nn.Parameter(TwoTensor(torch.randn(3), torch.randn(3)))
+    fake = mode.from_tensor(real)
+    assert isinstance(fake, nn.Parameter) and fake.requires_grad and fake.is_leaf
+    (fake * 2).sum().backward()
+    assert type(fake.grad) is TwoTensor
+
+
+def quantised() -> torch.Tensor:
+    return torch.quantize_per_tensor(torch.randn(3), 0.1, 0, torch.quint8)
+
+
+def nested() -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.randn(2), torch.randn(3)])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (quantised, "quantised"),
+        (nested, "nested"),
+        (lambda: torch.randn(3).rename("n"), "named"),
+        (lambda: torch.randn(3).to_mkldnn(), "MKL-DNN"),
+    ],
+    ids=["quantised", "nested", "named", "mkldnn"],
+)
+def test_what_cant_be_represented_is_refused_with_the_reason(make: Any, reason: str, mode: FakeTensorMode) -> None:
+    with pytest.raises(UnsupportedFakeTensorException, match=reason) as caught:
+        mode.from_tensor(make())
+    assert "test_convert.py" in caught.value.context.line
+    assert mode.fake_tensor_converter.tensor_memo == {}
+
+
+def test_functorch_wrappers_are_refused(mode: FakeTensorMode) -> None:
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        with pytest.raises(UnsupportedFakeTensorException, match=r"torch\.func"):
+            mode.from_tensor(x)
+        return x
+
+    torch.vmap(inside)(torch.randn(3, 2))
+    torch.func.grad(lambda x: inside(x).sum())(torch.randn(3))
+
+
+def test_jagged_tensors_convert(mode: FakeTensorMode) -> None:
+    real = torch.nested.nested_tensor([torch.randn(2, 5), torch.randn(3, 5)], layout=torch.jagged)
+    fake = mode.from_tensor(real)
+    assert type(fake.values()) is FakeTensor and fake.values().shape == (5, 5)
+
+
+# --- constructor and converter -----------------------------------------------------------------------------------------
+
+
+def test_the_constructor_takes_metadata_and_device(mode: FakeTensorMode) -> None:
+    fake = FakeTensor(mode, torch.empty(3, 4, device="meta").t(), torch.device("cuda:1"))
+    assert type(fake) is FakeTensor and fake.fake_mode is mode
+    assert (fake.shape, fake.stride(), fake.device) == ((4, 3), (1, 4), torch.device("cuda:1"))
+    assert FakeTensor(mode, torch.empty(2, device="meta"), "cpu").device == torch.device("cpu")
+    assert FakeTensor(mode, torch.empty(2, device="meta"), "cuda").device == torch.device("cuda:0")
+
+
+def test_the_constructor_takes_a_constant(mode: FakeTensorMode) -> None:
+    fake = FakeTensor(mode, torch.empty((), device="meta"), "cpu", constant=torch.tensor(4.0))
+    assert fake.item() == 4.0
+
+
+def test_from_meta_and_device(mode: FakeTensorMode) -> None:
+    converter = mode.fake_tensor_converter
+    assert isinstance(converter, FakeTensorConverter)
+    meta = torch.empty(3, device="meta", requires_grad=True)
+    fake = converter.from_meta_and_device(mode, meta, torch.device("cuda:0"))
+    assert fake.device == torch.device("cuda:0") and fake.requires_grad
+
+
+def test_make_constant_keeps_the_value(mode: FakeTensorMode) -> None:
+    real = torch.tensor(3)
+    fake = mode.fake_tensor_converter.from_real_tensor(mode, real, make_constant=True)
+    real.fill_(7)
+    assert fake.item() == 3
+    assert fake.constant is not None and fake.constant.item() == 3
+    assert mode.from_tensor(torch.tensor(3)).constant is None
+
+
+# --- modules ----------------------------------------------------------------------------------------------------------
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10, bias=False), nn.BatchNorm1d(10))
+    model[1].weight = model[0].weight
+    return model
+
+
+def test_fake_copies_of_modules(mode: FakeTensorMode) -> None:
+    model = tied()
+    with FakeCopyMode(mode):
+        fake = copy.deepcopy(model)
+    for real_tensor, fake_tensor in zip(
+        [*model.parameters(), *model.buffers()], [*fake.parameters(), *fake.buffers()], strict=True
+    ):
+        assert_same_metadata(fake_tensor, real_tensor)
+        assert fake_tensor.fake_mode is mode
+        assert isinstance(fake_tensor, nn.Parameter) == isinstance(real_tensor, nn.Parameter)
+    assert fake[1].weight is fake[0].weight
+    with mode:
+        assert fake(torch.zeros(3, dtype=torch.long)).shape == (3, 10)
+
+
+def test_fake_copies_inside_the_mode(mode: FakeTensorMode) -> None:
+    with mode, FakeCopyMode(mode):
+        fake = copy.deepcopy(tied())
+    assert fake[1].weight is fake[0].weight
+
+
+def test_fake_copies_of_wrapper_parameters(mode: FakeTensorMode) -> None:
+    model = nn.Linear(3, 3)
+    model.weight = nn.Parameter(TwoTensor(torch.randn(3, 3), torch.randn(3, 3)))
+    with FakeCopyMode(mode):
+        fake = copy.deepcopy(model)
+    assert type(fake.weight) is TwoTensor and type(fake.weight.a) is FakeTensor
+    assert isinstance(fake.weight, nn.Parameter)
