@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.optim.optimizer as _optimizer
+import torch.utils._foreach_utils as _foreach_utils
 import torch.utils._python_dispatch as _modes
 from torch import Tensor
 from torch._C import DispatchKey
@@ -105,6 +107,13 @@ def strong_storage(reference: Any) -> Any:
     return torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
 
 
+def allow_foreach(kind: type) -> None:
+    """Let optimizers take tensors of this class for as good as plain ones when they choose their kernels."""
+    for supported in (_foreach_utils._foreach_supported_types, _optimizer._foreach_supported_types):
+        if kind not in supported:
+            supported.append(kind)
+
+
 def is_functorch_wrapped(tensor: Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
@@ -116,6 +125,15 @@ def unwrapped(tensor: Tensor) -> Any:
     if is_functorch_wrapped(tensor):
         return torch._C._functorch.get_unwrapped(tensor)
     return None
+
+
+def new_nested_int() -> Any:
+    """The size of a jagged dimension, equal to no other."""
+    import torch.nested._internal.nested_tensor as nested  # why: only for jagged tensors
+
+    number = nested._tensor_id_counter
+    nested._tensor_id_counter = number + 1
+    return torch.SymInt(nested.NestedIntNode(number, 1))
 
 
 def restored_location(device: str) -> str:
@@ -182,6 +200,20 @@ def _then_tell(original: Callable[..., Any]) -> Callable[..., Any]:
     return leave
 
 
+stand_in_devices: dict[torch.device, torch.device] = {}
+"""Which device is meant by each index of the meta device that stands for one."""
+
+
+def _group_by_logical_device(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Optimizers and the clipping of gradients choose their kernels by the device of each group."""
+
+    def grouped(*args: Any, **kwargs: Any) -> Any:
+        groups = original(*args, **kwargs)
+        return {(stand_in_devices.get(device, device), dtype): rest for (device, dtype), rest in groups.items()}
+
+    return grouped
+
+
 on_autocast_end: list[Callable[[], None]] = []
 """Called when the outermost autocast region of a thread ends."""
 
@@ -191,6 +223,7 @@ _PATCHES: tuple[tuple[Any, str, Patch], ...] = (
     (torch.cuda.amp.common, "amp_definitely_not_available", lambda f: _cuda_may_be_simulated(f, False)),
     (torch.cuda, "is_bf16_supported", lambda f: _cuda_may_be_simulated(f, True)),
     (torch.amp.autocast_mode.autocast, "__exit__", _then_tell),
+    (torch._C, "_group_tensors_by_device_and_dtype", _group_by_logical_device),
     # Warns, for every recurrent module on a CUDA device, that this build has no cuDNN.
     (torch.backends.cudnn, "is_acceptable", lambda f: _cuda_may_be_simulated(f, False)),
 )
@@ -243,6 +276,18 @@ def _set_flags(in_mode: bool, keeps_out_compiler: bool) -> None:
     _modes._is_in_torch_dispatch_mode = in_mode
     _modes._is_in_any_mode_without_ignore_compile_internals = keeps_out_compiler
     _modes.set_is_in_mode_without_ignore_compile_internals(keeps_out_compiler)
+
+
+class PastDispatch:
+    """Real torch for a moment, for calls on real tensors: past every mode. Ten times cheaper than `no_modes`."""
+
+    __slots__ = ("_guard",)
+
+    def __enter__(self) -> None:
+        self._guard = NoDispatch()
+
+    def __exit__(self, *exception: Any) -> None:
+        self._guard = None
 
 
 @contextmanager

@@ -301,10 +301,9 @@ def nested() -> torch.Tensor:
     [
         (quantised, "quantised"),
         (nested, "nested"),
-        (lambda: torch.randn(3).rename("n"), "named"),
         (lambda: torch.randn(3).to_mkldnn(), "MKL-DNN"),
     ],
-    ids=["quantised", "nested", "named", "mkldnn"],
+    ids=["quantised", "nested", "mkldnn"],
 )
 def test_what_cant_be_represented_is_refused_with_the_reason(make: Any, reason: str, mode: FakeTensorMode) -> None:
     with pytest.raises(UnsupportedFakeTensorException, match=reason) as caught:

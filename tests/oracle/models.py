@@ -282,6 +282,14 @@ def _hugging(model: str, config: str, **sizes: Any) -> Callable[[], nn.Module]:
     return build
 
 
+def _vit() -> nn.Module:
+    """A vision transformer as it comes, without values: `trunc_normal_` draws again until it likes the values."""
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
+        return _hugging("ViTForImageClassification", "ViTConfig", **_VIT_SIZES)()
+
+
 _LLAMA_SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32,
@@ -309,7 +317,7 @@ HUGGING = [
     Program("bert", _hugging("BertForMaskedLM", "BertConfig", **_BERT_SIZES), _language_inputs()),
     Program("t5", _hugging("T5ForConditionalGeneration", "T5Config", vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=2,
                            num_heads=4, decoder_start_token_id=0), _language_inputs()),
-    Program("vit", _hugging("ViTForImageClassification", "ViTConfig", **_VIT_SIZES), _pixels),
+    Program("vit", _vit, _pixels),
     Program("resnet", _hugging("ResNetForImageClassification", "ResNetConfig", embedding_size=8, hidden_sizes=[8, 16, 32, 64],
                                depths=[1, 1, 1, 1], num_labels=3), _pixels),
 ]  # fmt: skip

@@ -164,7 +164,7 @@ def test_batch_norm_dtypes_and_refusals() -> None:
             for weight, mean in itertools.product(given, given if training else given[1:]):  # else eager crashes
                 yield op, x, weight, weight, mean, mean, training, 0.1, 1e-5
         four = filled((4,))
-        yield op, filled((2, 3, 5)), four, four, four, four, True, 0.1, 1e-5
+        yield op, filled((4,)), four, four, four, four, True, 0.1, 1e-5
 
     every(calls())
 

@@ -36,7 +36,8 @@ def test_dtypes(op: Any, dtype: torch.dtype) -> None:
     if op in (aten.cumsum, aten.cumprod):
         check_rule(op.default, filled((3, 4), dtype), 0, dtype=torch.float64)
         check_rule(op.default, filled((3, 4)), 0, dtype=dtype)
-        check_rule(getattr(aten, f"{op.__name__}_").default, filled((3, 4), dtype), 0)
+        if dtype is not torch.uint16:
+            check_rule(getattr(aten, f"{op.__name__}_").default, filled((3, 4), dtype), 0)
 
 
 def test_out() -> None:

@@ -57,7 +57,8 @@ def test_distances() -> None:
                 check_rule(aten._cdist_forward.default, a, b, p, None)
             check_rule(aten._cdist_forward.default, a, b, 2.0, 1)
             check_rule(aten.cdist.default, a, b)
-        check_rule(aten._pdist_forward.default, a)
+        if a.ndim == 2:  # the real one does not check
+            check_rule(aten._pdist_forward.default, a)
         check_rule(aten.pdist.default, a, -1.0)
     for a in layouts(2, 5, 3):
         for b in [*layouts(2, 4, 3), *layouts(4, 3)]:

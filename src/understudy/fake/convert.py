@@ -21,12 +21,17 @@ if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
 
 
+SWEEP_FIRST_AT = 64
+"""Storages do not tell when they go: so many may be remembered before those that went are looked for."""
+
+
 class FakeTensorConverter:
     """Remembers, weakly, which stand-in each real tensor has, and which storage each real storage has."""
 
     def __init__(self) -> None:
         self._fakes: dict[int, tuple[weakref.ref[torch.Tensor], weakref.ref[FakeTensor]]] = {}
         self._storages: dict[int, tuple[Any, Any]] = {}
+        self._sweep_at = SWEEP_FIRST_AT
 
     @property
     def tensor_memo(self) -> dict[int, FakeTensor]:
@@ -34,10 +39,9 @@ class FakeTensorConverter:
         alive = ((key, real(), fake()) for key, (real, fake) in list(self._fakes.items()))
         return {key: fake for key, real, fake in alive if real is not None and fake is not None}
 
-    def forget(self, fake: FakeTensor) -> None:
-        for key, (_, known) in list(self._fakes.items()):
-            if known() is fake:
-                del self._fakes[key]
+    @property
+    def remembered_storages(self) -> int:
+        return len(self._storages)
 
     def from_real_tensor(
         self, fake_mode: FakeTensorMode, t: torch.Tensor, make_constant: bool = False, *,
@@ -101,12 +105,19 @@ class FakeTensorConverter:
         if storage is None:
             everything = TensorSpec((real_storage.nbytes(),), dtype=torch.uint8, device=spec.device)
             base = make_new(mode, everything)
-            storage = _torch.native_storage(base)
-            self._storages[real_storage._cdata] = (_torch.weak_storage(real_storage), _torch.weak_storage(storage))
+            self._remember_storage(real_storage, _torch.native_storage(base))
         else:
             base = make_new(mode, TensorSpec((0,), dtype=torch.uint8, device=spec.device))
             _torch.share_storage(base, storage)
         return make_unlike_view(mode, base, spec)
+
+    def _remember_storage(self, real: Any, storage: Any) -> None:
+        if len(self._storages) >= self._sweep_at:
+            for key, pair in list(self._storages.items()):
+                if any(map(_torch.is_expired, pair)):
+                    del self._storages[key]
+            self._sweep_at = max(SWEEP_FIRST_AT, 2 * len(self._storages))
+        self._storages[real._cdata] = (_torch.weak_storage(real), _torch.weak_storage(storage))
 
     def _storage(self, real: Any) -> Any:
         pair = self._storages.get(real._cdata)
@@ -164,24 +175,29 @@ def spec_of_real(t: torch.Tensor) -> TensorSpec:
 
 
 def refuse_unsupported(t: torch.Tensor, mode: FakeTensorMode) -> None:
-    reason = ""
     if type(t) is FakeTensor and t.fake_mode is not mode:
         raise with_line(
             MixedTensorsError("this is a stand-in of another FakeTensorMode"), "FakeTensorMode.from_tensor", t._spec,
             "use one mode for all of them",
         )  # fmt: skip
-    if t.is_quantized:
-        reason = "quantised tensors carry a quantiser that has no stand-in"
-    elif any(name is not None for name in getattr(t, "names", ())):
-        reason = "named tensors are not supported: drop the names with .rename(None)"
-    elif _torch.is_functorch_wrapped(t):
-        reason = "it is a wrapper of a torch.func transform: convert what is inside, before the transform"
-    elif t.is_nested and not _torch.is_traceable_wrapper_subclass(t):
-        reason = "nested tensors of strided layout are not supported"
-    elif t.is_mkldnn:
-        reason = "tensors in MKL-DNN layout are not supported: call .to_dense() first"
+    reason = _unsupported(t)
     if reason:
         raise with_line(
             UnsupportedFakeTensorException(f"can't stand in for this tensor: {reason}"),
-            "FakeTensorMode.from_tensor", f"{t.dtype}[{', '.join(map(str, t.shape))}]",
+            "FakeTensorMode.from_tensor", f"a tensor of {t.dim()} dimensions, {t.dtype}",
+            "keep it out of what runs on stand-ins, or convert it to a plain tensor first",
         )  # fmt: skip
+
+
+def _unsupported(t: torch.Tensor) -> str:
+    if _torch.is_functorch_wrapped(t):
+        return "it is a wrapper of a torch.func transform: convert what is inside, before the transform"
+    if t.is_quantized:
+        return "quantised tensors carry a quantiser that has no stand-in"
+    if t.is_nested and not _torch.is_traceable_wrapper_subclass(t):
+        return "nested tensors of strided layout are not supported: use layout=torch.jagged"
+    if t.is_mkldnn:
+        return "tensors in MKL-DNN layout are not supported: call .to_dense() first"
+    if any(name is not None for name in getattr(t, "names", ())):
+        return "named tensors are not supported: drop the names with .rename(None)"
+    return ""

@@ -86,8 +86,8 @@ class Result(Computed):
     __slots__ = ()
 
     def _compute(self) -> torch.Tensor:
-        with _torch.no_modes(), torch.no_grad():
-            args, kwargs = mapped(lambda part: part.real(), Part, (self.args, self.kwargs))
+        with _torch.PastDispatch():
+            args, kwargs = mapped(Part.real, Part, (self.args, self.kwargs))
             outputs = flat(torch.Tensor, (self.op(*args, **_on_cpu(kwargs)),), {})
             return _laid_out(outputs[self.position].detach(), self.spec)
 
@@ -96,7 +96,7 @@ class Written(Computed):
     __slots__ = ()
 
     def _compute(self) -> torch.Tensor:
-        with _torch.no_modes(), torch.no_grad():
+        with _torch.PastDispatch():
             targets: list[torch.Tensor] = []
 
             def own(part: Part) -> torch.Tensor:
@@ -114,20 +114,26 @@ def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def copied_storage(real: torch.Tensor) -> torch.Tensor:
+    """A tensor on a copy of the storage of `real`, with the same geometry."""
+    if real.untyped_storage().nbytes() == real.numel() * real.itemsize:
+        return real.clone()
     fresh = torch.empty(0, dtype=real.dtype)
-    fresh.set_(real.untyped_storage().clone(), 0, (real.untyped_storage().nbytes() // real.itemsize,), (1,))  # type: ignore[call-overload]
-    return fresh
+    storage = real.untyped_storage().clone()
+    return fresh.set_(storage, real.storage_offset(), real.shape, real.stride())  # type: ignore[call-overload, no-any-return]
 
 
 def on_storage(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     """The real tensor with this spec's geometry on the storage of `real`."""
-    with _torch.no_modes(), torch.no_grad():
-        view = torch.empty(0, dtype=spec.dtype)
-        view.set_(real.untyped_storage(), spec.offset, spec.shape, spec.stride)  # type: ignore[call-overload]
-        if spec.conj:
-            _torch.set_conj(view, True)
-        if spec.neg:
-            _torch.set_neg(view, True)
+    with _torch.PastDispatch():
+        if spec.dtype is real.dtype:
+            view = real.as_strided(spec.shape, spec.stride, spec.offset)
+        else:
+            view = torch.empty(0, dtype=spec.dtype)
+            view.set_(real.untyped_storage(), spec.offset, spec.shape, spec.stride)  # type: ignore[call-overload]
+        if spec.conj != view.is_conj():
+            _torch.set_conj(view, spec.conj)
+        if spec.neg != view.is_neg():
+            _torch.set_neg(view, spec.neg)
         return view
 
 

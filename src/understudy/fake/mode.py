@@ -107,7 +107,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The hot path: key → plan → tensors. About 3 µs of Python; whatever is unusual goes to `_slow`."""
-        key: list[Any] = [func]
+        key: list[Any] = [id(func)]
         add = key.append
         is_known = False
         try:
@@ -182,22 +182,20 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         self, func: Any, types: Any, args: Any, kwargs: Any, key: Any, plan: Plan | None, is_known: bool
     ) -> Any:
         """What a plain hit does not cover: a miss, determined values, a cross-check."""
-        handler = special.HANDLERS.get(func.name()) if plan is None else None
-        if plan is None and func.namespace in special.PASSED_THROUGH:
-            with _torch.no_modes():
-                return func(*args, **kwargs)
+        handler = special.handler_of(func) if plan is None else None
         if handler is not None:
             answer = handler(self, func, args, kwargs)
             if answer is not NotImplemented:
                 return answer
-        call = self._call(func, args, kwargs)
-        if plan is not None and self.cache_enabled:
-            cache.hits += 1
-            if self.crosscheck:
-                special.crosscheck(call, plan, self._infer(call))
-        else:
+        if plan is None or not self.cache_enabled:
+            call = self._call(func, args, kwargs)
             plan = self._infer(call)
             self._keep(call, key, plan)
+        else:
+            cache.hits += 1
+            if self.crosscheck:
+                call = self._call(func, args, kwargs)
+                special.crosscheck(call, plan, self._infer(call))
         inputs = flat(FakeTensor, args, kwargs)
         if not is_known and not plan.determined:
             return realise(self, plan.outcomes, inputs)
@@ -237,7 +235,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         answer, args, kwargs = accepted
         if answer is not None:
             return answer[0]
-        key: list[Any] | None = [func]
+        key: list[Any] | None = [id(func)]
         is_known = False
         try:
             for value in args:
@@ -278,7 +276,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         record = fake._known
         if record is None or record.content is None:
             return None
-        with _torch.no_modes():
+        with _torch.PastDispatch():
             return Part(record.content, fake._spec).real().clone()
 
     def remember_literal(self, fake: FakeTensor, real: torch.Tensor) -> None:

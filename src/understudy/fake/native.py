@@ -61,7 +61,7 @@ def native(device: torch.device) -> torch.device:
             if index > MOST:
                 raise UnsupportedFakeTensorException(f"more than {MOST} devices in one process, {device} the last")
             stand_in = torch.device("meta", index)
-            _canonical[stand_in] = device
+            _canonical[stand_in] = _torch.stand_in_devices[stand_in] = device
             _native[device] = stand_in
             for announce in on_first_device:
                 announce()

@@ -46,7 +46,8 @@ def make_view(mode: FakeTensorMode, base: FakeTensor, spec: TensorSpec) -> FakeT
         # Measured: as_strided and _make_subclass past the dispatcher, 3 µs; a wrapper and set_, 6 µs.
         guard = NoDispatch()
         try:
-            fake = make_subclass(FakeTensor, as_strided(base, spec.shape, spec.stride, spec.offset))
+            same = base if spec is known else as_strided(base, spec.shape, spec.stride, spec.offset)
+            fake = make_subclass(FakeTensor, same)
         finally:
             del guard
         fake._spec = spec

@@ -36,6 +36,27 @@ REAL_HANDLERS: dict[str, Handler] = {}
 """For calls that are given real tensors."""
 
 
+_by_operator: dict[Any, Handler | None] = {}
+
+
+def handler_of(func: Any) -> Handler | None:
+    """The handler of an operator, looked up by name once."""
+    try:
+        return _by_operator[func]
+    except KeyError:
+        found = _by_operator[func] = pass_through if func.namespace in PASSED_THROUGH else HANDLERS.get(func.name())
+        return found
+
+
+PASSED_THROUGH = frozenset({"profiler"})
+"""Namespaces whose operators have nothing to do with tensors' contents: they run for real."""
+
+
+def pass_through(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    with _torch.PastDispatch():
+        return func(*args, **kwargs)
+
+
 def handles(*names: str, table: dict[str, Handler] = HANDLERS) -> Callable[[Handler], Handler]:
     def register(handler: Handler) -> Handler:
         for name in names:
@@ -53,7 +74,7 @@ def item(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     fake = args[0]
     value = mode.value_of(fake)
     if value is not None:
-        with _torch.no_modes():
+        with _torch.PastDispatch():
             return value.item()
     raise _no_value(fake, func, "reads a value")
 
@@ -99,7 +120,7 @@ def lift(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     real = args[0]
     fake = make_new(mode, _spec_of_dense(real))
     if real.device.type == "cpu":
-        with _torch.no_modes():
+        with _torch.PastDispatch():
             mode.remember_literal(fake, real.detach().clone(memory_format=torch.preserve_format))
     return fake
 
@@ -171,10 +192,6 @@ def empty_for_checkpoint(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any
     if args[0] or kwargs.get("device") is None or kwargs["device"].type != "meta":
         return NotImplemented
     return NotImplemented
-
-
-PASSED_THROUGH = frozenset({"profiler"})
-"""Namespaces whose operators have nothing to do with tensors' contents: they run for real."""
 
 
 # --- higher-order operators ----------------------------------------------------------------------------------

@@ -32,6 +32,8 @@ class FakeTensor(torch.Tensor):
     _nonzero_memo: Any = None
     _item_memo: Any = None
     _unique_memo: Any = None
+    nested_int_memo: Any = None
+    """The size that a jagged tensor with these offsets has where its rows differ."""
 
     __torch_function__ = _torch.no_torch_function
 
@@ -184,6 +186,12 @@ class FakeTensor(torch.Tensor):
     def unique_memo(self, value: Any) -> None:
         self._unique_memo = self._remembered(value)
 
+    def get_nested_int(self, *, coeff: int = 1) -> Any:
+        """Asked by jagged tensors, of the offsets that they are made of."""
+        if self.nested_int_memo is None:
+            self.nested_int_memo = _torch.new_nested_int()
+        return self.nested_int_memo * coeff
+
     def _remembered(self, value: Any) -> Any:
         if value is None or torch.is_inference_mode_enabled() or self.is_inference():
             return None
@@ -264,6 +272,9 @@ class FakeTensor(torch.Tensor):
         if self._spec.shape or not format_spec:
             return object.__format__(self, "") if not format_spec else format(str(self), "")
         return format(self.item(), format_spec)
+
+
+_torch.allow_foreach(FakeTensor)
 
 
 def _native_argument(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """The dispatch cache: key → plan, bounded, with counters.
 
-A key is `(operator, … what the arguments are …, default dtype)`: specs stand for tensors, and every other
+A key is `(identity of the operator, … what the arguments are …, default dtype)`: specs stand for tensors, and every other
 argument comes with its type where two types could compare equal (1, 1.0, True). It is made in two places
 with the same layout: from tensors in `fake/mode.py` (the hot path), and from specs here.
 """
@@ -71,7 +71,7 @@ SIZED_TYPES = frozenset({float, bool, complex})
 
 def key_of_specs(call: Call) -> tuple[Any, ...]:
     """The key of a call that is given in specs."""
-    key: list[Any] = [call.op]
+    key: list[Any] = [id(call.op)]
     for value in call.args:
         _extend(key, value)
     for name, value in call.kwargs.items():

@@ -30,6 +30,11 @@ UNDETERMINED = {
     "record_stream": "concerns streams",
 }
 
+KEEPS_VALUE = {
+    ("_amp_foreach_non_finite_check_and_unscale_", "found_inf"): "gradients without data have no infinities",
+}
+"""Arguments that an operator writes to, but whose values stay what they were when it runs on stand-ins."""
+
 cache = Cache()
 """One for the process: a plan depends on nothing that belongs to a mode."""
 
@@ -51,7 +56,8 @@ def written_inputs(call: Call) -> tuple[int, ...]:
     written = _torch.written_arguments(call.op)
     if not written:
         return ()
-    names = {name for _, name in written}
+    packet = call.op.overloadpacket.__name__
+    names = {name for _, name in written if (packet, name) not in KEEPS_VALUE}
     positions: list[int] = []
     seen = 0
     order = _torch.argument_names(call.op)

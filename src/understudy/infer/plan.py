@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from understudy._torch import OpOverload
 from understudy.infer.call import Call
 from understudy.spec import New, Outcomes, Same, TensorSpec, View
 
@@ -19,12 +20,13 @@ class Plan:
     `plain` says that a hit has nothing to do but to make the tensors.
     """
 
-    __slots__ = ("determined", "kind", "outcomes", "plain", "spec", "written")
+    __slots__ = ("determined", "kind", "op", "outcomes", "plain", "spec", "written")
 
     def __init__(self, outcomes: Outcomes, written: tuple[int, ...] = (), determined: bool = False) -> None:
         self.outcomes = outcomes
         self.written = written
         self.determined = determined
+        self.op: OpOverload | None = None
         self.kind = OTHER
         self.spec: TensorSpec | None = None
         self.plain = True
@@ -32,6 +34,7 @@ class Plan:
     @staticmethod
     def of(call: Call, outcomes: Outcomes, written: tuple[int, ...], determined: bool) -> Plan:
         plan = Plan(outcomes, written, determined)
+        plan.op = call.op  # a key holds the operator's identity: as long as the plan lives, nothing else has it
         first = bool(call.args) and isinstance(call.args[0], TensorSpec)
         match outcomes:
             case New(spec) if spec.layout is torch.strided and not (spec.conj or spec.neg):

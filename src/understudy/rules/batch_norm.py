@@ -13,7 +13,7 @@ import torch
 
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.rules.dtype_sets import FLOATS, HALVES, check_cpu_dtype
-from understudy.rules.layouts import suggested_strides
+from understudy.rules.layouts import looks_channels_last, suggested_strides
 from understudy.rules.norms import accumulated
 from understudy.rules.registry import rule
 from understudy.spec import TensorSpec, preserved_copy
@@ -37,9 +37,16 @@ def _normalised(
     if x.device.type != "cpu":
         statistics = x.like((channels,), dtype=accumulated(x.dtype))
         return preserved_copy(x), statistics, statistics
+    if training and x.numel == 0:
+        raise ShapeMismatch(f"batch_norm: {x} has no elements to normalise by")
     dtype = _parameter_dtype(x, weight, bias, mean, var)
     statistics = x.like((channels if training else 0,), dtype=dtype)
-    return x.like(stride=suggested_strides(x.shape, x)), statistics, statistics
+    return _formatted(x), statistics, statistics
+
+
+def _formatted(x: TensorSpec) -> TensorSpec:
+    """The CPU kernel asks for contiguity first: with one channel, strides may fit both formats."""
+    return x.like() if x.is_contiguous else x.like(stride=suggested_strides(x.shape, x))
 
 
 def _parameter_dtype(x: TensorSpec, *parameters: Maybe) -> torch.dtype:
@@ -133,7 +140,8 @@ def _gradients(
     on_cpu = x.device.type == "cpu"
     if on_cpu:
         parameter = x.like((x.shape[1],), dtype=_parameter_dtype(x, weight, running))
-        for_x = x.like(stride=suggested_strides(x.shape, x))
+        alike = looks_channels_last(x) == looks_channels_last(grad)
+        for_x = _formatted(x) if alike else x.like(stride=suggested_strides(x.shape, x))
     else:
         parameter = x.like((x.shape[1],), dtype=weight.dtype if weight is not None else accumulated(x.dtype))
         for_x = preserved_copy(x)

@@ -66,6 +66,8 @@ def pdist(spec: TensorSpec, p: float = 2.0) -> TensorSpec:
 
 @rule("_pdist_forward")
 def pdist_forward(spec: TensorSpec, p: float = 2.0) -> TensorSpec:
+    if not spec.is_contiguous:
+        raise ArgumentError(f"pdist: {spec} must be contiguous here; torch.pdist takes any layout")
     return _between_rows(spec)
 
 

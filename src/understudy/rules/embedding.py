@@ -141,7 +141,8 @@ def _check_bags(
     _check_indices("embedding_bag (offsets)", offsets)
     if weight.ndim != 2 or indices.ndim != 1 or offsets.ndim != 1:
         raise ShapeMismatch(
-            f"embedding_bag: expected a matrix and two vectors, got weight {weight}, indices {indices}, offsets {offsets}"
+            f"embedding_bag: expected a matrix and two vectors, "
+            f"got weight {weight}, indices {indices}, offsets {offsets}"
         )
     if include_last_offset and offsets.shape[0] < 1:
         raise ShapeMismatch("embedding_bag: include_last_offset=True needs at least one offset")

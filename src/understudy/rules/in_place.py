@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from understudy.errors import ArgumentError, ShapeMismatch
-from understudy.rules.registry import check_castable
+from understudy.errors import ShapeMismatch
+from understudy.rules.registry import check_castable, check_no_overlap
 from understudy.spec import Same, TensorSpec
 
 __all__ = ["check_castable", "check_no_overlap", "written_in_place"]
@@ -19,12 +19,3 @@ def written_in_place(name: str, target: TensorSpec, result: TensorSpec, of: int 
     check_castable(name, result.dtype, target.dtype)
     check_no_overlap(name, target)
     return Same(of)
-
-
-def check_no_overlap(name: str, target: TensorSpec) -> None:
-    """Refuse to write into an expanded tensor, where several elements are one place in memory."""
-    for size, step in zip(target.shape, target.stride, strict=True):
-        if step == 0 and size > 1:
-            raise ArgumentError(f"{name}: can't write into {target}, which is expanded; clone it first")
-
-

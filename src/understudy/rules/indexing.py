@@ -13,7 +13,13 @@ from typing import Any
 
 import torch
 
-from understudy.errors import ArgumentError, DimensionError, DtypeError, DynamicOutputShapeException, ShapeMismatch
+from understudy.errors import (
+    ArgumentError,
+    DimensionError,
+    DtypeError,
+    DynamicOutputShapeException,
+    ShapeMismatch,
+)
 from understudy.rules.dtype_sets import BOOL, COMPLEX_HALF, FLOAT8, NUMBERS, check_cpu_dtype
 from understudy.rules.layouts import copied
 from understudy.rules.registry import rule
@@ -71,10 +77,9 @@ def indexed(spec: TensorSpec, indices: Indices) -> TensorSpec:
     index_shape = _common_shape([entry for _, entry in given])
     dims = [dim for dim, _ in given]
     _check_not_from_nothing(spec, dims, index_shape)
-    if dims[-1] - dims[0] + 1 == len(dims):
-        before, after = range(dims[0]), range(dims[-1] + 1, spec.ndim)
-    else:
-        before, after = range(0), [dim for dim in range(spec.ndim) if dim not in dims]
+    adjacent = dims[-1] - dims[0] + 1 == len(dims)
+    before = range(dims[0] if adjacent else 0)
+    after = [dim for dim in range(len(before), spec.ndim) if dim not in dims]
     shape = (*(spec.shape[d] for d in before), *index_shape, *(spec.shape[d] for d in after))
     zeros = (0,) * len(index_shape)
     stride = (*(spec.stride[d] for d in before), *zeros, *(spec.stride[d] for d in after))

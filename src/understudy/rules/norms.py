@@ -9,9 +9,9 @@ import torch
 
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.rules.dtype_sets import COMPLEX, FLOATS, HALVES, check_cpu_dtype
-from understudy.rules.layouts import suggested_strides
+from understudy.rules.layouts import looks_channels_last, suggested_strides
 from understudy.rules.registry import rule
-from understudy.spec import TensorSpec, is_channels_last_contiguous
+from understudy.spec import TensorSpec, elementwise_strides, is_channels_last_contiguous
 from understudy.spec.tensor_spec import Size
 
 Maybe = TensorSpec | None
@@ -39,16 +39,21 @@ def _formatted(x: TensorSpec) -> TensorSpec:
     return x.like(stride=suggested_strides(x.shape, x))
 
 
+def _is_dense(x: TensorSpec) -> bool:
+    """Without gaps in the format that it seems to have."""
+    if looks_channels_last(x):
+        return is_channels_last_contiguous(x.shape, x.stride)
+    return x.is_contiguous
+
+
 # --- over the last dimensions
 
 
 def _leading_shape(what: str, x: TensorSpec, normalized: Sequence[Any], *parameters: Maybe) -> Size:
     """The shape of the statistics: 1 for each normalised dimension."""
     count = len(normalized)
-    if count == 0:
-        raise ArgumentError(f"{what}: no dimension to normalise over")
     wanted = tuple(normalized)
-    if x.shape[-count:] != wanted:
+    if x.shape[max(x.ndim - count, 0) :] != wanted:
         raise ShapeMismatch(f"{what}: the last dimensions of {x} are not {list(wanted)}")
     for parameter in parameters:
         if parameter is not None and parameter.shape != wanted:
@@ -60,6 +65,8 @@ def _leading_shape(what: str, x: TensorSpec, normalized: Sequence[Any], *paramet
 def layer_norm(
     x: TensorSpec, normalized_shape: Sequence[Any], weight: Maybe, bias: Maybe, eps: float
 ) -> tuple[TensorSpec, ...]:
+    if len(normalized_shape) == 0:
+        raise ArgumentError("layer_norm: no dimension to normalise over")
     lead = _leading_shape("layer_norm", x, normalized_shape, weight, bias)
     check_cpu_dtype("layer_norm", x, FLOATS)
     on_cpu = x.device.type == "cpu"
@@ -113,13 +120,26 @@ def rms_norm(
 ) -> tuple[TensorSpec, TensorSpec]:
     lead = _leading_shape("rms_norm", x, normalized_shape, weight)
     check_cpu_dtype("rms_norm", x, FLOATS | COMPLEX)
-    return x.like(), x.like(lead, dtype=accumulated(x.dtype))
+    if len(normalized_shape) == 0:  # a mean over no dimensions is one over all of them
+        lead = (1,) * x.ndim
+    statistics = x.like(lead, dtype=accumulated(x.dtype))
+    if x.device.type != "cpu":
+        return x.like(), statistics
+    # On CPU it is a row of elementwise operators on an input made dense; strides of sizes 0 and 1 are kept.
+    shape = x.shape
+    result = x if _is_dense(x) else _formatted(x)
+    for factor in (statistics, weight):
+        if factor is not None:
+            result = x.like(stride=elementwise_strides(shape, (result, factor)))
+    return result, statistics
 
 
 @rule("rms_norm")
 def rms_norm_whole(
     x: TensorSpec, normalized_shape: Sequence[Any], weight: Maybe = None, eps: float | None = None
 ) -> TensorSpec:
+    if len(normalized_shape) == 0:
+        raise ArgumentError("rms_norm: no dimension to normalise over")
     return rms_norm(x, normalized_shape, weight, eps)[0]
 
 
@@ -145,7 +165,7 @@ def group_norm(
     _check_groups(x, N, C, HxW, group, weight, bias)
     check_cpu_dtype("group_norm", x, FLOATS)
     result = _formatted(x)
-    if not (x.is_contiguous or is_channels_last_contiguous(x.shape, x.stride)):
+    if not _is_dense(x):
         raise ArgumentError(f"group_norm: {x} is neither contiguous nor channels-last")
     dtype = _statistics_dtype("group_norm", x, weight, bias)
     statistics = x.like((N, group), dtype=dtype)

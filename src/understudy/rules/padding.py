@@ -13,7 +13,6 @@ from understudy.rules.registry import Rule, rule
 from understudy.rules.views import narrowed
 from understudy.spec import TensorSpec, product
 
-
 BLOCK_DTYPES = FLOATS | COMPLEX | BOOL
 
 
@@ -92,7 +91,9 @@ def _pad_rules(kind: str, dims: int) -> tuple[Rule, Rule]:
     def pad_backward(grad_output: TensorSpec, spec: TensorSpec, padding: Sequence[Any]) -> TensorSpec:
         shape = padded_shape(kind, dims, spec, padding)
         if grad_output.shape != shape:
-            raise ShapeMismatch(f"{kind}_pad{dims}d_backward: expected a gradient of shape {list(shape)}, got {grad_output}")
+            raise ShapeMismatch(
+                f"{kind}_pad{dims}d_backward: expected a gradient of shape {list(shape)}, got {grad_output}"
+            )
         check_cpu_dtype(f"{kind}_pad{dims}d_backward", spec, FLOATS | COMPLEX)
         return spec.like(stride=suggested_strides(spec.shape, spec))
 
@@ -169,7 +170,9 @@ def col2im(
     height, width = _pair("output_size", output_size, 1)
     block, rows, columns = _blocks((height, width), kernel_size, dilation, padding, stride)
     if spec.shape[-2] % block != 0:
-        raise ShapeMismatch(f"col2im: size {spec.shape[-2]} of {spec} is not divisible by the {block} elements of a block")
+        raise ShapeMismatch(
+            f"col2im: size {spec.shape[-2]} of {spec} is not divisible by the {block} elements of a block"
+        )
     if spec.shape[-1] != product((rows, columns)):
         raise ShapeMismatch(f"col2im: {spec} has {spec.shape[-1]} blocks, {list(output_size)} takes {rows} × {columns}")
     return spec.like((*spec.shape[:-2], spec.shape[-2] // block, height, width))

@@ -170,7 +170,7 @@ def _check_nothing(*_: Any) -> None:
     pass
 
 
-def check_probability(p: float) -> None:
+def check_probability(p: float = 0.5) -> None:
     if not 0 <= p <= 1:
         raise ArgumentError(f"a probability lies between 0 and 1: {p} does not")
 

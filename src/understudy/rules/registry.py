@@ -21,13 +21,21 @@ import torch
 
 from understudy._torch import OpOverload
 
-from understudy.errors import DtypeError, ShapeMismatch
+from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.spec import New, Same, TensorSpec, normal
 
 Rule = Callable[..., Any]
 
 _rules: dict[str, Rule] = {}
 _from_users: dict[str, Rule] = {}
+_derived_rules: dict[str, Rule | None] = {}  # found by schema, kept until rules are added
+
+WRITE_EXPANDED = frozenset(
+    f"aten::{name}_"
+    for name in ("_index_put_impl", "baddbmm", "conj_physical", "index_fill", "index_put", "masked_fill",
+                 "threshold", "tril", "triu")
+)  # fmt: skip
+"""In-place operators that eager lets write into an expanded tensor."""
 
 
 def full_name(op: Any) -> str:
@@ -42,6 +50,7 @@ def rule(*ops: Any) -> Callable[[Rule], Rule]:
     def register(function: Rule) -> Rule:
         for op in ops:
             _rules[full_name(op)] = function
+        _derived_rules.clear()
         return function
 
     return register
@@ -53,6 +62,7 @@ def user_rule(*ops: Any) -> Callable[[Rule], Rule]:
     def register(function: Rule) -> Rule:
         for op in ops:
             _from_users[full_name(op)] = function
+        _derived_rules.clear()
         return function
 
     return register
@@ -62,7 +72,11 @@ def rule_of(op: OpOverload) -> Rule | None:
     """The rule for an operator: the user's, ours, or one derived from its functional variant."""
     name = op.name()
     found = _from_users.get(name) or _rules.get(name)
-    return found or _derived(op, name)
+    if found is not None:
+        return found
+    if name not in _derived_rules:
+        _derived_rules[name] = _derived(op, name)
+    return _derived_rules[name]
 
 
 def rule_named(name: str) -> Rule:
@@ -71,29 +85,29 @@ def rule_named(name: str) -> Rule:
 
 
 def _derived(op: OpOverload, name: str) -> Rule | None:
-    packet, _, overload = name.partition(".")
     out_names = [a.name for a in op._schema.arguments if a.kwarg_only and a.alias_info and a.alias_info.is_write]
+    packet = name.partition(".")[0]
     if out_names:
-        functional = _functional_of_out(packet, overload)
-        return _out_rule(functional, out_names) if functional else None
+        functional = _functional_variant(op, packet, out_names)
+        return _out_rule(functional, out_names, resets=torch.Tag.generated in op.tags) if functional else None
     if packet.endswith("_") and not packet.endswith("__"):
-        functional = _lookup(packet[:-1], overload)
+        functional = _functional_variant(op, packet[:-1], [])
         return _in_place_rule(functional, packet) if functional else None
     return None
 
 
-def _lookup(packet: str, overload: str) -> Rule | None:
-    name = f"{packet}.{overload}" if overload else packet
-    return _from_users.get(name) or _rules.get(name)
-
-
-def _functional_of_out(packet: str, overload: str) -> Rule | None:
-    """`mm.out` → `mm`; `sum.IntList_out` → `sum.dim_IntList`; `add.out` → `add.Tensor`: by the names in use."""
-    stem = overload.removesuffix("out").removesuffix("_")
-    candidates = [stem, "Tensor", "default", ""] if not stem else [stem, f"dim_{stem}"]
-    for candidate in candidates:
-        found = _lookup(packet, candidate)
-        if found is not None:
+def _functional_variant(op: OpOverload, packet: str, out_names: list[str]) -> Rule | None:
+    """The rule of the operator that takes the same arguments, without `out_names`, and writes into none."""
+    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if a.name not in out_names]
+    namespace, _, plain = packet.partition("::")
+    family = getattr(getattr(torch.ops, namespace), plain, None)
+    for variant in (getattr(family, overload) for overload in family.overloads()) if family else ():
+        found = _from_users.get(variant.name()) or _rules.get(variant.name())
+        if found is None:
+            continue
+        arguments = variant._schema.arguments
+        writes = any(a.alias_info and a.alias_info.is_write for a in arguments)
+        if not writes and [(a.name, str(a.type)) for a in arguments] == wanted:
             return found
     return None
 
@@ -112,12 +126,21 @@ def _in_place_rule(functional: Rule, packet: str) -> Rule:
                 f"which does not fit into {target}, written in place"
             )
         check_castable(packet, outcome.spec.dtype, target.dtype)
+        if packet not in WRITE_EXPANDED:
+            check_no_overlap(packet, target)
         return Same(0)
 
     return in_place
 
 
-def _out_rule(functional: Rule, out_names: list[str]) -> Rule:
+def check_no_overlap(what: str, target: TensorSpec) -> None:
+    """Refuse to write into an expanded tensor, where several elements are one place in memory."""
+    for size, step in zip(target.shape, target.stride, strict=True):
+        if step == 0 and size > 1:
+            raise ArgumentError(f"{what}: can't write into {target}, which is expanded; clone it first")
+
+
+def _out_rule(functional: Rule, out_names: list[str], resets: bool) -> Rule:
     def out_variant(*args: Any, **kwargs: Any) -> Any:
         outs = [kwargs.pop(name) for name in out_names]
         result = functional(*args, **kwargs)
@@ -129,7 +152,7 @@ def _out_rule(functional: Rule, out_names: list[str]) -> Rule:
             return NotImplemented
         first = count_tensors(args) + count_tensors(kwargs.values())
         written = tuple(
-            _written(result.spec, out, first + position)
+            _written(result.spec, out, first + position, resets)
             for position, (result, out) in enumerate(zip(results, outs, strict=True))
         )
         return written if len(written) > 1 else written[0]
@@ -137,12 +160,15 @@ def _out_rule(functional: Rule, out_names: list[str]) -> Rule:
     return out_variant
 
 
-def _written(result: TensorSpec, out: TensorSpec, of: int) -> Same:
+def _written(result: TensorSpec, out: TensorSpec, of: int, resets: bool) -> Same:
     check_castable("out=", result.dtype, out.dtype)
     if result.shape == out.shape:
+        check_no_overlap("out=", out)
         return Same(of)
-    # A tensor that is resized to fit takes the strides of the result as well; it keeps its offset.
-    return Same(of, TensorSpec(result.shape, result.stride, out.offset, dtype=out.dtype, device=out.device))
+    # A tensor that is resized to fit keeps its offset and takes the strides of the result as well, unless
+    # the out= variant was generated from the functional one: then it is resized first and copied into.
+    stride = None if resets else result.stride
+    return Same(of, TensorSpec(result.shape, stride, out.offset, dtype=out.dtype, device=out.device))
 
 
 def count_tensors(args: Any) -> int:

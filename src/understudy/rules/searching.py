@@ -48,7 +48,9 @@ def searchsorted(
 ) -> TensorSpec:
     _check_search(sorted_sequence, right, side, sorter)
     if not spec.shape and sorted_sequence.ndim != 1:
-        raise ShapeMismatch(f"searchsorted: {spec} has no dimensions, so the sequence must be a vector, not {sorted_sequence}")
+        raise ShapeMismatch(
+            f"searchsorted: {spec} has no dimensions, so the sequence must be a vector, not {sorted_sequence}"
+        )
     if sorted_sequence.ndim != 1 and sorted_sequence.shape[:-1] != spec.shape[:-1]:
         raise ShapeMismatch(
             f"searchsorted: the sequence {sorted_sequence} must be a vector, or have the sizes of {spec} "

@@ -53,10 +53,9 @@ def format_strides(shape: Sequence[Any], memory_format: torch.memory_format) -> 
         return contiguous_strides(shape)
     if memory_format not in CHANNELS_LAST_DIMS:
         raise ArgumentError(f"{memory_format} is no format that a tensor can be resized to")
-    if len(shape) != CHANNELS_LAST_DIMS[memory_format]:
-        raise ArgumentError(
-            f"{memory_format} takes {CHANNELS_LAST_DIMS[memory_format]} dimensions, shape {list(shape)} has {len(shape)}"
-        )
+    ndim = CHANNELS_LAST_DIMS[memory_format]
+    if len(shape) != ndim:
+        raise ArgumentError(f"{memory_format} takes {ndim} dimensions, shape {list(shape)} has {len(shape)}")
     return channels_last_strides(shape)
 
 

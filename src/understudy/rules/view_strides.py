@@ -71,7 +71,10 @@ def expand_strides(spec: TensorSpec, sizes: Sequence[Any]) -> tuple[Size, Size]:
             size, stride = 1, (shape[-1] * strides[-1] if shape and spec.shape else 0)
         if target == -1:
             if dim < 0:
-                raise ArgumentError(f"expand: -1 in {list(sizes)} stands for a new dimension of {spec}, which has no size to keep")
+                raise ArgumentError(
+                    f"expand: -1 in {list(sizes)} stands for a dimension that {spec} does not have, "
+                    f"so there is no size to keep"
+                )
             target = size
         elif target != size:
             if size != 1:
