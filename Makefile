@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+RUNS   := $(VENV)/.runs
 READY  := $(VENV)/.ready
 
 export HF_HUB_OFFLINE = 1
@@ -14,7 +15,7 @@ export TOKENIZERS_PARALLELISM = false
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
-demo: $(READY)  ## a 70B model, trained for a step, on no hardware at all
+demo: $(RUNS)  ## a 70B model, trained for a step, on no hardware at all
 	@$(BIN)/python -m examples.demo $(ARGS)
 
 test: $(READY)  ## the tests, without the long sweeps
@@ -33,9 +34,15 @@ conformance: $(READY)  ## the long sweeps: every operator against the real one, 
 clean:  ## forget the virtual environment and the caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build src/*.egg-info
 
-# torch comes first and by its exact version (see constraints.txt), so that nothing after it asks for another.
-$(READY): pyproject.toml constraints.txt
+# Enough to run the library. torch comes first and by its exact version (see constraints.txt), so that
+# nothing after it asks for another.
+$(RUNS): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt setuptools torch numpy
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e .
+	@touch $@
+
+# Enough to work on it.
+$(READY): $(RUNS)
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@

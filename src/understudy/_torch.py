@@ -7,10 +7,13 @@ torch and its ecosystem ask for by `isinstance`. Those classes are named, never 
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.optim.optimizer as _optimizer
@@ -44,7 +47,8 @@ set_conj = torch._C._set_conj
 set_neg = torch._C._set_neg
 forbid_data_pointer = torch._C._set_throw_on_mutable_data_ptr
 native_device = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
-native_data = torch._C.TensorBase.data
+native_data: Any = torch._C.TensorBase.data
+set_native_data: Callable[[Tensor, Tensor], None] = native_data.__set__
 dispatch_keys_of = torch._C._dispatch_keys
 DispatchKeySet = torch._C.DispatchKeySet
 native_storage = torch._C.TensorBase.untyped_storage
@@ -59,6 +63,12 @@ def storage_id(tensor: Tensor) -> int:
 
 def same_tensor(a: Tensor, b: Tensor) -> bool:
     return a is b
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """What is in the storage of a real CPU tensor."""
+    storage = tensor.untyped_storage()
+    return ctypes.string_at(storage.data_ptr(), storage.nbytes())
 
 
 def share_storage(tensor: Tensor, storage: Any) -> None:
@@ -136,11 +146,6 @@ def new_nested_int() -> Any:
     return torch.SymInt(nested.NestedIntNode(number, 1))
 
 
-def restored_location(device: str) -> str:
-    """Where `torch.load(map_location=...)` wants what was saved on this device."""
-    return str(torch._utils._get_restore_location(device))
-
-
 def uses_python_dispatch(kind: type) -> bool:
     """Whether operators on tensors of this class go to a `__torch_dispatch__` of its own."""
     return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
@@ -214,6 +219,18 @@ def _group_by_logical_device(original: Callable[..., Any]) -> Callable[..., Any]
     return grouped
 
 
+def _real_stays_real(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`copy.deepcopy` of a real tensor copies its storage by operators; inside a fake mode, too, it gives a real one."""
+
+    def deepcopy(self: Tensor, memo: Any) -> Any:
+        if uses_python_dispatch(type(self)):
+            return original(self, memo)
+        with without_fake_mode():
+            return original(self, memo)
+
+    return deepcopy
+
+
 on_autocast_end: list[Callable[[], None]] = []
 """Called when the outermost autocast region of a thread ends."""
 
@@ -224,6 +241,8 @@ _PATCHES: tuple[tuple[Any, str, Patch], ...] = (
     (torch.cuda, "is_bf16_supported", lambda f: _cuda_may_be_simulated(f, True)),
     (torch.amp.autocast_mode.autocast, "__exit__", _then_tell),
     (torch._C, "_group_tensors_by_device_and_dtype", _group_by_logical_device),
+    (torch.Tensor, "__deepcopy__", _real_stays_real),
+    (torch.nn.Parameter, "__deepcopy__", _real_stays_real),
     # Warns, for every recurrent module on a CUDA device, that this build has no cuDNN.
     (torch.backends.cudnn, "is_acceptable", lambda f: _cuda_may_be_simulated(f, False)),
 )
@@ -408,6 +427,89 @@ def argument_names(op: OpOverload) -> tuple[str, ...]:
 
 def returns_alias(op: OpOverload) -> bool:
     return any(r.alias_info is not None for r in op._schema.returns)
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------
+
+
+class CheckpointSource(NamedTuple):
+    """What `torch.load` knows about the tensor that it is rebuilding."""
+
+    storage: Any
+    location: str | None
+    place: Any
+    conj: bool
+    neg: bool
+    loaded: dict[Any, Any]
+
+
+_REBUILDERS = (torch._utils._rebuild_tensor.__code__, torch._utils._rebuild_tensor_v3.__code__)
+_LOADERS = {
+    torch.serialization._load.__code__: "loaded_storages",
+    torch.serialization._legacy_load.__code__: "deserialized_objects",
+}
+
+
+def checkpoint_source() -> CheckpointSource | None:
+    """Where the tensor comes from that torch.load is rebuilding, if it is torch.load that calls."""
+    rebuilder = _calling_frame(_REBUILDERS, 8)
+    loader = rebuilder and _calling_frame(_LOADERS, 60, rebuilder)
+    if rebuilder is None or loader is None:
+        return None
+    storage = rebuilder.f_locals["storage"]
+    storage = getattr(storage, "_untyped_storage", storage)
+    values = rebuilder.f_locals if "metadata" in rebuilder.f_locals else rebuilder.f_back.f_locals
+    bits = values.get("metadata") or {}
+    return CheckpointSource(
+        storage,
+        storage._fake_device,
+        storage._cdata if storage._checkpoint_offset is None else storage._checkpoint_offset,
+        bool(bits.get("conj")),
+        bool(bits.get("neg")),
+        loader.f_locals[_LOADERS[loader.f_code]],
+    )
+
+
+def _calling_frame(codes: Any, most: int, frame: Any = None) -> Any:
+    frame = frame or sys._getframe(2)
+    for _ in range(most):
+        if frame is None or frame.f_code in codes:
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def map_location() -> Any:
+    """What the `torch.load` of this thread was given as map_location."""
+    return torch.serialization._serialization_tls.map_location
+
+
+def writes_as_real() -> bool:
+    """Whether `torch.save` is to write stand-ins as if they were real, without data."""
+    state = torch.serialization._serialization_tls
+    return bool(state.skip_data and state.materialize_fake_tensors)
+
+
+def meta_storage(nbytes: int, device: torch.device) -> Any:
+    """A storage for `torch.save` that stands for one on `device`."""
+    storage = torch.UntypedStorage(nbytes, device="meta")
+    storage._fake_device = device
+    return storage
+
+
+def reduced_as_real(tensor: Tensor, storage: Any, metadata: dict[str, bool]) -> Any:
+    """How `torch.save` writes a real tensor with the metadata of `tensor` on `storage`."""
+    place = (tensor.storage_offset(), tuple(tensor.size()), tensor.stride(), tensor.requires_grad, OrderedDict())
+    extra = (metadata,) if metadata else ()
+    if tensor.dtype in torch.storage._new_dtypes():
+        return torch._utils._rebuild_tensor_v3, (storage, *place, tensor.dtype, *extra)
+    typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=tensor.dtype, _internal=True)
+    typed._fake_device = storage._fake_device
+    return torch._utils._rebuild_tensor_v2, (typed, *place, *extra)
+
+
+def reduced_parameter(data: Tensor, requires_grad: bool) -> Any:
+    return torch._utils._rebuild_parameter, (data, requires_grad, OrderedDict())
 
 
 # --- asked for by isinstance ------------------------------------------------------------------------------

@@ -55,6 +55,9 @@ def training(make: Callable[..., torch.optim.Optimizer], steps: int = 2, **optio
             optimizer.step()
         parameters = list(model.parameters())
         state = [dict(optimizer.state[p]) for p in parameters]
+        if not options.get("fused") and not options.get("capturable"):
+            # Counters stay on the CPU, and their values are known.
+            state = [{k: v.item() if getattr(v, "ndim", 1) == 0 else v for k, v in entry.items()} for entry in state]
         return parameters, [p.grad for p in parameters], state, [p._version for p in parameters]
 
     return program
@@ -84,30 +87,16 @@ def test_optimizers_with_one_way_only(name: str, device: str) -> None:
     def program(device: str) -> Any:
         if name == "SparseAdam":
             embedding = nn.Embedding(10, 4, sparse=True, device=device)
-            parameters, outputs = [embedding.weight], lambda: embedding(torch.tensor([1, 2], device=device))
+            weight, output = embedding.weight, embedding(torch.tensor([1, 2], device=device))
         else:
             weight = torch.randn(4, 4, device=device, requires_grad=True)
-            parameters, outputs = [weight], lambda: weight @ weight
-        optimizer = getattr(torch.optim, name)(parameters, lr=0.1)
-        outputs().sum().backward()
+            output = weight @ weight
+        optimizer = getattr(torch.optim, name)([weight], lr=0.1)
+        output.sum().backward()
         optimizer.step()
-        return parameters, [value for value in optimizer.state[parameters[0]].values()]
+        return weight, [value for value in optimizer.state[weight].values() if getattr(value, "ndim", 0)]
 
-    if name == "Adafactor":
-        # It takes the norm of each parameter as a Python number.
-        assert_like_eager(program, device) if _reads_no_values(program) else None
-    elif name == "SparseAdam":
-        pytest.xfail("gradients of sparse layout are not accumulated on stand-ins") if device else None
-    else:
-        assert_like_eager(program, device)
-
-
-def _reads_no_values(program: Callable[[str], Any]) -> bool:
-    try:
-        run_fake(program, "cpu")
-    except DataDependentOutputException:
-        return False
-    return True
+    assert_like_eager(program, device)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:3", "xpu"])
@@ -278,7 +267,7 @@ def test_state_comes_back(device: str) -> None:
         other = torch.optim.Adam(model.parameters(), foreach=False)
         other.load_state_dict(optimizer.state_dict())
         other.step()
-        return [dict(other.state[p]) for p in model.parameters()]
+        return [(other.state[p]["step"].item(), other.state[p]["exp_avg"]) for p in model.parameters()]
 
     assert_like_eager(program, device)
 
@@ -297,10 +286,13 @@ def test_optimizer_in_backward() -> None:
     with FakeTensorMode():
         model = nn.Linear(3, 2, device="cuda")
         optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+        def step(p: torch.Tensor) -> None:
+            optimizers[p].step()
+            optimizers[p].zero_grad()
+
         for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(
-                lambda p: (optimizers[p].step(), optimizers[p].zero_grad())
-            )
+            parameter.register_post_accumulate_grad_hook(step)
         model(torch.randn(4, 3, device="cuda")).sum().backward()
         assert all(p.grad is None and p._version > 0 for p in model.parameters())
         assert str(model.weight.device) == with_index("cuda")

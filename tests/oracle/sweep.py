@@ -17,7 +17,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -285,9 +285,8 @@ def _print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         from rich.console import Console
         from rich.table import Table
     except ImportError:
-        printer: Callable[[Sequence[str]], None] = lambda row: print("  ".join(f"{cell:15s}" for cell in row))
         for row in (headings, *rows):
-            printer(row)
+            print("  ".join(f"{cell:15s}" for cell in row))
         return
     table = Table(*headings)
     for row in rows:

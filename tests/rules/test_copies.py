@@ -53,7 +53,9 @@ def test_moves() -> None:
 @given(broadcastable(1))
 def test_copies_keep_layouts(tensors: list[torch.Tensor]) -> None:
     for op in overloads("clone", "_to_copy", "fill.Scalar", "zero", "copy"):
-        args = {"fill.Scalar": (1,), "copy": (tensors[0],)}.get(str(op).removeprefix("aten.").removesuffix(".default"), ())
+        args = {"fill.Scalar": (1,), "copy": (tensors[0],)}.get(
+            str(op).removeprefix("aten.").removesuffix(".default"), ()
+        )
         check_rule(op, tensors[0], *args)
 
 
@@ -68,7 +70,9 @@ def test_copy() -> None:
 
 
 def test_fill() -> None:
-    fill_, fill, fill_tensor, fill_tensor_, zero_ = overloads("fill_.Scalar", "fill.Scalar", "fill.Tensor", "fill_.Tensor", "zero_")
+    fill_, fill, fill_tensor, fill_tensor_, zero_ = overloads(
+        "fill_.Scalar", "fill.Scalar", "fill.Tensor", "fill_.Tensor", "zero_"
+    )
     for dtype, value in itertools.product(DTYPES, (1, 1.5, True, 1j)):
         for x in layouts(dtype):
             check_rule(fill_, x.clone(), value)

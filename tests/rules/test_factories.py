@@ -28,7 +28,12 @@ def test_sizes(shape: list[int]) -> None:
             check_rule(aten.new_full.default, torch.ones(2, dtype=torch.int32), shape, value, **options)
         for name in ("new_empty", "new_zeros", "new_ones"):
             check_rule(overloads(name)[0], torch.ones(2, dtype=torch.int32), shape, **options)
-    for memory_format in (torch.contiguous_format, torch.channels_last, torch.channels_last_3d, torch.preserve_format):
+    for memory_format in (
+        torch.contiguous_format,
+        torch.channels_last,
+        torch.channels_last_3d,
+        torch.preserve_format,
+    ):
         check_rule(empty, shape, memory_format=memory_format)
 
 
@@ -36,7 +41,13 @@ def test_strides() -> None:
     for size, stride in (([2, 3], [1, 2]), ([2, 3], [1]), ([2, 3], [0, 5]), ([2, 3], [1, -1]), ([], [])):
         check_rule(aten.empty_strided.default, size, stride)
         check_rule(aten.new_empty_strided.default, torch.ones(2, dtype=torch.int32), size, stride)
-    for size, layout in (([2, 3, 4], [2, 0, 1]), ([2, 3], [0, 0]), ([2, 3], [0]), ([2, 0, 3], [2, 1, 0]), ([1, 2], [1, 0])):
+    for size, layout in (
+        ([2, 3, 4], [2, 0, 1]),
+        ([2, 3], [0, 0]),
+        ([2, 3], [0]),
+        ([2, 0, 3], [2, 1, 0]),
+        ([1, 2], [1, 0]),
+    ):
         check_rule(aten.empty_permuted.default, size, layout)
 
 
@@ -96,7 +107,9 @@ def test_triangles() -> None:
 
 
 def test_windows() -> None:
-    for op in overloads("hann_window", "hamming_window", "blackman_window", "bartlett_window", "kaiser_window"):
+    for op in overloads(
+        "hann_window", "hamming_window", "blackman_window", "bartlett_window", "kaiser_window"
+    ):
         for length in (0, 1, 5, -1):
             check_rule(op, length)
         for options in OPTIONS:

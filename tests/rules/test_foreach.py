@@ -81,6 +81,7 @@ def test_others(dtype: torch.dtype) -> None:
     check_rule(aten._foreach_zero_.default, clones(tensors))
     check_rule(aten._foreach_norm.Scalar, tensors, 1, torch.float64)
     check_rule(aten._foreach_copy_.default, clones(tensors), tensors)
+    check_rule(aten._foreach_copy.default, tensors, tensors)
     check_rule(aten._foreach_copy_.default, clones(tensors), lists(torch.float32))
     check_rule(aten._foreach_copy_.default, clones(tensors), tensors[::-1])
     check_rule(aten._foreach_pow.ScalarAndTensor, 2.0, tensors)
@@ -99,16 +100,30 @@ def test_optimizer_steps() -> None:
         return [torch.zeros_like(p) for p in parameters]
 
     steps = [torch.tensor(1.0) for _ in parameters]
-    adam: dict[str, Any] = dict(
-        beta1=0.9, beta2=0.99, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False
-    )
+    adam: dict[str, Any] = {
+        "beta1": 0.9,
+        "beta2": 0.99,
+        "weight_decay": 0.0,
+        "eps": 1e-8,
+        "amsgrad": False,
+        "maximize": False,
+    }
     for name in ("_fused_adam_", "_fused_adamw_"):
         op, with_tensor = overloads(name, f"{name}.tensor_lr")
         check_rule(op, parameters, state(), state(), state(), [], steps, lr=0.1, **adam)
-        check_rule(with_tensor, parameters, state(), state(), state(), [], steps, lr=torch.tensor(0.1), **adam)
-    sgd: dict[str, Any] = dict(
-        weight_decay=0.0, momentum=0.9, dampening=0.0, nesterov=False, maximize=False, is_first_step=False
-    )
+        (functional,) = overloads(name.removesuffix("_"))
+        check_rule(functional, parameters, state(), state(), state(), [], steps, lr=0.1, **adam)
+        check_rule(
+            with_tensor, parameters, state(), state(), state(), [], steps, lr=torch.tensor(0.1), **adam
+        )
+    sgd: dict[str, Any] = {
+        "weight_decay": 0.0,
+        "momentum": 0.9,
+        "dampening": 0.0,
+        "nesterov": False,
+        "maximize": False,
+        "is_first_step": False,
+    }
     check_rule(aten._fused_sgd_.default, parameters, state(), state(), lr=0.1, **sgd)
     check_rule(aten._fused_sgd_.tensor_lr, parameters, state(), state(), lr=torch.tensor(0.1), **sgd)
     check_rule(aten._fused_adagrad_.default, parameters, state(), state(), steps, lr=0.1, lr_decay=0.0,

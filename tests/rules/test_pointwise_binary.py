@@ -63,7 +63,19 @@ def test_alpha(alpha: Any) -> None:
             check_rule(op, flat(dtype)[:4], 3, alpha)
 
 
-@pytest.mark.parametrize("name", ["add_.Tensor", "mul_.Tensor", "div_.Tensor", "eq_.Tensor", "logical_and_", "pow_.Tensor"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "add_.Tensor",
+        "mul_.Tensor",
+        "div_.Tensor",
+        "eq_.Tensor",
+        "logical_and_",
+        "pow_.Tensor",
+        "floor_divide_.Tensor",
+        "__ilshift__.Tensor",
+    ],
+)
 def test_in_place(name: str) -> None:
     (op,) = overloads(name)
     check_all(op, ((x.clone(), y.clone()) for x, y in binary_calls()))

@@ -19,7 +19,9 @@ def test_against_reality(name: str) -> None:
     check_all(op, unary_calls())
 
 
-@pytest.mark.parametrize("name", ["abs_", "exp_", "neg_", "relu_", "sigmoid_", "gelu_", "silu_", "bitwise_not_"])
+@pytest.mark.parametrize(
+    "name", ["abs_", "exp_", "neg_", "relu_", "sigmoid_", "gelu_", "silu_", "bitwise_not_"]
+)
 def test_in_place(name: str) -> None:
     (op,) = overloads(name)
     check_all(op, ((x.clone(),) for (x,) in unary_calls()))
@@ -31,6 +33,9 @@ def test_arguments(dtype: torch.dtype) -> None:
     for x in layouts(dtype):
         check_rule(aten.polygamma.default, 2, x)
         check_rule(aten.polygamma.default, -1, x)
+        check_rule(aten.polygamma_.default, x.clone(), 2)
+        check_rule(aten.mvlgamma.default, x + 3, 2)
+        check_rule(aten.mvlgamma.default, x + 3, 0)
         check_rule(aten.round.decimals, x, decimals=2)
         check_rule(aten.round.decimals, x, decimals=0)
         check_rule(aten.gelu.default, x, approximate="tanh")

@@ -58,6 +58,16 @@ CASES: list[tuple[Any, list[tuple[Any, ...]]]] = [
     (aten.chunk.default, [(2,), (3, 1), (2, -1), (9,), (0,)]),
     (aten.tensor_split.sections, [(2,), (3, 1), (0,)]),
     (aten.tensor_split.indices, [([1],), ([1, 2], 1), ([2, 1],), ([9],), ([-1],)]),
+    (aten.hsplit.int, [(1,), (2,), (0,)]),
+    (aten.vsplit.int, [(1,), (2,), (0,)]),
+    (aten.dsplit.int, [(1,), (2,), (0,)]),
+    (aten.hsplit.array, [([1],), ([2, 1],)]),
+    (aten.vsplit.array, [([1],), ([2, 1],)]),
+    (aten.dsplit.array, [([1],), ([2, 1],)]),
+    (aten.broadcast_to.default, [([3, 4],), ([2, 3, 4],), ([],)]),
+    (aten.atleast_1d.default, [()]),
+    (aten.atleast_2d.default, [()]),
+    (aten.atleast_3d.default, [()]),
     (aten.unflatten.int, [(0, [-1, 1]), (1, [2, 2]), (-1, [1, -1]), (0, []), (0, [3, 3])]),
     (aten.real.default, [()]),
     (aten.imag.default, [()]),
@@ -161,6 +171,8 @@ def test_like_another_tensor() -> None:
     for other in layouts(3, 4):
         check_rule(aten.expand_as.default, filled((4,)), other)
         check_rule(aten.expand_as.default, filled((3,)), other)
+        check_rule(aten.broadcast_tensors.default, [other, filled((4,)), filled(())])
+        check_rule(aten.broadcast_tensors.default, [other, filled((3,)), filled(())])
         check_rule(aten.view_as.default, filled((12,)), other)
         check_rule(aten.resize_as_.default, filled((3,)), other)
         check_rule(aten.set_.source_Tensor, filled((3,)), other)

@@ -70,7 +70,9 @@ def test_channels_last(tensor: torch.Tensor) -> None:
 @given(broadcastable(1))
 def test_dense(tensors: list[torch.Tensor]) -> None:
     tensor = tensors[0]
-    assert is_dense(tuple(tensor.shape), tensor.stride()) == torch.ops.aten.is_non_overlapping_and_dense(tensor)
+    assert is_dense(tuple(tensor.shape), tensor.stride()) == torch.ops.aten.is_non_overlapping_and_dense(
+        tensor
+    )
 
 
 @MANY

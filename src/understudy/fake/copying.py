@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
-from understudy.fake.native import canonical
+from understudy.fake.checkpoints import where_to
+from understudy.fake.known import Known, Literal
 from understudy.fake.realise import make_new, make_unlike_view
 from understudy.fake.tensor import FakeTensor
 from understudy.spec import TensorSpec
@@ -16,7 +17,7 @@ from understudy.spec import TensorSpec
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
 
-NOT_COPIED = frozenset({"_spec", "fake_mode", "_known", "_nonzero_memo", "_item_memo", "_unique_memo"})
+NOT_COPIED = frozenset({"_spec", "fake_mode", "_known", "_nonzero_memo", "_item_memo", "_unique_memo", "nested_int_memo"})
 
 
 def deep_copy(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, Any]) -> FakeTensor:
@@ -48,7 +49,7 @@ def _twin(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, Any]) -> FakeT
         nbytes = _torch.native_storage(fake).nbytes()
         base = make_new(mode, TensorSpec((nbytes,), dtype=torch.uint8, device=spec.device))
         if fake._known is not None and fake._known.content is not None:
-            base._known = type(fake._known)(fake._known.content, fake._known.literal)
+            base._known = Known(fake._known.content, fake._known.literal)
         memo[storage_key] = base  # type: ignore[index]
     twin = make_unlike_view(mode, base, spec)
     twin._known = base._known
@@ -74,57 +75,92 @@ def shallow_copy(mode: FakeTensorMode, fake: FakeTensor) -> FakeTensor:
 
 # --- pickle ----------------------------------------------------------------------------------------------------
 
+VALUES_KEPT = 1 << 16
+"""Bytes up to which the values of a storage, where they are determined, are written beside its size."""
+
 
 class PickledStorage:
     """Stands for a storage in a pickle: tensors that shared one find the same object again."""
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, contents: bytes | None = None, literal: bool = False) -> None:
         self.nbytes = nbytes
-        self._bases: dict[Any, FakeTensor] = {}
+        self.contents = contents
+        self.literal = literal
+        self.as_real: Any = None
+        self._bases: dict[torch.device, FakeTensor] = {}
 
-    def __getstate__(self) -> Any:
-        return {"nbytes": self.nbytes}
-
-    def __setstate__(self, state: Any) -> None:
-        self.__init__(state["nbytes"])  # type: ignore[misc]
+    def __reduce__(self) -> Any:
+        return PickledStorage, (self.nbytes, self.contents, self.literal)
 
     def base(self, mode: FakeTensorMode, device: torch.device) -> FakeTensor:
-        if device not in self._bases:
-            self._bases[device] = make_new(mode, TensorSpec((self.nbytes,), dtype=torch.uint8, device=device))
-        return self._bases[device]
+        base = self._bases.get(device)
+        if base is None:
+            base = self._bases[device] = make_new(mode, TensorSpec((self.nbytes,), dtype=torch.uint8, device=device))
+            if self.contents:
+                with _torch.no_modes():
+                    values = torch.frombuffer(bytearray(self.contents), dtype=torch.uint8)
+                base._known = Known(Literal(values), self.literal)
+        return base
 
 
 def reduce(fake: FakeTensor) -> Any:
+    token = _pickled_storage(fake)
+    if _torch.writes_as_real():
+        return _reduce_as_real(fake, token)
     spec = fake._spec
-    storage = _torch.native_storage(fake)
-    token = getattr(storage, "_understudy_pickled", None)
-    if token is None:
-        token = PickledStorage(storage.nbytes() if spec.layout is torch.strided else 0)
-        storage._understudy_pickled = token
     state = {name: value for name, value in fake.__dict__.items() if name not in NOT_COPIED}
-    value = fake.fake_mode.value_of(fake) if fake._known is not None and fake._known.literal else None
     geometry = (tuple(spec.shape), tuple(spec.stride), spec.offset, spec.dtype, str(spec.device), spec.conj, spec.neg)
-    return rebuild, (token, geometry, fake.requires_grad, value, fake.grad if fake.is_leaf else None, state)
+    return rebuild, (fake.fake_mode, token, geometry, fake.requires_grad, state)
 
 
-def rebuild(token: PickledStorage, geometry: Any, requires_grad: bool, value: Any, grad: Any, state: Any) -> FakeTensor:
-    """Unpickled stand-ins belong to the active mode, or to one made for them."""
-    mode = mode_for_unpickling()
-    shape, stride, offset, dtype, device, conj, neg = geometry
-    where = canonical(torch.device(_torch.restored_location(device)))
-    spec = TensorSpec(shape, stride, offset, dtype=dtype, device=where, conj=conj, neg=neg)
-    fake = make_unlike_view(mode, token.base(mode, where), spec)
-    if value is not None and isinstance(value, torch.Tensor) and type(value) is not FakeTensor:
-        mode.remember_literal(fake, value)
+def _pickled_storage(fake: FakeTensor) -> PickledStorage:
+    """One object for one storage: pickle writes it once, however many tensors stand on it."""
+    storage = _torch.native_storage(fake)
+    token: PickledStorage | None = getattr(storage, "_understudy_pickled", None)
+    if token is None:
+        token = storage._understudy_pickled = PickledStorage(0)
+    token.nbytes = storage.nbytes()
+    token.contents, token.literal = _contents(fake)
+    return token
+
+
+def _contents(fake: FakeTensor) -> tuple[bytes | None, bool]:
+    known = fake._known
+    if known is None or known.content is None or _torch.native_storage(fake).nbytes() > VALUES_KEPT:
+        return None, False
+    with _torch.no_modes():
+        return _torch.bytes_of(known.content.storage()), known.literal
+
+
+def _reduce_as_real(fake: FakeTensor, token: PickledStorage) -> Any:
+    """As `torch.serialization.skip_data(materialize_fake_tensors=True)` asks: the checkpoint of a real model, data left out."""
+    if getattr(fake, "_is_param", False):
+        return _torch.reduced_parameter(fake.data, fake.requires_grad)
+    if token.as_real is None or token.as_real.nbytes() != token.nbytes:
+        token.as_real = _torch.meta_storage(token.nbytes, fake.device)
+    bits = {"conj": fake.is_conj(), "neg": fake.is_neg()}
+    return _torch.reduced_as_real(fake, token.as_real, {name: True for name, is_set in bits.items() if is_set})
+
+
+def rebuild(mode: FakeTensorMode, token: PickledStorage, geometry: Any, requires_grad: bool, state: Any) -> FakeTensor:
+    shape, stride, offset, dtype, location, conj, neg = geometry
+    device = where_to(location, token.nbytes)
+    spec = TensorSpec(shape, stride, offset, dtype=dtype, device=device, conj=conj, neg=neg)
+    base = token.base(mode, device)
+    fake = make_unlike_view(mode, base, spec)
+    fake._known = base._known
     fake.requires_grad_(requires_grad)
-    if grad is not None:
-        fake.grad = grad
     fake.__dict__.update(state)
     return fake
 
 
 def mode_for_unpickling() -> FakeTensorMode:
+    """Unpickled stand-ins belong to the active mode, or to one made for all of them."""
     from understudy.fake.mode import FakeTensorMode  # why: the mode imports this module
 
     active = _torch.active_fake_mode()
     return active if type(active) is FakeTensorMode else FakeTensorMode()
+
+
+# What a file may name for `torch.load(weights_only=True)` to take it: these make stand-ins and nothing else.
+torch.serialization.add_safe_globals([rebuild, mode_for_unpickling, PickledStorage])

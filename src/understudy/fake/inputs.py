@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,9 +32,6 @@ def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs
         answer = handler(mode, func, args, kwargs)
         if answer is not NotImplemented:
             return (answer,), args, kwargs
-    if _inside_deepcopy(func, tensors):
-        with _torch.no_modes():
-            return (func(*args, **kwargs),), args, kwargs
 
     def convert(tensor: torch.Tensor) -> FakeTensor:
         if type(tensor) is FakeTensor:
@@ -57,22 +53,6 @@ def _convertible(mode: FakeTensorMode, func: Any, tensor: torch.Tensor) -> bool:
     if torch.Tag.inplace_view in func.tags:
         return False
     return mode.allow_non_fake_inputs or _torch.is_wrapped_number(tensor)
-
-
-def _inside_deepcopy(func: Any, tensors: list[torch.Tensor]) -> bool:
-    """`copy.deepcopy` of a real tensor makes an empty one and sets its storage: both happen for real."""
-    if func.overloadpacket.__name__ not in ("new_empty", "set_", "empty", "detach", "clone"):
-        return False
-    if any(type(tensor) is FakeTensor for tensor in tensors):
-        return False
-    frame = sys._getframe(1)
-    for _ in range(12):
-        if frame is None:
-            return False
-        if frame.f_code is torch.Tensor.__deepcopy__.__code__:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
 
 
 def _real_tensor(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> MixedTensorsError:

@@ -10,7 +10,7 @@ import torch
 
 from understudy import _torch
 from understudy.errors import UnderstudyError
-from understudy.fake import autocast, copying, known, special
+from understudy.fake import autocast, checkpoints, copying, known, special
 from understudy.fake.boundary import located
 from understudy.fake.convert import FakeTensorConverter
 from understudy.fake.inputs import accept_inputs
@@ -88,7 +88,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     def _claimed_class(self) -> Any:
         return _torch.torch_fake_mode_class()
 
-    __class__ = property(_claimed_class)  # type: ignore[assignment]
+    __class__ = property(_claimed_class)
 
     # --- entering and leaving ------------------------------------------------------------------------------
 
@@ -136,16 +136,16 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         if plan is None or is_known or not plan.plain or not self._direct:
             return self._attend(func, types, args, kwargs or {}, tuple(key), plan, is_known)
         cache.hits += 1
-        kind = plan.kind
-        if kind == ONE_NEW:
+        answer = plan.kind
+        if answer == ONE_NEW:
             spec = plan.spec
             fake = make_wrapper(FakeTensor, *(spec.prepared or prepare(spec)))
             fake._spec = spec
             fake.fake_mode = self
             return fake
-        if kind == FIRST_VIEWED:
+        if answer == FIRST_VIEWED:
             return make_view(self, args[0], plan.spec)
-        if kind == FIRST_ITSELF:
+        if answer == FIRST_ITSELF:
             return args[0]
         return realise(self, plan.outcomes, flat(FakeTensor, args, kwargs or {}))
 
@@ -197,6 +197,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                 call = self._call(func, args, kwargs)
                 special.crosscheck(call, plan, self._infer(call))
         inputs = flat(FakeTensor, args, kwargs)
+        if plan.uncounted:
+            special.count_writes([inputs[position] for position in plan.uncounted])
         if not is_known and not plan.determined:
             return realise(self, plan.outcomes, inputs)
         before = known.before_call(plan, args, kwargs, inputs)

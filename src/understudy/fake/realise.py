@@ -79,7 +79,7 @@ def realise(mode: FakeTensorMode, outcomes: Any, inputs: list[FakeTensor]) -> An
             return make_view(mode, inputs[of], spec)
         case Same(of, None):
             return inputs[of]
-        case Same(of, spec):
+        case Same(of, TensorSpec() as spec):
             change_spec(inputs[of], spec)
             return inputs[of]
         case tuple():
@@ -117,7 +117,7 @@ def adopt(fake: FakeTensor, other: FakeTensor) -> None:
     """`fake.data = other`: the same tensor object on the other's storage, with the other's metadata."""
     guard = NoDispatch()
     try:
-        _torch.native_data.__set__(fake, other)
+        _torch.set_native_data(fake, other)
     finally:
         del guard
     fake._spec = other._spec

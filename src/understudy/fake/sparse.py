@@ -30,4 +30,4 @@ def make_sparse(mode: FakeTensorMode, spec: TensorSpec) -> FakeTensor:
         del guard
     fake._spec = spec
     fake.fake_mode = mode
-    return fake  # type: ignore[no-any-return]
+    return fake

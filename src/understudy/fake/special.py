@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -157,43 +156,6 @@ def record_stream(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> An
     return None
 
 
-# --- storages ------------------------------------------------------------------------------------------------
-
-
-@handles(
-    "aten::set_.source_Storage_storage_offset", "aten::set_.source_Storage", "aten::set_",
-    table=HANDLERS,
-)  # fmt: skip
-def set_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """`tensor.set_(storage, offset, size, stride)`: how checkpoints are rebuilt."""
-    fake = args[0]
-    guard = _torch.NoDispatch()
-    try:
-        func(*args, **kwargs)
-        shape, stride, offset = tuple(fake.shape), fake.stride(), fake.storage_offset()
-    finally:
-        del guard
-    spec = fake._spec
-    fake._spec = TensorSpec(shape, stride, offset, dtype=spec.dtype, device=spec.device)
-    fake._known = None
-    return fake
-
-
-@handles("aten::set_.source_Tensor")
-def set_tensor(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
-    mode.adopt(args[0], args[1])
-    return args[0]
-
-
-@handles("aten::empty.memory_format")
-def empty_for_checkpoint(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """`torch.load` inside the mode first makes an empty meta tensor, and only then says, through the storage that
-    it sets, which device was meant: look it up where it is known."""
-    if args[0] or kwargs.get("device") is None or kwargs["device"].type != "meta":
-        return NotImplemented
-    return NotImplemented
-
-
 # --- higher-order operators ----------------------------------------------------------------------------------
 
 
@@ -203,6 +165,10 @@ def higher_order(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any
     if implementation is None:
         raise UnsupportedOperatorException(f"the higher-order operator {func} says nothing about fakes", func=func)
     return implementation(mode, *args, **kwargs)
+
+
+def count_writes(written: list[FakeTensor]) -> None:
+    torch.autograd.graph.increment_version([fake for fake in written if not fake.is_inference()])
 
 
 # --- checks --------------------------------------------------------------------------------------------------
@@ -215,5 +181,3 @@ def crosscheck(call: Call, cached: Plan, fresh: Plan) -> None:
             func=call.op,
         )
 
-
-_ = sys

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from understudy._torch import OpOverload
@@ -10,6 +12,9 @@ from understudy.spec import New, Outcomes, Same, TensorSpec, View
 
 ONE_NEW, FIRST_VIEWED, FIRST_ITSELF, OTHER = range(4)
 
+KERNEL_COUNTS = "_foreach_"
+"""Operators on lists of tensors, whose kernels, not the dispatcher, count the writes."""
+
 
 class Plan:
     """`kind` names the common shapes of an answer, so that replaying them is one comparison:
@@ -17,10 +22,11 @@ class Plan:
 
     `written` are the positions of the inputs that the call writes to. `determined` says that the values of the
     results follow from the values of the inputs: the operator is no random one and the results are small.
-    `plain` says that a hit has nothing to do but to make the tensors.
+    `uncounted` are those of the written inputs whose version C++ leaves to the kernel. `plain` says that a hit has
+    nothing to do but to make the tensors.
     """
 
-    __slots__ = ("determined", "kind", "op", "outcomes", "plain", "spec", "written")
+    __slots__ = ("determined", "kind", "op", "outcomes", "plain", "spec", "uncounted", "written")
 
     def __init__(self, outcomes: Outcomes, written: tuple[int, ...] = (), determined: bool = False) -> None:
         self.outcomes = outcomes
@@ -28,7 +34,8 @@ class Plan:
         self.determined = determined
         self.op: OpOverload | None = None
         self.kind = OTHER
-        self.spec: TensorSpec | None = None
+        self.spec: Any = None  # the TensorSpec of the one new tensor or view
+        self.uncounted: tuple[int, ...] = ()
         self.plain = True
 
     @staticmethod
@@ -43,8 +50,10 @@ class Plan:
                 plan.kind, plan.spec = FIRST_VIEWED, spec
             case Same(0, None) if first:
                 plan.kind = FIRST_ITSELF
+        if call.op.overloadpacket.__name__.startswith(KERNEL_COUNTS):
+            plan.uncounted = written
         # Values that begin with a call without tensors (zeros, arange, ...) must be followed.
-        plan.plain = bool(call.inputs) or not determined
+        plan.plain = not plan.uncounted and (bool(call.inputs) or not determined)
         return plan
 
     def __eq__(self, other: object) -> bool:

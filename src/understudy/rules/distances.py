@@ -39,9 +39,8 @@ def cdist(x1: TensorSpec, x2: TensorSpec, p: float = 2.0, compute_mode: int | No
 @rule("_euclidean_dist")
 def euclidean_dist(x1: TensorSpec, x2: TensorSpec) -> TensorSpec:
     _check_rows("cdist", x1, x2)
-    if x1.shape[:-2] != x2.shape[:-2]:
-        raise ShapeMismatch(f"euclidean_dist: {x1} and {x2} must have equal batches")
-    return x1.like((*x1.shape[:-1], x2.shape[-2]), dtype=result_type(x1, x2))
+    batch = broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    return x1.like((*batch, x1.shape[-2], x2.shape[-2]), dtype=result_type(x1, x2))
 
 
 def _check_rows(what: str, x1: TensorSpec, x2: TensorSpec) -> None:
@@ -82,6 +81,8 @@ def _between_rows(spec: TensorSpec) -> TensorSpec:
 
 @rule("_pdist_backward")
 def pdist_backward(grad: TensorSpec, spec: TensorSpec, p: float, pdist: TensorSpec) -> TensorSpec:
+    if not spec.is_contiguous:
+        raise ArgumentError(f"pdist: {spec} must be contiguous here; torch.pdist takes any layout")
     return spec.like()
 
 

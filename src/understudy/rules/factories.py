@@ -63,7 +63,9 @@ def empty_strided(
 
 def _check_strides(size: Sizes, stride: Sizes) -> None:
     if len(size) != len(stride):
-        raise ShapeMismatch(f"{len(size)} sizes {list(size)} do not go with {len(stride)} strides {list(stride)}")
+        raise ShapeMismatch(
+            f"{len(size)} sizes {list(size)} do not go with {len(stride)} strides {list(stride)}"
+        )
     for step in stride:
         if step < 0:
             raise ArgumentError(f"strides can't be negative: {list(stride)}")
@@ -75,7 +77,9 @@ def empty_permuted(
     layout: torch.layout | None = None, device: Device | None = None, pin_memory: bool | None = None,
 ) -> Any:  # fmt: skip
     if sorted(physical_layout) != list(range(len(size))):
-        raise ArgumentError(f"physical layout {list(physical_layout)} is no order of the {len(size)} dimensions")
+        raise ArgumentError(
+            f"physical layout {list(physical_layout)} is no order of the {len(size)} dimensions"
+        )
     in_memory = contiguous_strides([size[dim] for dim in physical_layout])
     stride = [in_memory[physical_layout.index(dim)] for dim in range(len(size))]
     return fresh(size, dtype, device, layout, stride)

@@ -160,7 +160,9 @@ def ternary_with_tensor(name: str, one: Rule) -> Rule:
     def list_rule(tensors: Specs, first: Specs, second: Specs, values: TensorSpec) -> list[Any]:
         check_lists(name, tensors, first, second)
         if values.ndim != 1 or values.shape[0] != len(tensors) or not values.is_contiguous:
-            raise ShapeMismatch(f"{name}: {values} does not hold one number for each of {len(tensors)} tensors")
+            raise ShapeMismatch(
+                f"{name}: {values} does not hold one number for each of {len(tensors)} tensors"
+            )
         return each(one, tensors, first, second)
 
     return list_rule
@@ -227,6 +229,12 @@ def foreach_copy_in_place(tensors: Specs, sources: Specs, non_blocking: bool = F
         check_no_overlap("_foreach_copy_", target)
 
     each(check, tensors, sources)
+
+
+@rule("_foreach_copy")
+def foreach_copy(tensors: Specs, sources: Specs, non_blocking: bool = False) -> list[Any]:
+    check_lists("_foreach_copy", tensors, sources)
+    return each(rule_named("copy"), tensors, sources)
 
 
 @rule("_foreach_clone")

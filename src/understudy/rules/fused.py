@@ -8,7 +8,7 @@ from typing import Any
 from understudy.errors import DtypeError, ShapeMismatch
 from understudy.rules.foreach import Specs, check_lists, each
 from understudy.rules.registry import rule
-from understudy.spec import Same, TensorSpec
+from understudy.spec import Same, TensorSpec, preserved_copy
 
 
 def check_step(name: str, parameters: Specs, grads: Specs, *states: Specs) -> None:
@@ -46,6 +46,25 @@ def fused_adagrad(
 @rule("_fused_sgd_", "_fused_sgd_.tensor_lr")
 def fused_sgd(parameters: Specs, grads: Specs, momentum_buffer_list: Specs, **numbers: Any) -> None:
     check_step("_fused_sgd_", parameters, grads, momentum_buffer_list)
+
+
+@rule("_fused_adam", "_fused_adam.tensor_lr", "_fused_adamw", "_fused_adamw.tensor_lr")
+def fused_adam_functional(*lists: Specs, **numbers: Any) -> tuple[list[TensorSpec], ...]:
+    fused_adam(*lists, **numbers)
+    return tuple(each(preserved_copy, tensors) for tensors in lists[:5])
+
+
+@rule("_fused_adagrad", "_fused_adagrad.tensor_lr")
+def fused_adagrad_functional(*lists: Specs, **numbers: Any) -> tuple[list[TensorSpec], ...]:
+    fused_adagrad(*lists, **numbers)
+    written = lists[:3] if isinstance(numbers.get("lr"), TensorSpec) else lists[:4]
+    return tuple(each(preserved_copy, tensors) for tensors in written)
+
+
+@rule("_fused_sgd", "_fused_sgd.tensor_lr")
+def fused_sgd_functional(*lists: Specs, **numbers: Any) -> tuple[list[TensorSpec], ...]:
+    fused_sgd(*lists, **numbers)
+    return tuple(each(preserved_copy, tensors) for tensors in lists[:3])
 
 
 @rule("_amp_foreach_non_finite_check_and_unscale_")

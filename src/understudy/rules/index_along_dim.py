@@ -9,9 +9,8 @@ import torch
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
 from understudy.rules.dims import replaced, size_at, without, wrap_dim
 from understudy.rules.dtype_sets import BOOL, COMPLEX_HALF, NUMBERS, check_cpu_dtype
-from understudy.rules.layouts import copied
 from understudy.rules.registry import rule
-from understudy.spec import TensorSpec
+from understudy.spec import TensorSpec, preserved_copy
 
 INTEGER_INDEX = frozenset({torch.int32, torch.int64})
 FILLED_DTYPES = NUMBERS | BOOL | COMPLEX_HALF
@@ -89,7 +88,7 @@ def index_fill(spec: TensorSpec, dim: int, index: TensorSpec, value: Any) -> Ten
     check_cpu_dtype("index_fill", spec, FILLED_DTYPES)
     if isinstance(value, complex) and not spec.is_complex:
         raise DtypeError(f"index_fill: {value} is complex, {spec} is not")
-    return copied(spec)
+    return preserved_copy(spec)
 
 
 @rule("index_fill.int_Tensor")

@@ -21,7 +21,6 @@ from understudy.errors import (
     ShapeMismatch,
 )
 from understudy.rules.dtype_sets import BOOL, COMPLEX_HALF, FLOAT8, NUMBERS, check_cpu_dtype
-from understudy.rules.layouts import copied
 from understudy.rules.registry import rule
 from understudy.rules.view_strides import expand_strides, view_strides
 from understudy.spec import (
@@ -30,6 +29,7 @@ from understudy.spec import (
     broadcast_shapes,
     check_expandable,
     elementwise_strides,
+    preserved_copy,
     result_type,
 )
 
@@ -110,7 +110,7 @@ def _index_row(entry: TensorSpec, index_shape: tuple[Any, ...], before: int, aft
     if entry.shape != index_shape:
         spread = entry.viewed(*expand_strides(entry, index_shape))
     if entry.dtype is torch.int32:
-        spread = copied(spread)  # converted to 64 bits after it was spread
+        spread = preserved_copy(spread)  # converted to 64 bits after it was spread
     shape = (*(1,) * before, *index_shape, *(1,) * after)
     stride = view_strides(spread, shape)
     return spread.like(shape, stride=stride)
@@ -150,7 +150,7 @@ def _is_single(indices: Indices) -> bool:
 @rule("index_put", "_unsafe_index_put")
 def index_put(spec: TensorSpec, indices: Indices, values: TensorSpec, accumulate: bool = False) -> TensorSpec:
     _check_values("index_put", spec, indices, values, accumulate)
-    return copied(spec)
+    return preserved_copy(spec)
 
 
 @rule("_index_put_impl_")
@@ -171,4 +171,4 @@ def unsafe_masked_index(spec: TensorSpec, mask: TensorSpec, indices: Indices, fi
 
 @rule("_unsafe_masked_index_put_accumulate")
 def unsafe_masked_index_put(spec: TensorSpec, mask: TensorSpec, indices: Indices, values: TensorSpec) -> TensorSpec:
-    return copied(spec)
+    return preserved_copy(spec)

@@ -10,7 +10,7 @@ from understudy.rules.dims import replaced, with_inserted, wrap_dim
 from understudy.rules.layouts import looks_channels_last
 from understudy.rules.registry import rule
 from understudy.rules.view_strides import expand_strides
-from understudy.rules.views import unsqueezed, viewed_as
+from understudy.rules.views import unsqueezed, viewed_as, with_dimensions
 from understudy.spec import (
     TensorSpec,
     View,
@@ -93,27 +93,20 @@ def stack(tensors: Sequence[TensorSpec], dim: int = 0) -> TensorSpec:
     return along.like(split.shape, stride=split.stride)
 
 
-def _with_dimensions(spec: TensorSpec, at_least: int) -> TensorSpec:
-    """What atleast_1d, _2d and _3d make of it."""
-    while spec.ndim < at_least:
-        spec = unsqueezed(spec, 0 if spec.ndim < 2 else -1)
-    return spec
-
-
 @rule("hstack")
 def hstack(tensors: Sequence[TensorSpec]) -> TensorSpec:
-    raised = [_with_dimensions(tensor, 1) for tensor in tensors]
+    raised = [with_dimensions(tensor, 1) for tensor in tensors]
     return joined(raised, 0 if raised and raised[0].ndim == 1 else 1)
 
 
 @rule("vstack", "row_stack")
 def vstack(tensors: Sequence[TensorSpec]) -> TensorSpec:
-    return joined([_with_dimensions(tensor, 2) for tensor in tensors], 0)
+    return joined([with_dimensions(tensor, 2) for tensor in tensors], 0)
 
 
 @rule("dstack")
 def dstack(tensors: Sequence[TensorSpec]) -> TensorSpec:
-    return joined([_with_dimensions(tensor, 3) for tensor in tensors], 2)
+    return joined([with_dimensions(tensor, 3) for tensor in tensors], 2)
 
 
 @rule("column_stack")

@@ -1,4 +1,4 @@
-"""Memory formats and the strides that copies of a tensor get."""
+"""The memory format that eager takes a tensor to have, from its strides."""
 
 from __future__ import annotations
 
@@ -7,13 +7,7 @@ from typing import Any
 
 import torch
 
-from understudy.spec import (
-    TensorSpec,
-    channels_last_strides,
-    contiguous_strides,
-    elementwise_strides,
-    is_dense,
-)
+from understudy.spec import TensorSpec, channels_last_strides, contiguous_strides
 from understudy.spec.strides import CHANNELS_LAST_ORDER
 
 CHANNELS_LAST_OF = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -45,10 +39,3 @@ def suggested_strides(shape: Sequence[Any], model: TensorSpec) -> tuple[Any, ...
     if len(shape) == model.ndim and looks_channels_last(model):
         return channels_last_strides(shape)
     return contiguous_strides(shape)
-
-
-def copied(spec: TensorSpec) -> TensorSpec:
-    """A clone: the strides are kept if the tensor is dense, else packed in the same order of dimensions."""
-    if is_dense(spec.shape, spec.stride):
-        return spec.like(stride=spec.stride)
-    return spec.like(stride=elementwise_strides(spec.shape, (spec,)))

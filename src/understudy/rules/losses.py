@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from understudy.errors import ArgumentError, ShapeMismatch
 from understudy.rules.dtypes import COMPLEX_HALF, check_dtype, check_same_dtype
 from understudy.rules.registry import rule
@@ -32,9 +30,7 @@ def mse_loss(a: TensorSpec, target: TensorSpec, reduction: int = MEAN) -> Tensor
 
 
 @rule("smooth_l1_loss")
-def smooth_l1_loss(
-    a: TensorSpec, target: TensorSpec, reduction: int = MEAN, beta: float = 1.0
-) -> TensorSpec:
+def smooth_l1_loss(a: TensorSpec, target: TensorSpec, reduction: int = MEAN, beta: float = 1.0) -> TensorSpec:
     if beta < 0:
         raise ArgumentError(f"smooth_l1_loss: beta must not be negative, got {beta}")
     return _promoting_loss("smooth_l1_loss", a, target, reduction)

@@ -8,10 +8,10 @@ from typing import Any
 from understudy.errors import ArgumentError, ShapeMismatch
 from understudy.rules.dims import replaced
 from understudy.rules.dtype_sets import BOOL, COMPLEX, FLOATS, NUMBERS, check_cpu_dtype
-from understudy.rules.layouts import copied, suggested_strides
+from understudy.rules.layouts import suggested_strides
 from understudy.rules.registry import Rule, rule
 from understudy.rules.views import narrowed
-from understudy.spec import TensorSpec, product
+from understudy.spec import TensorSpec, preserved_copy, product
 
 BLOCK_DTYPES = FLOATS | COMPLEX | BOOL
 
@@ -39,7 +39,7 @@ def constant_padded(spec: TensorSpec, pad: Sequence[Any]) -> TensorSpec:
         cut = _cut(cut, dim, before, after)
     if grows:
         return spec.like(shape, stride=suggested_strides(shape, spec))
-    return copied(cut)
+    return preserved_copy(cut)
 
 
 def _cut(spec: TensorSpec, dim: int, before: Any, after: Any) -> TensorSpec:

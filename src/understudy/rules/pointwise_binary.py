@@ -10,7 +10,7 @@ import torch
 from understudy.errors import ArgumentError, DtypeError
 from understudy.rules.dtypes import COMPLEX_HALF, NONE, REDUCED, check_dtype, check_same_dtype, kind
 from understudy.rules.in_place import written_in_place
-from understudy.rules.registry import rule
+from understudy.rules.registry import rule, rule_named
 from understudy.spec import (
     Same,
     TensorSpec,
@@ -173,13 +173,20 @@ def pow_by_number(base: TensorSpec, exponent: Any) -> TensorSpec:
     if exponent != 0 and exponent != 1:  # those two need no arithmetic: filled with ones, copied
         _pow_dtype(base, exponent)
     if not isinstance(exponent, (float, complex)) and exponent < 0 and is_integral(base.dtype, True):
-        raise ArgumentError(f"pow: {base} holds integers, which can't be raised to the negative power {exponent}")
+        raise ArgumentError(
+            f"pow: {base} holds integers, which can't be raised to the negative power {exponent}"
+        )
     return elementwise((base,), common, common)  # the number is no operand: it has no say in the layout
 
 
 @rule("pow.Scalar")
 def pow_of_number(base: Any, exponent: TensorSpec) -> TensorSpec:
     return exponent.like(dtype=_pow_dtype(base, exponent))
+
+
+@rule("__ilshift__.Tensor", "__ilshift__.Scalar", "__irshift__.Tensor", "__irshift__.Scalar")
+def shift_in_place(a: TensorSpec, by: Any) -> Same:
+    return written_in_place("shift", a, rule_named("bitwise_left_shift.Tensor")(a, by))
 
 
 @rule("pow_.Tensor")

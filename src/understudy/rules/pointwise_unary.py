@@ -9,6 +9,7 @@ import torch
 
 from understudy.errors import ArgumentError, DtypeError
 from understudy.rules.dtypes import COMPLEX_HALF, NONE, REDUCED, check_dtype
+from understudy.rules.in_place import written_in_place
 from understudy.rules.registry import rule
 from understudy.spec import Same, TensorSpec, elementwise, float_type, preserved_copy, real_type
 
@@ -94,7 +95,7 @@ def absolute(a: TensorSpec) -> TensorSpec:
 @rule("abs_")
 def abs_in_place(a: TensorSpec) -> Same:
     check_dtype("abs_", a.dtype, "if", a.device)
-    return Same(0)
+    return written_in_place("abs_", a, a)
 
 
 @rule("angle")
@@ -145,6 +146,19 @@ def polygamma(n: int, a: TensorSpec) -> TensorSpec:
     check_dtype("polygamma", a.dtype, "bif", a.device)
     dtype = float_type(a.dtype)
     return elementwise((a,), dtype, dtype)
+
+
+@rule("polygamma_")
+def polygamma_in_place(a: TensorSpec, n: int) -> Same:
+    return written_in_place("polygamma_", a, polygamma(n, a))
+
+
+@rule("mvlgamma")
+def mvlgamma(a: TensorSpec, p: int) -> TensorSpec:
+    if p < 1:
+        raise ArgumentError(f"mvlgamma: p must be at least 1, got {p}")
+    check_dtype("mvlgamma", a.dtype, "if", a.device)
+    return a.like(dtype=float_type(a.dtype))
 
 
 @rule("gelu")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from understudy.errors import ArgumentError, DtypeError, OperatorError, ShapeMismatch
-from understudy.rules.dtypes import HALF, REDUCED, check_dtype
+from understudy.rules.dtypes import REDUCED, check_dtype
 from understudy.rules.factories import Sizes, fresh, like
 from understudy.rules.in_place import check_no_overlap
 from understudy.rules.registry import rule
@@ -251,8 +251,8 @@ def bernoulli_tensor_in_place(a: TensorSpec, p: TensorSpec, *, generator: Any = 
 
 
 def _check_probabilities(a: TensorSpec, p: TensorSpec) -> None:
-    check_dtype("bernoulli", a.dtype, "bif", a.device)
-    check_dtype("bernoulli's probabilities", p.dtype, "f", a.device)
+    unless_empty(a.shape, check_dtype, "bernoulli", a.dtype, "bif", a.device)
+    unless_empty(a.shape, check_dtype, "bernoulli's probabilities", p.dtype, "f", a.device)
     if a.is_floating_point and a.dtype in REDUCED and p.dtype is not a.dtype and p.dtype is not torch.float32:
         raise DtypeError(f"bernoulli: probabilities {p} do not go with {a}")
     check_expandable(p.shape, a.shape, "bernoulli's probabilities")

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from understudy._torch import OpOverload
-
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.spec import New, Same, TensorSpec, normal
 
@@ -29,6 +28,8 @@ Rule = Callable[..., Any]
 _rules: dict[str, Rule] = {}
 _from_users: dict[str, Rule] = {}
 _derived_rules: dict[str, Rule | None] = {}  # found by schema, kept until rules are added
+
+OPTIONS = ("dtype", "layout", "device", "pin_memory")
 
 WRITE_EXPANDED = frozenset(
     f"aten::{name}_"
@@ -85,20 +86,27 @@ def rule_named(name: str) -> Rule:
 
 
 def _derived(op: OpOverload, name: str) -> Rule | None:
-    out_names = [a.name for a in op._schema.arguments if a.kwarg_only and a.alias_info and a.alias_info.is_write]
+    out_names = [
+        a.name for a in op._schema.arguments if a.kwarg_only and a.alias_info and a.alias_info.is_write
+    ]
     packet = name.partition(".")[0]
     if out_names:
-        functional = _functional_variant(op, packet, out_names)
-        return _out_rule(functional, out_names, resets=torch.Tag.generated in op.tags) if functional else None
+        functional, left_out = _functional_variant(op, packet, out_names)
+        resets = torch.Tag.generated in op.tags
+        return _out_rule(functional, out_names, left_out, resets) if functional else None
     if packet.endswith("_") and not packet.endswith("__"):
-        functional = _functional_variant(op, packet[:-1], [])
+        functional, _ = _functional_variant(op, packet[:-1], [])
         return _in_place_rule(functional, packet) if functional else None
     return None
 
 
-def _functional_variant(op: OpOverload, packet: str, out_names: list[str]) -> Rule | None:
-    """The rule of the operator that takes the same arguments, without `out_names`, and writes into none."""
+def _functional_variant(op: OpOverload, packet: str, out_names: list[str]) -> tuple[Rule | None, list[str]]:
+    """The rule of the operator that takes the same arguments, without `out_names`, and returns new tensors.
+
+    A factory's out= variant takes no dtype and device: the second answer names what it leaves out.
+    """
     wanted = [(a.name, str(a.type)) for a in op._schema.arguments if a.name not in out_names]
+    names = {name for name, _ in wanted}
     namespace, _, plain = packet.partition("::")
     family = getattr(getattr(torch.ops, namespace), plain, None)
     for variant in (getattr(family, overload) for overload in family.overloads()) if family else ():
@@ -106,10 +114,10 @@ def _functional_variant(op: OpOverload, packet: str, out_names: list[str]) -> Ru
         if found is None:
             continue
         arguments = variant._schema.arguments
-        writes = any(a.alias_info and a.alias_info.is_write for a in arguments)
-        if not writes and [(a.name, str(a.type)) for a in arguments] == wanted:
-            return found
-    return None
+        left_out = [a.name for a in arguments if out_names and a.name in OPTIONS and a.name not in names]
+        if [(a.name, str(a.type)) for a in arguments if a.name not in left_out] == wanted:
+            return found, left_out
+    return None, []
 
 
 def _in_place_rule(functional: Rule, packet: str) -> Rule:
@@ -140,10 +148,11 @@ def check_no_overlap(what: str, target: TensorSpec) -> None:
             raise ArgumentError(f"{what}: can't write into {target}, which is expanded; clone it first")
 
 
-def _out_rule(functional: Rule, out_names: list[str], resets: bool) -> Rule:
+def _out_rule(functional: Rule, out_names: list[str], left_out: list[str], resets: bool) -> Rule:
     def out_variant(*args: Any, **kwargs: Any) -> Any:
         outs = [kwargs.pop(name) for name in out_names]
-        result = functional(*args, **kwargs)
+        told = {name: getattr(outs[0], name) for name in left_out if name in ("dtype", "device")}
+        result = functional(*args, **kwargs, **told)
         if result is NotImplemented:
             return NotImplemented
         outcomes = normal(result)
@@ -161,6 +170,8 @@ def _out_rule(functional: Rule, out_names: list[str], resets: bool) -> Rule:
 
 
 def _written(result: TensorSpec, out: TensorSpec, of: int, resets: bool) -> Same:
+    if resets and result.dtype is not out.dtype:
+        raise DtypeError(f"out=: a result of {result.dtype} needs a tensor of that dtype, not {out}")
     check_castable("out=", result.dtype, out.dtype)
     if result.shape == out.shape:
         check_no_overlap("out=", out)

@@ -10,9 +10,8 @@ import torch
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
 from understudy.rules.dims import size_at, wrap_dim
 from understudy.rules.dtype_sets import BOOL, NUMBERS, REAL_NUMBERS, check_cpu_dtype
-from understudy.rules.layouts import copied
 from understudy.rules.registry import rule
-from understudy.spec import TensorSpec, broadcast_shapes
+from understudy.spec import TensorSpec, broadcast_shapes, preserved_copy
 
 SCATTER_REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
 ORDERED_REDUCTIONS = ("amax", "amin")
@@ -122,7 +121,7 @@ def put(spec: TensorSpec, index: TensorSpec, source: TensorSpec, accumulate: boo
     _check_flat_index("put", spec, index)
     if index.numel != source.numel:
         raise DimensionError(f"put: {index.numel} indices for {source.numel} elements of the source {source}")
-    return copied(spec)
+    return preserved_copy(spec)
 
 
 @rule("take_along_dim")

@@ -9,10 +9,10 @@ from understudy.errors import ArgumentError, DimensionError, DynamicOutputShapeE
 from understudy.rules.dims import replaced, with_inserted, wrap_dim, wrap_dims
 from understudy.rules.dtype_sets import BOOL, COMPLEX_HALF, NUMBERS, check_cpu_dtype
 from understudy.rules.joining import joined
-from understudy.rules.layouts import copied, suggested_strides
+from understudy.rules.layouts import suggested_strides
 from understudy.rules.registry import rule
 from understudy.rules.views import narrowed, transposed
-from understudy.spec import TensorSpec, View
+from understudy.spec import TensorSpec, View, preserved_copy
 
 
 @rule("repeat")
@@ -90,7 +90,7 @@ def roll(spec: TensorSpec, shifts: Any, dims: Any = ()) -> TensorSpec:
     if along_dims and len(shift_list) != len(dim_list):
         raise ArgumentError(f"roll: {len(shift_list)} shifts for {len(dim_list)} dimensions")
     if (along_dims or spec.ndim == 1) and spec.numel == 0:
-        return copied(spec)  # without a look at the dimensions
+        return preserved_copy(spec)  # without a look at the dimensions
     if along_dims and not spec.shape:
         raise DimensionError(f"roll: {spec} has no dimension to roll along")
     rolled = spec if along_dims else spec.like()
@@ -112,21 +112,21 @@ def _rolled(spec: TensorSpec, dim: int, shift: Any) -> TensorSpec:
 @rule("flip")
 def flip(spec: TensorSpec, dims: Sequence[int]) -> TensorSpec:
     wrap_dims(dims, spec.ndim)
-    return copied(spec)
+    return preserved_copy(spec)
 
 
 @rule("fliplr")
 def fliplr(spec: TensorSpec) -> TensorSpec:
     if spec.ndim < 2:
         raise ShapeMismatch(f"fliplr: expected at least 2 dimensions, got {spec}")
-    return copied(spec)
+    return preserved_copy(spec)
 
 
 @rule("flipud")
 def flipud(spec: TensorSpec) -> TensorSpec:
     if spec.ndim < 1:
         raise ShapeMismatch(f"flipud: expected at least 1 dimension, got {spec}")
-    return copied(spec)
+    return preserved_copy(spec)
 
 
 @rule("rot90")
@@ -139,7 +139,7 @@ def rot90(spec: TensorSpec, k: int = 1, dims: Sequence[int] = (0, 1)) -> TensorS
     turns = k % 4
     if turns == 0:
         return spec.like()
-    return copied(spec) if turns == 2 else transposed(copied(spec), first, second)
+    return preserved_copy(spec) if turns == 2 else transposed(preserved_copy(spec), first, second)
 
 
 @rule("tril", "triu")
@@ -200,7 +200,7 @@ def pixel_unshuffle(spec: TensorSpec, downscale_factor: Any) -> TensorSpec:
     if height % factor != 0 or width % factor != 0:
         raise ShapeMismatch(f"pixel_unshuffle: {height} × {width} of {spec} are not divisible by {factor}")
     if spec.device.type == "cpu" and spec.numel == 0:
-        return copied(spec)  # the CPU kernel gives up before it looks at the factor
+        return preserved_copy(spec)  # the CPU kernel gives up before it looks at the factor
     return _shuffled(spec, (*batch, channels * factor * factor, height // factor, width // factor))
 
 

@@ -9,9 +9,8 @@ import torch
 from understudy.errors import ArgumentError
 from understudy.rules.dims import replaced, size_at, wrap_dim
 from understudy.rules.dtype_sets import BOOL, REAL_NUMBERS, UNSIGNED, check_cpu_dtype
-from understudy.rules.layouts import copied
 from understudy.rules.registry import rule
-from understudy.spec import TensorSpec
+from understudy.spec import TensorSpec, preserved_copy
 
 SORTED_DTYPES = REAL_NUMBERS | UNSIGNED | BOOL
 
@@ -20,7 +19,7 @@ def _sorted(spec: TensorSpec, dim: int) -> tuple[TensorSpec, TensorSpec]:
     """Both results keep the order of dimensions in memory."""
     wrap_dim(dim, spec.ndim)
     check_cpu_dtype("sort", spec, SORTED_DTYPES)
-    values = copied(spec)
+    values = preserved_copy(spec)
     return values, values.like(stride=values.stride, dtype=torch.int64)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from understudy.errors import ArgumentError, DimensionError, ShapeMismatch
 from understudy.rules.dims import wrap_dim
-from understudy.rules.registry import rule
+from understudy.rules.registry import Rule, rule
 from understudy.rules.views import narrowed, selected, sliced
 from understudy.spec import TensorSpec, View
 
@@ -86,8 +86,7 @@ def chunk(spec: TensorSpec, chunks: int, dim: int = 0) -> list[View]:
     return pieces(spec, dim, equal_sizes(spec, dim, size))
 
 
-@rule("tensor_split.sections")
-def tensor_split_sections(spec: TensorSpec, sections: Any, dim: int = 0) -> list[View]:
+def sections_of(spec: TensorSpec, sections: Any, dim: int) -> list[View]:
     if not spec.shape:
         raise ShapeMismatch(f"tensor_split: {spec} has no dimension to split")
     if sections <= 0:
@@ -97,8 +96,7 @@ def tensor_split_sections(spec: TensorSpec, sections: Any, dim: int = 0) -> list
     return pieces(spec, dim, [smallest + 1 if i < larger else smallest for i in range(sections)])
 
 
-@rule("tensor_split.indices")
-def tensor_split_indices(spec: TensorSpec, indices: Sequence[Any], dim: int = 0) -> list[View]:
+def cut_at(spec: TensorSpec, indices: Sequence[Any], dim: int) -> list[View]:
     if not spec.shape:
         raise ShapeMismatch(f"tensor_split: {spec} has no dimension to split")
     dim = wrap_dim(dim, spec.ndim)
@@ -107,3 +105,41 @@ def tensor_split_indices(spec: TensorSpec, indices: Sequence[Any], dim: int = 0)
         views.append(View(0, sliced(spec, dim, start, end, 1)))
         start = end
     return views
+
+
+@rule("tensor_split.sections")
+def tensor_split_sections(spec: TensorSpec, sections: Any, dim: int = 0) -> list[View]:
+    return sections_of(spec, sections, dim)
+
+
+@rule("tensor_split.indices")
+def tensor_split_indices(spec: TensorSpec, indices: Sequence[Any], dim: int = 0) -> list[View]:
+    return cut_at(spec, indices, dim)
+
+
+# The dimension that each of these splits, and how many dimensions a tensor must have for it.
+NAMED_SPLITS = {"hsplit": (1, 1), "vsplit": (0, 2), "dsplit": (2, 3)}
+
+
+def _named_split(name: str, dim: int, at_least: int) -> tuple[Rule, Rule]:
+    def along(spec: TensorSpec) -> int:
+        if spec.ndim < at_least:
+            raise ShapeMismatch(f"{name}: expected at least {at_least} dimensions, got {spec}")
+        return 0 if spec.ndim == 1 else dim
+
+    def split_in_sections(spec: TensorSpec, sections: int) -> list[View]:
+        at = along(spec)
+        if sections == 0 or spec.shape[at] % sections != 0:
+            raise ShapeMismatch(f"{name}: dimension {at} of {spec} can't be split into {sections} equal parts")
+        return sections_of(spec, sections, at)
+
+    def split_at(spec: TensorSpec, indices: Sequence[Any]) -> list[View]:
+        return cut_at(spec, indices, along(spec))
+
+    return split_in_sections, split_at
+
+
+for _name, (_dim, _at_least) in NAMED_SPLITS.items():
+    _in_sections, _at_indices = _named_split(_name, _dim, _at_least)
+    rule(f"{_name}.int")(_in_sections)
+    rule(f"{_name}.array")(_at_indices)

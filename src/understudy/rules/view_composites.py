@@ -7,10 +7,10 @@ from typing import Any
 
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.rules.dims import complete_shape, wrap_dim, wrap_dims
-from understudy.rules.registry import rule
+from understudy.rules.registry import Rule, rule
 from understudy.rules.view_strides import expand_strides, view_strides
-from understudy.rules.views import as_real, diagonal_of, selected, transposed, viewed_as
-from understudy.spec import New, Same, TensorSpec, View, product
+from understudy.rules.views import as_real, diagonal_of, selected, transposed, viewed_as, with_dimensions
+from understudy.spec import New, Same, TensorSpec, View, broadcast_shapes, product
 
 
 def reshaped(spec: TensorSpec, shape: tuple[Any, ...]) -> New | View:
@@ -55,6 +55,33 @@ def unflatten(spec: TensorSpec, dim: int, sizes: Sequence[Any]) -> View:
 @rule("expand_as")
 def expand_as(spec: TensorSpec, other: TensorSpec) -> View:
     return View(0, spec.viewed(*expand_strides(spec, other.shape)))
+
+
+@rule("broadcast_to")
+def broadcast_to(spec: TensorSpec, size: Sequence[Any]) -> View:
+    return View(0, spec.viewed(*expand_strides(spec, size)))
+
+
+@rule("broadcast_tensors")
+def broadcast_tensors(tensors: Sequence[TensorSpec]) -> list[View | Same]:
+    shape = broadcast_shapes(*(tensor.shape for tensor in tensors))
+    return [
+        Same(position) if tensor.shape == shape else View(position, tensor.viewed(*expand_strides(tensor, shape)))
+        for position, tensor in enumerate(tensors)
+    ]
+
+
+def _at_least(ndim: int) -> Rule:
+    def raised(spec: TensorSpec) -> View | Same:
+        if spec.ndim >= ndim:
+            return Same(0)
+        return View(0, with_dimensions(spec, ndim))
+
+    return raised
+
+
+for _ndim in (1, 2, 3):
+    rule(f"atleast_{_ndim}d")(_at_least(_ndim))
 
 
 @rule("view_as")

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from understudy.errors import ShapeMismatch
-from understudy.rules.layouts import copied
 from understudy.rules.registry import rule
 from understudy.rules.views import diagonal_of, restrided, selected, sliced
-from understudy.spec import TensorSpec, check_expandable, is_contiguous
+from understudy.spec import TensorSpec, check_expandable, is_contiguous, preserved_copy
 
 
 @rule("slice_backward")
@@ -46,7 +45,7 @@ def copied_in_place(spec: TensorSpec) -> TensorSpec:
     """A copy of the whole storage, seen with the same strides and offset, unless elements overlap."""
     expanded = any(step == 0 and size > 1 for size, step in zip(spec.shape, spec.stride, strict=True))
     if expanded and not is_contiguous(spec.shape, spec.stride):
-        return copied(spec)
+        return preserved_copy(spec)
     return spec.viewed(spec.shape, spec.stride, conj=False, neg=False)
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from understudy.errors import ArgumentError, DtypeError
+from understudy.rules.copies import strides_in_format
 from understudy.rules.layouts import suggested_format
 from understudy.rules.registry import Rule, rule
 from understudy.rules.views import as_strided, squeeze, squeeze_dim, squeeze_dims, t, transpose, unsqueeze
-from understudy.spec import Same, TensorSpec, channels_last_strides, contiguous_strides
+from understudy.spec import Same, TensorSpec, contiguous_strides
 
 VIEWS_IN_PLACE: dict[str, Rule] = {
     "squeeze_": squeeze,
@@ -24,8 +25,6 @@ VIEWS_IN_PLACE: dict[str, Rule] = {
     "swapaxes_": transpose,
     "as_strided_": as_strided,
 }
-
-CHANNELS_LAST_DIMS = {torch.channels_last: 4, torch.channels_last_3d: 5}
 
 
 def changed(before: TensorSpec, after: TensorSpec) -> Same:
@@ -48,17 +47,6 @@ def detach_(spec: TensorSpec) -> Same:
     return Same(0)
 
 
-def format_strides(shape: Sequence[Any], memory_format: torch.memory_format) -> tuple[Any, ...]:
-    if memory_format is torch.contiguous_format:
-        return contiguous_strides(shape)
-    if memory_format not in CHANNELS_LAST_DIMS:
-        raise ArgumentError(f"{memory_format} is no format that a tensor can be resized to")
-    ndim = CHANNELS_LAST_DIMS[memory_format]
-    if len(shape) != ndim:
-        raise ArgumentError(f"{memory_format} takes {ndim} dimensions, shape {list(shape)} has {len(shape)}")
-    return channels_last_strides(shape)
-
-
 def resized(spec: TensorSpec, size: Sequence[Any], memory_format: torch.memory_format | None) -> TensorSpec:
     """A tensor of the same shape keeps its strides; another shape, or a format, lays it out anew."""
     if any(s < 0 for s in size):
@@ -67,7 +55,7 @@ def resized(spec: TensorSpec, size: Sequence[Any], memory_format: torch.memory_f
         spec = spec.viewed(size, contiguous_strides(size))
     if memory_format is None:
         return spec
-    return spec.viewed(size, format_strides(size, memory_format))
+    return spec.viewed(size, strides_in_format(tuple(size), memory_format))
 
 
 @rule("resize_")

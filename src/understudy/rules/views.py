@@ -107,6 +107,13 @@ def unsqueezed(spec: TensorSpec, dim: int) -> TensorSpec:
     return spec.viewed(with_inserted(spec.shape, dim, 1), with_inserted(spec.stride, dim, step))
 
 
+def with_dimensions(spec: TensorSpec, at_least: int) -> TensorSpec:
+    """What atleast_1d, _2d and _3d make of it."""
+    while spec.ndim < at_least:
+        spec = unsqueezed(spec, 0 if spec.ndim < 2 else -1)
+    return spec
+
+
 @rule("unsqueeze")
 def unsqueeze(spec: TensorSpec, dim: int) -> View:
     return View(0, unsqueezed(spec, dim))

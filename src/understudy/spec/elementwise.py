@@ -20,9 +20,7 @@ def preserved_copy(
     return spec.like(stride=preserved_strides(spec.shape, spec.stride), dtype=dtype, device=device)
 
 
-def elementwise(
-    operands: Sequence[Any], dtype: torch.dtype, common: torch.dtype | None = None
-) -> TensorSpec:
+def elementwise(operands: Sequence[Any], dtype: torch.dtype, common: torch.dtype | None = None) -> TensorSpec:
     """The result of an elementwise operator on specs and Python numbers (None is skipped).
 
     `dtype` is the result's; `common` the one that operands are cast to first, None for operators that

@@ -227,10 +227,9 @@ class TensorSpec:
 
 
 def is_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
+    if any(size == 0 for size in shape):
+        return True
     expected: Any = 1
-    for size, step in zip(reversed(shape), reversed(stride), strict=True):
-        if size == 0:
-            return True
     for size, step in zip(reversed(shape), reversed(stride), strict=True):
         if size == 1:
             continue

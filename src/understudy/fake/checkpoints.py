@@ -1,0 +1,130 @@
+"""Checkpoints: `torch.load` inside the mode, `torch.save` of stand-ins.
+
+Inside a fake mode `torch.load` reads no data. For each tensor it makes an empty meta tensor and sets its storage to a
+meta storage of the right size. Which device was meant, and which tensors share a storage, only the loader's own
+variables say; so the two operators that it calls ask there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from understudy import _torch
+from understudy.fake.native import META, canonical
+from understudy.fake.realise import adopt, make_new, make_unlike_view
+from understudy.fake.special import handles
+from understudy.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from understudy.fake.mode import FakeTensorMode
+    from understudy.fake.tensor import FakeTensor
+
+
+class Destination:
+    """What a `map_location` function is given in place of a storage: it has no data, and can be sent to devices."""
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        self._nbytes = nbytes
+        self.device = device
+
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    size = __len__ = nbytes
+
+    def to(self, *, device: Any, non_blocking: bool = False) -> Destination:
+        return Destination(self._nbytes, torch.device(device))
+
+    def cuda(self, device: Any = None, non_blocking: bool = False) -> Destination:
+        return self.to(device=torch.device("cuda", device) if isinstance(device, int) else device or "cuda")
+
+    def cpu(self) -> Destination:
+        return self.to(device="cpu")
+
+
+def where_to(location: str, nbytes: int) -> torch.device:
+    """The device on which `torch.load(map_location=...)` wants what was saved on this one."""
+    wanted = _torch.map_location()
+    if isinstance(wanted, dict):
+        location = wanted.get(location, location)
+    elif isinstance(wanted, (str, torch.device)):
+        location = wanted  # type: ignore[assignment]
+    elif isinstance(wanted, Callable):  # type: ignore[arg-type]
+        # As with real storages: data is first on the CPU, and what the function returns says where it goes.
+        chosen = wanted(Destination(nbytes, torch.device("cpu")), location)
+        location = location if chosen is None else chosen.device
+    return canonical(torch.device(location))
+
+
+@handles("aten::empty.memory_format")
+def empty_for_checkpoint(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """The empty tensor that the loader starts from, already on the device that is meant.
+
+    A handler's answer is not cached: the same call means another device for the next tensor.
+    """
+    if list(args[0]) != [0] or kwargs.get("device") != META:
+        return NotImplemented
+    source = _torch.checkpoint_source()
+    device = META if source is None or source.location is None else where_to(source.location, source.storage.nbytes())
+    dtype = kwargs.get("dtype") or torch.get_default_dtype()
+    return make_new(mode, TensorSpec((0,), dtype=dtype, device=device))
+
+
+@handles("aten::set_.source_Storage_storage_offset")
+def set_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """`tensor.set_(storage, offset, size, stride)`."""
+    fake, _, offset, shape, stride = (*args, (), ())[:5]  # the dispatcher strips defaults: a scalar has no sizes
+    source = _torch.checkpoint_source()
+    if source is not None:
+        return _put_on_loaded_storage(mode, fake, source, offset, shape, stride)
+    guard = _torch.NoDispatch()
+    try:
+        func(*args, **kwargs)
+    finally:
+        del guard
+    return _as_native(fake)
+
+
+@handles("aten::set_.source_Storage", "aten::set_")
+def set_whole_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    guard = _torch.NoDispatch()
+    try:
+        func(*args, **kwargs)
+    finally:
+        del guard
+    return _as_native(args[0])
+
+
+@handles("aten::set_.source_Tensor")
+def set_tensor(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    adopt(args[0], args[1])
+    return args[0]
+
+
+def _as_native(fake: FakeTensor) -> FakeTensor:
+    """The spec of a tensor whose geometry C++ has changed."""
+    spec = fake._spec
+    geometry = tuple(fake.shape), fake.stride(), fake.storage_offset()
+    fake._spec = TensorSpec(*geometry, dtype=spec.dtype, device=spec.device)
+    fake._known = None
+    return fake
+
+
+def _put_on_loaded_storage(
+    mode: FakeTensorMode, fake: FakeTensor, source: Any, offset: Any, shape: Any, stride: Any
+) -> FakeTensor:
+    device = fake._spec.device
+    # The loader makes a new meta storage for every tensor; its place in the file tells which ones are the same.
+    key = ("stand-in", source.place, device)
+    base = source.loaded.get(key)
+    if base is None:
+        nbytes = source.storage.nbytes()
+        base = source.loaded[key] = make_new(mode, TensorSpec((nbytes,), dtype=torch.uint8, device=device))
+    plain = TensorSpec(tuple(shape), tuple(stride), offset, dtype=fake._spec.dtype, device=device)
+    adopt(fake, make_unlike_view(mode, base, plain))
+    # The loader sets the bits of the C++ tensor itself, right after this.
+    fake._spec = plain.viewed(plain.shape, plain.stride, conj=source.conj, neg=source.neg)
+    return fake

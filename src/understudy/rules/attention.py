@@ -1,0 +1,121 @@
+"""Scaled dot-product attention on CPU, and in plain steps on any device. Shapes: (batch, heads, length, width)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.rules.dtype_sets import FLOATS, HALVES, check_cpu_dtype, check_one_dtype
+from understudy.rules.registry import rule
+from understudy.spec import TensorSpec, broadcast_shapes, check_expandable, preserved_copy
+from understudy.spec.tensor_spec import Size
+
+Maybe = TensorSpec | None
+
+
+def heads_inside(spec: TensorSpec, shape: Size | None = None) -> TensorSpec:
+    """A new tensor that lies in memory as (batch, length, heads, width)."""
+    batch, heads, length, width = spec.shape if shape is None else shape
+    stride = (length * heads * width, width, heads * width, 1)
+    return spec.like((batch, heads, length, width), stride=stride)
+
+
+@rule("_scaled_dot_product_flash_attention_for_cpu")
+def flash_on_cpu(
+    query: TensorSpec, key: TensorSpec, value: TensorSpec, dropout_p: float = 0.0, is_causal: bool = False, *,
+    attn_mask: Maybe = None, scale: float | None = None,
+) -> tuple[TensorSpec, TensorSpec]:  # fmt: skip
+    _check_flash(query, key, value, dropout_p)
+    if attn_mask is not None:
+        _check_mask(attn_mask, query, key)
+    batch, heads, length, _ = query.shape
+    dtype = torch.float32 if query.dtype in HALVES else query.dtype
+    logsumexp = query.like((batch, heads, length), stride=(length * heads, 1, heads), dtype=dtype)
+    return preserved_copy(query), logsumexp
+
+
+def _check_flash(query: TensorSpec, key: TensorSpec, value: TensorSpec, dropout_p: float) -> None:
+    what = "scaled_dot_product_attention"
+    for operand in (query, key, value):
+        if operand.ndim != 4:
+            raise ShapeMismatch(f"{what}: expected (batch, heads, length, width), got {operand}")
+        if operand.shape[3] != query.shape[3]:
+            raise ShapeMismatch(f"{what}: {query} and {operand} differ in width")
+    if dropout_p > 0:
+        raise ArgumentError(f"{what}: the CPU kernel knows no dropout")
+    check_cpu_dtype(what, query, FLOATS)
+    check_one_dtype(what, query, key, value)
+
+
+def _check_mask(mask: TensorSpec, query: TensorSpec, key: TensorSpec) -> None:
+    if mask.dtype not in (query.dtype, torch.float32):
+        raise DtypeError(f"scaled_dot_product_attention: {mask} is no mask for {query}")
+    if mask.ndim not in (2, 4):
+        raise ShapeMismatch(f"scaled_dot_product_attention: a mask has 2 or 4 dimensions, got {mask}")
+    scores = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    check_expandable(mask.shape, scores, "scaled_dot_product_attention")
+
+
+@rule("_scaled_dot_product_flash_attention_for_cpu_backward")
+def flash_on_cpu_backward(
+    grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, out: TensorSpec,
+    logsumexp: TensorSpec, dropout_p: float, is_causal: bool, *, attn_mask: Maybe = None,
+    scale: float | None = None,
+) -> tuple[TensorSpec, ...]:  # fmt: skip
+    _check_flash(query, key, value, dropout_p)
+    if grad.shape != out.shape:
+        raise ShapeMismatch(f"scaled_dot_product_attention backward: {grad} is no gradient for {out}")
+    return heads_inside(query), heads_inside(key), heads_inside(value)
+
+
+@rule("_scaled_dot_product_attention_math")
+def in_plain_steps(
+    query: TensorSpec, key: TensorSpec, value: TensorSpec, attn_mask: Maybe = None, dropout_p: float = 0.0,
+    is_causal: bool = False, dropout_mask: Maybe = None, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    if query.ndim < 2 or dropout_mask is not None:
+        return NotImplemented
+    what = "scaled_dot_product_attention"
+    check_one_dtype(what, query, key, value)
+    check_cpu_dtype(what, query, FLOATS)
+    if query.shape[-1] != key.shape[-1]:
+        raise ShapeMismatch(f"{what}: {query} and {key} differ in width")
+    if key.shape[-2] != value.shape[-2]:
+        raise ShapeMismatch(f"{what}: {key} and {value} differ in length")
+    lead = _lead_of_groups(query, key, value) if enable_gqa else None
+    if lead is None:
+        lead = broadcast_shapes(query.shape[:-2], key.shape[:-2])
+    if attn_mask is not None:
+        lead = broadcast_shapes(lead, attn_mask.shape[:-2])
+    weights = query.like((*lead, query.shape[-2], key.shape[-2]))
+    if not enable_gqa:
+        lead = broadcast_shapes(lead, value.shape[:-2])
+    return query.like((*lead, query.shape[-2], value.shape[-1])), weights
+
+
+def _lead_of_groups(query: TensorSpec, key: TensorSpec, value: TensorSpec) -> Size:
+    """Each head of key and value serves a group of heads of the query."""
+    if query.ndim < 3:
+        raise ShapeMismatch(f"scaled_dot_product_attention: {query} has no heads to be grouped")
+    heads = query.shape[-3]
+    for operand in (key, value):
+        if operand.shape[-3] == 0 or heads % operand.shape[-3] != 0:
+            raise ShapeMismatch(f"scaled_dot_product_attention: the heads of {query} can't be grouped by {operand}")
+    return (*broadcast_shapes(query.shape[:-3], key.shape[:-3]), heads)
+
+
+@rule("scaled_dot_product_attention")
+def attention(
+    query: TensorSpec, key: TensorSpec, value: TensorSpec, attn_mask: Maybe = None, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    """Arrives whole in inference mode. Which kernel is taken can be told by the strides only, so where all
+    would give the same ones (a contiguous query on CPU), there is nothing to decide."""
+    if query.device.type != "cpu" or query.ndim != 4 or not query.is_contiguous or query.stride != query.like().stride:
+        return NotImplemented
+    if value.ndim != 4 or value.shape[3] != query.shape[3]:
+        return NotImplemented
+    result = in_plain_steps(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa)
+    return result if result is NotImplemented else result[0]
