@@ -1,6 +1,6 @@
 """Our stand-in tensors against torch's own, in one process, by turns.
 
-    python -m benchmarks.run [--quick] [--models gpt2,llama] [--json out.json]
+    python -m benchmarks.run [--quick] [--models gpt2,llama] [--json out.json] [--docs docs/measurements.md]
 
 Each figure is the median of its repetitions; a ratio is torch's median divided by ours.
 """
@@ -21,7 +21,7 @@ from rich.table import Table
 from torch._subclasses.fake_tensor import FakeTensorMode as TorchFakeTensorMode
 
 import understudy
-from benchmarks import process
+from benchmarks import page, process
 from benchmarks.models import WORKLOADS
 from benchmarks.phases import PHASES, Budget, Side, Subject, count_operators, take_turns
 
@@ -162,6 +162,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="few repetitions: a look, not a figure to quote")
     parser.add_argument("--models", default="", help=f"some of: {','.join(WORKLOADS)}")
     parser.add_argument("--json", type=Path, default=Path("build/benchmark.json"), help="where figures go")
+    parser.add_argument("--docs", type=Path, help="a page to write them into, such as docs/measurements.md")
     options = parser.parse_args(arguments)
 
     console = Console()
@@ -185,6 +186,8 @@ def main(arguments: list[str] | None = None) -> None:
     result = {"about": about, "summary": summary, "models": rows, "processes": processes}
     options.json.write_text(json.dumps(result, indent=2) + "\n")
     console.print(f"figures: {options.json}")
+    if options.docs:
+        page.write_figures(options.docs, result)
 
 
 if __name__ == "__main__":

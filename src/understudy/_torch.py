@@ -38,7 +38,8 @@ __all__ = [
 
 make_wrapper = Tensor._make_wrapper_subclass
 make_subclass = Tensor._make_subclass
-as_strided = torch._C.TensorBase.as_strided
+give_storage: Callable[[Tensor, Tensor], None] = torch._functionalize_unsafe_set
+"""give_storage(tensor, other): let `tensor` stand on the storage of `other`, its metadata unchanged."""
 NoDispatch = torch._C._DisableTorchDispatch
 """While such an object lives, calls go past every `__torch_dispatch__` straight to the C++ kernels."""
 no_torch_function = torch._C._disabled_torch_function_impl
@@ -231,6 +232,20 @@ def _real_stays_real(original: Callable[..., Any]) -> Callable[..., Any]:
     return deepcopy
 
 
+def _drawn_once(original: Callable[..., Any]) -> Callable[..., Any]:
+    def draw(tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None) -> Any:
+        if not is_stand_in(tensor):
+            return original(tensor, mean, std, a, b, generator)
+        with torch.no_grad():
+            return tensor.normal_(mean, std, generator=generator)
+
+    return draw
+
+
+def is_stand_in(tensor: Any) -> bool:
+    return getattr(tensor, "fake_mode", None) is not None
+
+
 on_autocast_end: list[Callable[[], None]] = []
 """Called when the outermost autocast region of a thread ends."""
 
@@ -243,6 +258,8 @@ _PATCHES: tuple[tuple[Any, str, Patch], ...] = (
     (torch._C, "_group_tensors_by_device_and_dtype", _group_by_logical_device),
     (torch.Tensor, "__deepcopy__", _real_stays_real),
     (torch.nn.Parameter, "__deepcopy__", _real_stays_real),
+    # Draws again until no value is outside of the bounds, and asks the values whether there is one.
+    (torch.nn.init, "_no_grad_trunc_normal_", _drawn_once),
     # Warns, for every recurrent module on a CUDA device, that this build has no cuDNN.
     (torch.backends.cudnn, "is_acceptable", lambda f: _cuda_may_be_simulated(f, False)),
 )

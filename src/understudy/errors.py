@@ -9,6 +9,7 @@
     │   └── FakeTensorDeviceMismatchError         tensors on devices that do not go together
     ├── DataDependentOutputException (RuntimeError)   a value was asked of a tensor without data
     ├── DynamicOutputShapeException (RuntimeError)    a size depends on data
+    ├── GuardOnDataDependentSymNode (RuntimeError)    a decision depends on a size that depends on data
     ├── UnsupportedOperatorException (RuntimeError)   no way to know what the operator returns
     ├── UnsupportedFakeTensorException (RuntimeError) a tensor that can't be stood in for
     ├── UnsupportedMutationAliasingException (RuntimeError)
@@ -117,6 +118,10 @@ class DataDependentOutputException(UnderstudyError, RuntimeError):
 
 class DynamicOutputShapeException(UnderstudyError, RuntimeError):
     """The size of a result depends on data."""
+
+
+class GuardOnDataDependentSymNode(UnderstudyError, RuntimeError):
+    """A decision depends on a symbol that has no example value."""
 
 
 class UnsupportedOperatorException(UnderstudyError, RuntimeError):

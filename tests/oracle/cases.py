@@ -177,7 +177,8 @@ def _out(resized: bool) -> Callable[[Any, str], Iterator[Case]]:
                 result = op.op(*case.args, **case.kwargs)
             except Exception:  # the function variant reports what this is
                 continue
-            if tensors_in(result):
+            tensors = tensors_in(result)
+            if tensors and all(tensor.layout == torch.strided for tensor in tensors):
                 case.kwargs["out"] = tree_map(_emptied if resized else _like, result)
                 yield case
 
@@ -240,4 +241,4 @@ def _copied(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> 
     if storage._cdata not in storages:
         storages[storage._cdata] = storage.clone()
     empty = torch.empty(0, dtype=tensor.dtype)
-    return empty.set_(storages[storage._cdata], tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload, no-any-return]
+    return empty.set_(storages[storage._cdata], tensor.storage_offset(), tensor.shape, tensor.stride())

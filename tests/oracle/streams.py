@@ -25,6 +25,12 @@ QUESTIONS = ("prim.device.default",)
 # A library's scratch space for its own backward: how large it is depends on the library's choice of algorithm.
 SCRATCH = ("aten.mkldnn_rnn_layer.default", "aten.mkldnn_rnn_layer_backward.default")
 
+# Calls that depend on the kind of object while a model is built, and not on the model.
+OF_CONSTRUCTION = {
+    "aten.detach.default": "nn.Parameter(data) detaches data of a subclass of Tensor, and takes plain data as it is",
+    "aten.clone.default": "copy.deepcopy clones the data of a real parameter; a stand-in has none",
+}
+
 PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -101,8 +107,7 @@ def streams_of(program: Program, engine: str | None = None) -> Streams:
             prepared = program.prepare()
         with Recorder() as step:
             prepared.step()
-    # `nn.Parameter(data)` detaches data that is of a subclass of Tensor, and takes plain data as it is.
-    calls = [call for call in preparation.calls if call.op != "aten.detach.default"]
+    calls = [call for call in preparation.calls if call.op not in OF_CONSTRUCTION]
     return Streams(calls, step.calls)
 
 

@@ -42,6 +42,8 @@ def test_arguments(dtype: torch.dtype) -> None:
         check_rule(aten.gelu.default, x, approximate="wrong")
         check_rule(aten.hardtanh.default, x, -2.5, 3)
         check_rule(aten.elu.default, x, 2, 3, 4)
+        check_rule(aten.softshrink.default, x)
+        check_rule(aten.softshrink.default, x, -1)
         check_rule(aten.logit.default, x, 0.1)
     check_rule(aten.hardtanh.default, torch.ones(2, dtype=torch.uint8), -1, 3)
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from understudy import _torch
+from understudy.fake.device_paths import PATHS
 from understudy.fake.native import on_first_device
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import flat, mapped
@@ -37,6 +38,8 @@ FLOAT32_BY_DTYPE = """prod prod.dim_int softmax.int log_softmax.int cumprod cums
 
 WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add cat stack".split()
 
+UNCAST = [name for name in PATHS if name not in LOWER_PRECISION]
+
 BANNED = {"binary_cross_entropy": "unsafe in 16 bit: use binary_cross_entropy_with_logits"}
 
 _LOW = (torch.float16, torch.bfloat16)
@@ -57,6 +60,7 @@ def register_kernels() -> None:
                 (_by_dtype, FLOAT32_BY_DTYPE),
                 (_widest, WIDEST),
                 (_banned, BANNED),
+                (_as_they_are, UNCAST),
             ):
                 for name in names:
                     _library[0].impl(name, _kernel(_torch.operator_named(name), policy))
@@ -66,12 +70,15 @@ Policy = Callable[[Any, str, Any, Any], tuple[Any, Any]]
 
 
 def _kernel(op: Any, policy: Policy) -> Callable[..., Any]:
+    path = PATHS.get(op.overloadpacket.__name__)
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
         device_type = _casting_device(args, kwargs)
         with _torch.below_spare_autocast():
             if device_type is not None:
                 args, kwargs = policy(op, device_type, args, kwargs)
-            return op(*args, **kwargs)
+            answer = NotImplemented if path is None else path(*args, **kwargs)
+            return op(*args, **kwargs) if answer is NotImplemented else answer
 
     return kernel
 
@@ -114,6 +121,10 @@ def _widest(op: Any, device_type: str, args: Any, kwargs: Any) -> tuple[Any, Any
     tensors = flat(torch.Tensor, args, kwargs)
     wide = any(t.dtype is torch.float32 for t in tensors)
     return _cast_all(args, kwargs, torch.float32 if wide else torch.get_autocast_dtype(device_type))
+
+
+def _as_they_are(op: Any, device_type: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    return args, kwargs
 
 
 def _banned(op: Any, device_type: str, args: Any, kwargs: Any) -> tuple[Any, Any]:

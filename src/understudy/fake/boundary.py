@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import linecache
-import os
-import sys
 from typing import Any
-
-import torch
 
 from understudy.errors import (
     ArgumentError,
@@ -21,13 +16,7 @@ from understudy.errors import (
     UnsupportedOperatorException,
 )
 from understudy.infer.call import Call, describe
-
-_NOT_THE_USERS = (
-    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
-    "<frozen ",
-    os.path.dirname(os.path.abspath(os.__file__)) + os.sep + "contextlib.py",
-)
+from understudy.lines import user_line
 
 
 class OperatorTypeError(OperatorError, TypeError):
@@ -62,24 +51,6 @@ HINTS: tuple[tuple[type[UnderstudyError], str], ...] = (
         "register what it returns: torch.library.register_fake, or understudy.rule for a pure rule on specs",
     ),
 )
-
-
-def user_line() -> str:
-    """The innermost line of code that is neither torch's nor ours: `train.py:88: y = x @ w`."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(_NOT_THE_USERS):
-            source = linecache.getline(name, frame.f_lineno).strip()
-            place = f"{_short_path(name)}:{frame.f_lineno}"
-            return f"{place}: {source}" if source else place
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
-
-
-def _short_path(name: str) -> str:
-    relative = os.path.relpath(name) if os.path.isabs(name) else name
-    return name if relative.startswith("..") else relative
 
 
 def hint_for(error: UnderstudyError) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from understudy import _torch
 from understudy.fake.native import META, canonical
-from understudy.fake.realise import adopt, make_new, make_unlike_view
+from understudy.fake.realise import adopt, make_new, make_view
 from understudy.fake.special import handles
 from understudy.spec import TensorSpec
 
@@ -124,7 +124,7 @@ def _put_on_loaded_storage(
         nbytes = source.storage.nbytes()
         base = source.loaded[key] = make_new(mode, TensorSpec((nbytes,), dtype=torch.uint8, device=device))
     plain = TensorSpec(tuple(shape), tuple(stride), offset, dtype=fake._spec.dtype, device=device)
-    adopt(fake, make_unlike_view(mode, base, plain))
+    adopt(fake, make_view(mode, base, plain))
     # The loader sets the bits of the C++ tensor itself, right after this.
     fake._spec = plain.viewed(plain.shape, plain.stride, conj=source.conj, neg=source.neg)
     return fake

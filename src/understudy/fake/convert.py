@@ -11,7 +11,7 @@ from understudy import _torch
 from understudy.errors import MixedTensorsError, UnsupportedFakeTensorException
 from understudy.fake.boundary import with_line
 from understudy.fake.native import canonical
-from understudy.fake.realise import make_new, make_unlike_view
+from understudy.fake.realise import make_new, make_view
 from understudy.fake.sparse import convert_sparse
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.sparse import is_sparse
@@ -109,7 +109,7 @@ class FakeTensorConverter:
         else:
             base = make_new(mode, TensorSpec((0,), dtype=torch.uint8, device=spec.device))
             _torch.share_storage(base, storage)
-        return make_unlike_view(mode, base, spec)
+        return make_view(mode, base, spec)
 
     def _remember_storage(self, real: Any, storage: Any) -> None:
         if len(self._storages) >= self._sweep_at:

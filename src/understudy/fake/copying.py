@@ -10,7 +10,7 @@ import torch
 from understudy import _torch
 from understudy.fake.checkpoints import where_to
 from understudy.fake.known import Known, Literal
-from understudy.fake.realise import make_new, make_unlike_view
+from understudy.fake.realise import make_new, make_view
 from understudy.fake.tensor import FakeTensor
 from understudy.spec import TensorSpec
 
@@ -51,7 +51,7 @@ def _twin(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, Any]) -> FakeT
         if fake._known is not None and fake._known.content is not None:
             base._known = Known(fake._known.content, fake._known.literal)
         memo[storage_key] = base  # type: ignore[index]
-    twin = make_unlike_view(mode, base, spec)
+    twin = make_view(mode, base, spec)
     twin._known = base._known
     return twin
 
@@ -147,7 +147,7 @@ def rebuild(mode: FakeTensorMode, token: PickledStorage, geometry: Any, requires
     device = where_to(location, token.nbytes)
     spec = TensorSpec(shape, stride, offset, dtype=dtype, device=device, conj=conj, neg=neg)
     base = token.base(mode, device)
-    fake = make_unlike_view(mode, base, spec)
+    fake = make_view(mode, base, spec)
     fake._known = base._known
     fake.requires_grad_(requires_grad)
     fake.__dict__.update(state)

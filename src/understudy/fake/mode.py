@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from understudy import _torch
-from understudy.errors import UnderstudyError
-from understudy.fake import autocast, checkpoints, copying, known, special
+from understudy.errors import DataDependentOutputException, DynamicOutputShapeException, UnderstudyError
+from understudy.fake import autocast, checkpoints, copying, from_values, known, special
 from understudy.fake.boundary import located
 from understudy.fake.convert import FakeTensorConverter
 from understudy.fake.inputs import accept_inputs
@@ -189,7 +189,13 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                 return answer
         if plan is None or not self.cache_enabled:
             call = self._call(func, args, kwargs)
-            plan = self._infer(call)
+            try:
+                plan = self._infer(call)
+            except (DataDependentOutputException, DynamicOutputShapeException):
+                answer = from_values.answer(self, func, args, kwargs)
+                if answer is NotImplemented:
+                    raise
+                return answer
             self._keep(call, key, plan)
         else:
             cache.hits += 1

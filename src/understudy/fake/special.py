@@ -13,11 +13,12 @@ from understudy.errors import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     MetadataMismatchError,
+    ShapeMismatch,
     UnsupportedOperatorException,
 )
 from understudy.fake.boundary import hint_for, user_line
 from understudy.fake.native import canonical
-from understudy.fake.realise import make_new
+from understudy.fake.realise import extent, make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import Call
 from understudy.infer.plan import Plan

@@ -126,6 +126,10 @@ class FakeTensor(torch.Tensor):
         where = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
         return self.to(where, non_blocking=non_blocking, memory_format=memory_format)
 
+    def xpu(self, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format) -> Any:
+        where = torch.device("xpu", device) if isinstance(device, int) else torch.device(device or "xpu")
+        return self.to(where, non_blocking=non_blocking, memory_format=memory_format)
+
     def cpu(self, memory_format: Any = torch.preserve_format) -> Any:
         return self.to(torch.device("cpu"), memory_format=memory_format)
 

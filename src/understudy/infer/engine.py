@@ -35,6 +35,11 @@ KEEPS_VALUE = {
 }
 """Arguments that an operator writes to, but whose values stay what they were when it runs on stand-ins."""
 
+UNCACHEABLE = {
+    "as_strided": "depends on the size of the storage",
+    "as_strided_": "depends on the size of the storage",
+}
+
 cache = Cache()
 """One for the process: a plan depends on nothing that belongs to a mode."""
 
@@ -94,4 +99,4 @@ def why_not_cached(call: Call) -> str | None:
         return "custom operator not marked pure"
     if torch.Tag.inplace_view in op.tags:
         return "changes metadata in place"
-    return None
+    return UNCACHEABLE.get(op.overloadpacket.__name__)

@@ -21,6 +21,7 @@ SIZED_BY_DATA = {
     "unique_dim": "one slice for each slice that occurs",
     "unique_consecutive": "one element for each run of equal values",
     "unique_dim_consecutive": "one slice for each run of equal slices",
+    "_pack_padded_sequence": "one row for each step of each sequence; give lengths whose values are known",
     "bincount": "one count for each number up to the largest one; torch.histc takes the number of bins",
 }
 

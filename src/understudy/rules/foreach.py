@@ -258,6 +258,12 @@ def foreach_norm(tensors: Specs, ord: Any = 2, dtype: torch.dtype | None = None)
     return each(norm, tensors)
 
 
+@rule("_foreach_mm")
+def foreach_mm(tensors: Specs, others: Specs) -> list[Any]:
+    check_lists("_foreach_mm", tensors, others)
+    return each(rule_named("mm"), tensors, others)
+
+
 @rule("_foreach_max")
 def foreach_max(tensors: Specs) -> list[Any]:
     check_lists("_foreach_max", tensors)

@@ -6,7 +6,7 @@ from typing import Any
 
 from understudy.errors import ArgumentError, ShapeMismatch
 from understudy.rules.dtypes import COMPLEX_HALF, check_dtype, check_same_dtype
-from understudy.rules.registry import rule
+from understudy.rules.registry import exact_out, rule
 from understudy.spec import (
     TensorSpec,
     broadcast_shapes,
@@ -140,3 +140,6 @@ def soft_margin_loss_backward(
     check_dtype("soft_margin_loss_backward", a.dtype, "fc", a.device, COMPLEX_HALF)
     exponent = elementwise((elementwise((target,), a.dtype), a), a.dtype)
     return elementwise((elementwise((target,), a.dtype), exponent, grad), a.dtype)
+
+
+exact_out("binary_cross_entropy.out", "binary_cross_entropy_backward.grad_input")

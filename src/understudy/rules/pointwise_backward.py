@@ -11,7 +11,7 @@ from understudy.errors import DtypeError, ShapeMismatch
 from understudy.rules.dtypes import COMPLEX_HALF, NONE, check_dtype, check_same_dtype
 from understudy.rules.pointwise_unary import check_gelu_approximation
 from understudy.rules.reduced_dims import wrap_dim
-from understudy.rules.registry import rule
+from understudy.rules.registry import exact_out, rule
 from understudy.spec import (
     TensorSpec,
     broadcast_shapes,
@@ -158,3 +158,6 @@ def glu_backward(grad: TensorSpec, a: TensorSpec, dim: int) -> TensorSpec:
         raise DtypeError(f"glu_backward: {grad} and {a} must have the same dtype")
     check_dtype("glu_backward", a.dtype, "f", a.device)
     return a.like()
+
+
+exact_out("log_sigmoid_forward.output")

@@ -10,7 +10,7 @@ import torch
 from understudy.errors import ArgumentError, DtypeError
 from understudy.rules.dtypes import COMPLEX_HALF, NONE, REDUCED, check_dtype, check_same_dtype, kind
 from understudy.rules.in_place import written_in_place
-from understudy.rules.registry import rule, rule_named
+from understudy.rules.registry import exact_out, rule, rule_named
 from understudy.spec import (
     Same,
     TensorSpec,
@@ -205,6 +205,19 @@ def _pow_dtype(base: Any, exponent: Any) -> torch.dtype:
     return common
 
 
+@rule("ldexp.Tensor")
+def ldexp(a: TensorSpec, exponent: TensorSpec) -> TensorSpec:
+    if a.is_floating_point and is_integral(exponent.dtype, include_bool=True):
+        check_dtype("ldexp's exponent", exponent.dtype, "i", a.device)
+        return elementwise((a, exponent), a.dtype)
+    return rule_named("mul.Tensor")(a, pow_of_number(2.0, exponent))
+
+
+@rule("ldexp_")
+def ldexp_in_place(a: TensorSpec, exponent: TensorSpec) -> Same:
+    return written_in_place("ldexp_", a, ldexp(a, exponent))
+
+
 @rule("heaviside")
 def heaviside(a: TensorSpec, values: TensorSpec) -> TensorSpec:
     check_same_dtype("heaviside", a, values)
@@ -227,3 +240,6 @@ def _complex_of_parts(name: str, a: TensorSpec, b: TensorSpec, takes: tuple[torc
     if a.dtype not in takes:
         raise DtypeError(f"{name}: {a.dtype} has no complex dtype")
     return elementwise((a, b), complex_type(a.dtype))
+
+
+exact_out("complex.out", "polar.out", "heaviside.out")

@@ -9,7 +9,7 @@ import torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.rules.dtypes import COMPLEX_HALF, check_dtype, kind
 from understudy.rules.in_place import written_in_place
-from understudy.rules.registry import rule
+from understudy.rules.registry import exact_out, rule
 from understudy.spec import (
     Same,
     TensorSpec,
@@ -178,3 +178,6 @@ def masked_fill_tensor_in_place(a: TensorSpec, mask: TensorSpec, value: TensorSp
 def _written(a: TensorSpec, result: TensorSpec) -> Same:
     """Filling an expanded tensor is discouraged by eager, but done."""
     return written_in_place("masked_fill_", a.like(), result)
+
+
+exact_out("clamp.out", "clamp_min.out", "clamp_max.out", "where.self_out", "lerp.Tensor_out")

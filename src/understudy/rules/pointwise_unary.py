@@ -10,7 +10,7 @@ import torch
 from understudy.errors import ArgumentError, DtypeError
 from understudy.rules.dtypes import COMPLEX_HALF, NONE, REDUCED, check_dtype
 from understudy.rules.in_place import written_in_place
-from understudy.rules.registry import rule
+from understudy.rules.registry import exact_out, rule
 from understudy.spec import Same, TensorSpec, elementwise, float_type, preserved_copy, real_type
 
 Dtypes = Iterable[torch.dtype]
@@ -32,7 +32,7 @@ SAME_DTYPE: tuple[tuple[str, Dtypes, str], ...] = (
     ("bif", COMPLEX_HALF, "sign"),
     ("bifc", NONE, "sgn"),
     ("bi", NONE, "bitwise_not"),
-    ("f", NONE, "celu elu hardshrink hardsigmoid hardswish leaky_relu mish selu softplus softshrink"),
+    ("f", NONE, "celu elu hardshrink hardsigmoid hardswish leaky_relu mish selu softplus"),
     ("fc", COMPLEX_HALF, "silu"),
 )
 
@@ -180,6 +180,14 @@ def frexp(a: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
     return mantissa, preserved_copy(a, torch.int32)
 
 
+@rule("softshrink")
+def softshrink(a: TensorSpec, lambd: Any = 0.5) -> TensorSpec:
+    check_dtype("softshrink", a.dtype, "f", a.device)
+    if lambd < 0:
+        raise ArgumentError(f"softshrink: lambd must not be negative, got {lambd}")
+    return elementwise((a,), a.dtype)
+
+
 @rule("relu6")
 def relu6(a: TensorSpec) -> TensorSpec:
     return hardtanh(a, 0, 6)
@@ -193,3 +201,15 @@ def hardtanh(a: TensorSpec, min_val: Any = -1, max_val: Any = 1) -> TensorSpec:
         raise ArgumentError(f"hardtanh: bounds {min_val} and {max_val} are negative, {a} is unsigned")
     check_dtype("hardtanh", a.dtype, "if", a.device)
     return preserved_copy(a)
+
+
+exact_out(
+    "abs.out",
+    "nan_to_num.out",
+    "gelu.out",
+    "hardtanh.out",
+    "frexp.Tensor_out",
+    "isneginf.out",
+    "isposinf.out",
+)
+exact_out(*(f"{name}.out" for _, _, names in SAME_DTYPE for name in names.split()))

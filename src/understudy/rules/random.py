@@ -11,7 +11,7 @@ from understudy.errors import ArgumentError, DtypeError, OperatorError, ShapeMis
 from understudy.rules.dtypes import REDUCED, check_dtype
 from understudy.rules.factories import Sizes, fresh, like
 from understudy.rules.in_place import check_no_overlap
-from understudy.rules.registry import rule
+from understudy.rules.registry import exact_out, rule
 from understudy.spec import (
     Same,
     TensorSpec,
@@ -334,3 +334,6 @@ def native_dropout_backward(grad: TensorSpec, mask: TensorSpec, scale: float) ->
     scaled = elementwise((grad, mask), common, common)
     dtype = result_type(scaled, scale)
     return elementwise((scaled, scale), dtype, dtype)
+
+
+exact_out("multinomial.out")

@@ -29,6 +29,8 @@ _rules: dict[str, Rule] = {}
 _from_users: dict[str, Rule] = {}
 _derived_rules: dict[str, Rule | None] = {}  # found by schema, kept until rules are added
 
+_exact_out: set[str] = set()  # out= variants that take nothing but the very dtype of their result
+
 OPTIONS = ("dtype", "layout", "device", "pin_memory")
 
 WRITE_EXPANDED = frozenset(
@@ -69,6 +71,11 @@ def user_rule(*ops: Any) -> Callable[[Rule], Rule]:
     return register
 
 
+def exact_out(*ops: str) -> None:
+    """These out= variants refuse a tensor of another dtype, even if the result could be cast to it."""
+    _exact_out.update(full_name(op) for op in ops)
+
+
 def rule_of(op: OpOverload) -> Rule | None:
     """The rule for an operator: the user's, ours, or one derived from its functional variant."""
     name = op.name()
@@ -92,8 +99,9 @@ def _derived(op: OpOverload, name: str) -> Rule | None:
     packet = name.partition(".")[0]
     if out_names:
         functional, left_out = _functional_variant(op, packet, out_names)
-        resets = torch.Tag.generated in op.tags
-        return _out_rule(functional, out_names, left_out, resets) if functional else None
+        generated = torch.Tag.generated in op.tags
+        exact = generated or name in _exact_out
+        return _out_rule(functional, out_names, left_out, generated, exact) if functional else None
     if packet.endswith("_") and not packet.endswith("__"):
         functional, _ = _functional_variant(op, packet[:-1], [])
         return _in_place_rule(functional, packet) if functional else None
@@ -148,7 +156,9 @@ def check_no_overlap(what: str, target: TensorSpec) -> None:
             raise ArgumentError(f"{what}: can't write into {target}, which is expanded; clone it first")
 
 
-def _out_rule(functional: Rule, out_names: list[str], left_out: list[str], resets: bool) -> Rule:
+def _out_rule(
+    functional: Rule, out_names: list[str], left_out: list[str], generated: bool, exact: bool
+) -> Rule:
     def out_variant(*args: Any, **kwargs: Any) -> Any:
         outs = [kwargs.pop(name) for name in out_names]
         told = {name: getattr(outs[0], name) for name in left_out if name in ("dtype", "device")}
@@ -161,7 +171,7 @@ def _out_rule(functional: Rule, out_names: list[str], left_out: list[str], reset
             return NotImplemented
         first = count_tensors(args) + count_tensors(kwargs.values())
         written = tuple(
-            _written(result.spec, out, first + position, resets)
+            _written(result.spec, out, first + position, generated, exact)
             for position, (result, out) in enumerate(zip(results, outs, strict=True))
         )
         return written if len(written) > 1 else written[0]
@@ -169,8 +179,8 @@ def _out_rule(functional: Rule, out_names: list[str], left_out: list[str], reset
     return out_variant
 
 
-def _written(result: TensorSpec, out: TensorSpec, of: int, resets: bool) -> Same:
-    if resets and result.dtype is not out.dtype:
+def _written(result: TensorSpec, out: TensorSpec, of: int, generated: bool, exact: bool) -> Same:
+    if exact and result.dtype is not out.dtype:
         raise DtypeError(f"out=: a result of {result.dtype} needs a tensor of that dtype, not {out}")
     check_castable("out=", result.dtype, out.dtype)
     if result.shape == out.shape:
@@ -178,7 +188,7 @@ def _written(result: TensorSpec, out: TensorSpec, of: int, resets: bool) -> Same
         return Same(of)
     # A tensor that is resized to fit keeps its offset and takes the strides of the result as well, unless
     # the out= variant was generated from the functional one: then it is resized first and copied into.
-    stride = None if resets else result.stride
+    stride = None if generated else result.stride
     return Same(of, TensorSpec(result.shape, stride, out.offset, dtype=out.dtype, device=out.device))
 
 

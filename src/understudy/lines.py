@@ -1,0 +1,35 @@
+"""Which line of the user's code is running."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+
+import torch
+
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_NOT_THE_USERS = (
+    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
+    _OURS,
+    "<frozen ",
+    os.path.dirname(os.path.abspath(os.__file__)) + os.sep + "contextlib.py",
+)
+
+
+def user_line() -> str:
+    """The innermost line of code that is neither torch's nor ours: `train.py:88: y = x @ w`."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_NOT_THE_USERS):
+            source = linecache.getline(name, frame.f_lineno).strip()
+            place = f"{_short_path(name)}:{frame.f_lineno}"
+            return f"{place}: {source}" if source else place
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def _short_path(name: str) -> str:
+    relative = os.path.relpath(name) if os.path.isabs(name) else name
+    return name if relative.startswith("..") else relative

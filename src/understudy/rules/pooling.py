@@ -1,0 +1,266 @@
+"""Pooling over windows. Whether a result keeps a channels-last format differs between the kernels: see the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.rules.dtype_sets import FLOATS, INTEGERS, check_any_dtype, check_cpu_dtype
+from understudy.rules.layouts import looks_channels_last, suggested_strides
+from understudy.rules.registry import rule
+from understudy.spec import TensorSpec
+from understudy.spec.tensor_spec import Size
+
+Numbers = Sequence[Any]
+
+
+def for_each(numbers: Any, spatial: int, what: str) -> Size:
+    """One number for each spatial dimension, of one for all or of as many."""
+    given = tuple(numbers) if isinstance(numbers, (list, tuple)) else (numbers,)
+    if len(given) == 1:
+        return given * spatial
+    if len(given) != spatial:
+        raise ArgumentError(f"{what}: {list(given)} has not one number for each of {spatial} dimensions")
+    return given
+
+
+def _check_input(what: str, x: TensorSpec, spatial: int) -> None:
+    """(channels, …) or (batch, channels, …), where only the batch may be empty."""
+    if x.ndim not in (spatial + 1, spatial + 2):
+        raise ShapeMismatch(f"{what}: expected {spatial + 1} or {spatial + 2} dimensions, got {x}")
+    if any(size == 0 for size in x.shape[x.ndim - spatial - (x.ndim == spatial + 2) :]):
+        raise ShapeMismatch(f"{what}: {x} has an empty dimension other than the batch")
+
+
+def _placed(x: TensorSpec, shape: Size, keeps_format: bool, dtype: torch.dtype | None = None) -> TensorSpec:
+    stride = suggested_strides(shape, x) if keeps_format else None
+    return x.like(shape, stride=stride, dtype=dtype)
+
+
+def _keeps_format(x: TensorSpec, spatial: int, kernel_keeps: bool) -> bool:
+    return kernel_keeps and x.ndim == spatial + 2
+
+
+# --- windows that slide
+
+
+def window_count(size: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Any:
+    """How many windows fit. With `ceil_mode`, the last may reach beyond the end, but must start before it."""
+    room = size + 2 * padding - dilation * (kernel - 1) - 1
+    if not ceil_mode:
+        return room // stride + 1
+    count = (room + stride - 1) // stride + 1
+    return count - 1 if (count - 1) * stride >= size + padding else count
+
+
+def _pooled_shape(
+    what: str, x: TensorSpec, spatial: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+) -> Size:
+    _check_input(what, x, spatial)
+    kernel = for_each(kernel, spatial, what)
+    stride = for_each(stride, spatial, what) if stride else kernel
+    padding, dilation = for_each(padding, spatial, what), for_each(dilation, spatial, what)
+    if any(number <= 0 for number in (*kernel, *stride, *dilation)):
+        raise ArgumentError(f"{what}: kernel {kernel}, stride {stride} and dilation {dilation} must be positive")
+    if any(pad < 0 or pad > (step * (size - 1) + 1) // 2 for pad, size, step in zip(padding, kernel, dilation, strict=True)):
+        raise ArgumentError(f"{what}: padding {padding} is negative or more than half of the kernel {kernel}")
+    lead = x.shape[: x.ndim - spatial]
+    counts = [
+        window_count(*numbers, ceil_mode)
+        for numbers in zip(x.shape[x.ndim - spatial :], kernel, stride, padding, dilation, strict=True)
+    ]
+    if any(count < 1 for count in counts):
+        raise ShapeMismatch(f"{what}: the result of {x} would have sizes {counts}")
+    return (*lead, *counts)
+
+
+def _register_max_pool(spatial: int) -> None:
+    name = f"max_pool{spatial}d"
+
+    @rule(f"{name}_with_indices")
+    def max_pool_with_indices(
+        x: TensorSpec, kernel_size: Numbers, stride: Numbers = (), padding: Any = 0, dilation: Any = 1,
+        ceil_mode: bool = False,
+    ) -> tuple[TensorSpec, TensorSpec]:  # fmt: skip
+        check_cpu_dtype(name, x, FLOATS | INTEGERS)
+        shape = _pooled_shape(name, x, spatial, kernel_size, stride, padding, dilation, ceil_mode)
+        if spatial == 3 and x.ndim == 4 and looks_channels_last(x) and x.device.type == "cpu":
+            raise ArgumentError(f"{name}: {x} is in the channels-last format of 2-D images")
+        keeps = _keeps_format(x, spatial, True)
+        return _placed(x, shape, keeps), _placed(x, shape, keeps, torch.int64)
+
+    @rule(name)
+    def max_pool(
+        x: TensorSpec, kernel_size: Numbers, stride: Numbers = (), padding: Any = 0, dilation: Any = 1,
+        ceil_mode: bool = False,
+    ) -> TensorSpec:  # fmt: skip
+        return max_pool_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode)[0]
+
+    @rule(f"{name}_with_indices_backward")
+    def max_pool_backward(
+        grad: TensorSpec, x: TensorSpec, kernel_size: Numbers, stride: Numbers, padding: Any, dilation: Any,
+        ceil_mode: bool, indices: TensorSpec,
+    ) -> TensorSpec:  # fmt: skip
+        shape = _pooled_shape(name, x, spatial, kernel_size, stride, padding, dilation, ceil_mode)
+        _check_gradient(name, grad, x, shape, indices)
+        return _placed(x, x.shape, _keeps_format(x, spatial, True))
+
+
+def _check_gradient(
+    name: str, grad: TensorSpec, x: TensorSpec, shape: Size | None = None, indices: TensorSpec | None = None
+) -> None:
+    what = f"{name} backward"
+    if shape is not None and grad.shape != shape:
+        raise ShapeMismatch(f"{what}: {grad} is no gradient for a result of shape {list(shape)}")
+    if indices is not None and indices.shape != grad.shape:
+        raise ShapeMismatch(f"{what}: {indices} are no indices for {grad}")
+    if grad.dtype is not x.dtype:
+        raise DtypeError(f"{what}: {grad} and {x} differ in dtype")
+    check_cpu_dtype(what, x, FLOATS)
+
+
+AVERAGED = {2: FLOATS | {torch.int64}, 3: {torch.float32, torch.float64, torch.int64}}
+
+
+def _register_avg_pool(spatial: int) -> None:
+    name = f"avg_pool{spatial}d"
+    keeps_format = spatial == 2
+
+    def shape_of(x: TensorSpec, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, divisor: Any) -> Size:
+        check_cpu_dtype(name, x, AVERAGED[spatial])
+        if divisor == 0:
+            raise ArgumentError(f"{name}: a divisor of 0")
+        shape = _pooled_shape(name, x, spatial, kernel, stride, padding, 1, ceil_mode)
+        if spatial == 3:
+            _check_no_smaller(name, x, for_each(kernel, 3, name))
+        return shape
+
+    @rule(name)
+    def avg_pool(
+        x: TensorSpec, kernel_size: Numbers, stride: Numbers = (), padding: Any = 0, ceil_mode: bool = False,
+        count_include_pad: bool = True, divisor_override: int | None = None,
+    ) -> TensorSpec:  # fmt: skip
+        shape = shape_of(x, kernel_size, stride, padding, ceil_mode, divisor_override)
+        return _placed(x, shape, _keeps_format(x, spatial, keeps_format))
+
+    @rule(f"{name}_backward")
+    def avg_pool_backward(
+        grad: TensorSpec, x: TensorSpec, kernel_size: Numbers, stride: Numbers, padding: Any, ceil_mode: bool,
+        count_include_pad: bool, divisor_override: int | None,
+    ) -> TensorSpec:  # fmt: skip
+        shape = shape_of(x, kernel_size, stride, padding, ceil_mode, divisor_override)
+        if grad.shape != shape:
+            raise ShapeMismatch(f"{name} backward: {grad} is no gradient for a result of shape {list(shape)}")
+        if grad.dtype is not x.dtype:
+            raise DtypeError(f"{name} backward: {grad} and {x} differ in dtype")
+        return _placed(x, x.shape, _keeps_format(x, spatial, keeps_format))
+
+
+def _check_no_smaller(name: str, x: TensorSpec, kernel: Size) -> None:
+    if any(size < width for size, width in zip(x.shape[-3:], kernel, strict=True)):
+        raise ShapeMismatch(f"{name}: {x} is smaller than the kernel {kernel}")
+
+
+# --- windows that share the input between a given number of outputs
+
+
+def _adaptive_shape(
+    what: str, x: TensorSpec, spatial: int, output_size: Numbers, channels_may_miss: bool = False
+) -> Size:
+    if not (channels_may_miss and x.ndim == spatial + 2 and x.shape[1] == 0):
+        _check_input(what, x, spatial)
+    if len(output_size) != spatial:
+        raise ArgumentError(f"{what}: output_size {list(output_size)} has not {spatial} numbers")
+    return (*x.shape[: x.ndim - spatial], *output_size)
+
+
+def _register_adaptive(spatial: int) -> None:
+    keeps_format = spatial == 2
+    name, max_name = f"_adaptive_avg_pool{spatial}d", f"adaptive_max_pool{spatial}d"
+
+    @rule(name)
+    def adaptive_avg_pool(x: TensorSpec, output_size: Numbers) -> TensorSpec:
+        check_cpu_dtype(name, x, FLOATS)
+        shape = _adaptive_shape(name, x, spatial, output_size, channels_may_miss=spatial == 2)
+        return _placed(x, shape, _keeps_format(x, spatial, keeps_format))
+
+    @rule(f"{name}_backward")
+    def adaptive_avg_pool_backward(grad: TensorSpec, x: TensorSpec) -> TensorSpec:
+        _check_gradient(name, grad, x)
+        if grad.ndim != x.ndim or grad.shape[: x.ndim - spatial] != x.shape[: x.ndim - spatial]:
+            raise ShapeMismatch(f"{name} backward: {grad} is no gradient for a pooled {x}")
+        return _placed(x, x.shape, _keeps_format(x, spatial, keeps_format))
+
+    @rule(max_name)
+    def adaptive_max_pool(x: TensorSpec, output_size: Numbers) -> tuple[TensorSpec, TensorSpec]:
+        check_cpu_dtype(max_name, x, FLOATS)
+        shape = _adaptive_shape(max_name, x, spatial, output_size)
+        keeps = _keeps_format(x, spatial, keeps_format)
+        return _placed(x, shape, keeps), _placed(x, shape, keeps, torch.int64)
+
+    @rule(f"{max_name}_backward")
+    def adaptive_max_pool_backward(grad: TensorSpec, x: TensorSpec, indices: TensorSpec) -> TensorSpec:
+        _check_gradient(max_name, grad, x, indices=indices)
+        return _placed(x, x.shape, _keeps_format(x, spatial, keeps_format))
+
+
+# --- windows at random places, and back from the places of maxima
+
+
+def _register_fractional(spatial: int) -> None:
+    name = f"fractional_max_pool{spatial}d"
+
+    @rule(name)
+    def fractional_max_pool(
+        x: TensorSpec, kernel_size: Numbers, output_size: Numbers, random_samples: TensorSpec
+    ) -> tuple[TensorSpec, TensorSpec]:
+        check_cpu_dtype(name, x, FLOATS)
+        shape = _adaptive_shape(name, x, spatial, output_size)
+        kernel = for_each(kernel_size, spatial, name)
+        for size, made, width in zip(x.shape[x.ndim - spatial :], output_size, kernel, strict=True):
+            if made + width - 1 > size:
+                raise ShapeMismatch(f"{name}: {made} windows of {width} do not fit into {size} of {x}")
+        if random_samples.dtype is not x.dtype:
+            raise DtypeError(f"{name}: {x} and the samples {random_samples} differ in dtype")
+        return x.like(shape), x.like(shape, dtype=torch.int64)
+
+    @rule(f"{name}_backward")
+    def fractional_max_pool_backward(
+        grad: TensorSpec, x: TensorSpec, kernel_size: Numbers, output_size: Numbers, indices: TensorSpec
+    ) -> TensorSpec:
+        _check_gradient(name, grad, x, _adaptive_shape(name, x, spatial, output_size), indices)
+        return x.like()
+
+
+@rule("max_unpool2d")
+def max_unpool2d(x: TensorSpec, indices: TensorSpec, output_size: Numbers) -> TensorSpec:
+    shape = _unpooled_shape("max_unpool2d", x, indices, 2, output_size)
+    return _placed(x, shape, x.ndim == 4)
+
+
+@rule("max_unpool3d")
+def max_unpool3d(
+    x: TensorSpec, indices: TensorSpec, output_size: Numbers, stride: Numbers, padding: Numbers
+) -> TensorSpec:
+    if len(stride) != 3 or len(padding) != 3 or any(step <= 0 for step in stride):
+        raise ArgumentError(f"max_unpool3d: stride {list(stride)} and padding {list(padding)} of 3 numbers")
+    return x.like(_unpooled_shape("max_unpool3d", x, indices, 3, output_size))
+
+
+def _unpooled_shape(what: str, x: TensorSpec, indices: TensorSpec, spatial: int, output_size: Numbers) -> Size:
+    check_any_dtype(what, indices, {torch.int64})
+    if x.numel != 0:
+        check_cpu_dtype(what, x, FLOATS)
+    if x.shape != indices.shape:
+        raise ShapeMismatch(f"{what}: {indices} are no indices for {x}")
+    return _adaptive_shape(what, x, spatial, output_size)
+
+
+for _spatial in (2, 3):
+    _register_max_pool(_spatial)
+    _register_avg_pool(_spatial)
+    _register_adaptive(_spatial)
+    _register_fractional(_spatial)
