@@ -45,10 +45,13 @@ def measure_model(name: str, budget: Budget, console: Console) -> list[dict[str,
     for phase in PHASES:
         with console.status(f"{name}: {phase.name}"):
             ours, theirs = take_turns(phase, subjects, budget)
+            counts = [count_operators(phase, subject) for subject in subjects]
+            if len(set(counts)) > 1:
+                console.print(f"{name}, {phase.name}: not the same operators on both sides: {counts}")
             rows.append({
                 "model": name,
                 "phase": phase.name,
-                "operators": count_operators(phase, subjects[-1]),
+                "operators": counts[0],
                 "understudy_seconds": ours,
                 "torch_seconds": theirs,
                 "ratio": theirs / ours,

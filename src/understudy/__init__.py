@@ -27,7 +27,7 @@ from understudy.fake.helpers import (
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.cache import DispatchCacheInfo
-from understudy.rules import user_rule as rule
+from understudy.infer.engine import mark_pure, rule
 from understudy.spec import New, Same, TensorSpec, Value, View
 
 __version__ = "0.1.0"
@@ -58,6 +58,7 @@ __all__ = [
     "extract_tensor_metadata",
     "get_plain_tensors",
     "is_fake",
+    "mark_pure",
     "maybe_get_fake_mode",
     "rule",
     "unset_fake_temporarily",

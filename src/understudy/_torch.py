@@ -21,9 +21,11 @@ import torch.utils._foreach_utils as _foreach_utils
 import torch.utils._python_dispatch as _modes
 from torch import Tensor
 from torch._C import DispatchKey
+from torch._library.custom_ops import OPDEFS as _custom_definitions
 from torch._library.simple_registry import singleton as _custom_registry
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 __all__ = [
@@ -32,6 +34,9 @@ __all__ = [
     "OpOverload",
     "TorchDispatchMode",
     "is_traceable_wrapper_subclass",
+    "tree_flatten",
+    "tree_map",
+    "tree_unflatten",
 ]
 
 # --- tensors without data ---------------------------------------------------------------------------------
@@ -64,6 +69,13 @@ def storage_id(tensor: Tensor) -> int:
 
 def same_tensor(a: Tensor, b: Tensor) -> bool:
     return a is b
+
+
+def is_alone_on_storage(tensor: Tensor, nbytes: int) -> bool:
+    """Whether no other tensor stands on the storage of this one, and it has so many bytes."""
+    storage = native_storage(tensor)
+    # Two hold it: the tensor, and the Python object that was just asked for.
+    return storage.nbytes() == nbytes and torch._C._storage_Use_Count(storage._cdata) == 2
 
 
 def bytes_of(tensor: Tensor) -> bytes:
@@ -232,6 +244,67 @@ def _real_stays_real(original: Callable[..., Any]) -> Callable[..., Any]:
     return deepcopy
 
 
+def _seen_through_transforms(original: Any, name: str) -> Any:
+    """The wrappers of torch.func are plain tensors, and C++ answers for them with the device that stands for another."""
+
+    def ask(tensor: Tensor) -> Any:
+        answer = original.__get__(tensor)
+        device = answer if name == "device" else native_device(tensor)
+        meant = stand_in_devices.get(device)
+        if meant is None:
+            return answer
+        return meant if name == "device" else meant.type == name
+
+    return property(ask)
+
+
+def _compiled_elsewhere(original: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's compiler does not know stand-ins, and there is nothing to win: what they run is run as it is."""
+
+    def compile(model: Any = None, **options: Any) -> Any:
+        if active_fake_mode() is None:
+            return original(model, **options)
+        return (lambda function: function) if model is None else model
+
+    return compile
+
+
+eager_higher_order: dict[str, Callable[..., Any]] = {}
+"""By name: how a higher-order operator runs in a fake mode when nothing records it."""
+
+
+def _run_in_the_open(original: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's own way needs graphs of the functions that the operator is given, and their graphs need its own mode."""
+
+    def dispatch(self: Any, key: Any, /, *args: Any, **kwargs: Any) -> Any:
+        handler = eager_higher_order.get(self.name())
+        mode = active_fake_mode()
+        if handler is None or mode is None or not hasattr(mode, "crosscheck") or _is_recording():
+            return original(self, key, *args, **kwargs)
+        return handler(mode, *args, **kwargs)
+
+    return dispatch
+
+
+def _is_recording() -> bool:
+    keys = torch._C._TorchDispatchModeKey
+    return any(torch._C._get_dispatch_mode(key) is not None for key in (keys.PROXY, keys.FUNCTIONAL))
+
+
+def registered_higher_order_fake(op: Any) -> Callable[..., Any] | None:
+    import torch._higher_order_ops.utils as utils  # why: slow to load, and seldom needed
+
+    return utils.registered_hop_fake_fns.get(op)
+
+
+def plain_flex_attention(*args: Any) -> Any:
+    """The mathematics of flex attention, written out in operators."""
+    import torch._higher_order_ops.flex_attention as flex  # why: slow to load, and seldom needed
+
+    out, *rest = flex.math_attention(*args)
+    return flex._permute_strides(out, args[0].stride()), *rest
+
+
 def _drawn_once(original: Callable[..., Any]) -> Callable[..., Any]:
     def draw(tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None) -> Any:
         if not is_stand_in(tensor):
@@ -250,7 +323,8 @@ on_autocast_end: list[Callable[[], None]] = []
 """Called when the outermost autocast region of a thread ends."""
 
 Patch = Callable[[Callable[..., Any]], Callable[..., Any]]
-_PATCHES: tuple[tuple[Any, str, Patch], ...] = (
+functions_of_c: Any = torch._VF
+patches: list[tuple[Any, str, Patch]] = [
     # torch.autocast("cuda") switches itself off, or refuses bfloat16, where there is no CUDA.
     (torch.cuda.amp.common, "amp_definitely_not_available", lambda f: _cuda_may_be_simulated(f, False)),
     (torch.cuda, "is_bf16_supported", lambda f: _cuda_may_be_simulated(f, True)),
@@ -258,18 +332,24 @@ _PATCHES: tuple[tuple[Any, str, Patch], ...] = (
     (torch._C, "_group_tensors_by_device_and_dtype", _group_by_logical_device),
     (torch.Tensor, "__deepcopy__", _real_stays_real),
     (torch.nn.Parameter, "__deepcopy__", _real_stays_real),
+    (torch.Tensor, "device", lambda f: _seen_through_transforms(f, "device")),
+    (torch.Tensor, "is_cuda", lambda f: _seen_through_transforms(f, "cuda")),
+    # Higher-order operators called eagerly compile themselves.
+    (torch, "compile", _compiled_elsewhere),
+    (HigherOrderOperator, "dispatch", _run_in_the_open),
     # Draws again until no value is outside of the bounds, and asks the values whether there is one.
     (torch.nn.init, "_no_grad_trunc_normal_", _drawn_once),
     # Warns, for every recurrent module on a CUDA device, that this build has no cuDNN.
     (torch.backends.cudnn, "is_acceptable", lambda f: _cuda_may_be_simulated(f, False)),
-)
+]
+"""What torch answers otherwise for as long as a fake mode is active."""
 _originals: list[tuple[Any, str, Any]] = []
 _MISSING = object()
 
 
 def _patch() -> None:
     """For as long as any fake mode is active anywhere."""
-    for place, name, patch in _PATCHES:
+    for place, name, patch in patches:
         original = getattr(place, name)
         _originals.append((place, name, original if name in vars(place) else _MISSING))
         setattr(place, name, patch(original))
@@ -324,6 +404,40 @@ class PastDispatch:
 
     def __exit__(self, *exception: Any) -> None:
         self._guard = None
+
+
+class BelowAutocast:
+    """Operators that were already cast, or not, when they were recorded: they are not cast again."""
+
+    __slots__ = ("_guard",)
+
+    def __enter__(self) -> None:
+        self._guard = torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS)
+        self._guard.__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        self._guard.__exit__(*exception)
+
+
+_AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastCPU)
+
+
+class default_dtype:
+    """The default dtype for a moment."""
+
+    __slots__ = ("_before", "_wanted")
+
+    def __init__(self, wanted: torch.dtype) -> None:
+        self._wanted = wanted
+
+    def __enter__(self) -> None:
+        self._before = torch.get_default_dtype()
+        if self._before is not self._wanted:
+            torch.set_default_dtype(self._wanted)
+
+    def __exit__(self, *exception: Any) -> None:
+        if self._before is not self._wanted:
+            torch.set_default_dtype(self._before)
 
 
 @contextmanager
@@ -391,9 +505,15 @@ def has_composite_kernel(op: OpOverload) -> bool:
     return op.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
 
 
+def _awaits_description(op: OpOverload) -> bool:
+    """`torch.library.custom_op` registers a function that refuses, until the author says what the operator returns."""
+    definition = _custom_definitions.get(op.name().removesuffix(".default"))
+    return definition is not None and definition._abstract_fn is None
+
+
 def has_meta_kernel(op: OpOverload) -> bool:
     name = op.name()
-    return (
+    return not _awaits_description(op) and (
         torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "Meta")
         or DispatchKey.Meta in op.py_kernels
     )
@@ -407,6 +527,8 @@ def decomposition_of(op: OpOverload) -> Callable[..., Any] | None:
 
 def registered_fake(op: OpOverload) -> Callable[..., Any] | None:
     """The function that the author of a custom operator registered with `torch.library.register_fake`."""
+    if _awaits_description(op):
+        return None
     entry = _custom_registry.find(op.name())
     return entry.fake_impl.kernel if entry.fake_impl.kernel is not None else None
 
@@ -440,6 +562,11 @@ def written_arguments(op: OpOverload) -> tuple[tuple[int, str], ...]:
 
 def argument_names(op: OpOverload) -> tuple[str, ...]:
     return tuple(argument.name for argument in op._schema.arguments)
+
+
+def takes_tensor(op: OpOverload, position: int) -> bool:
+    arguments = op._schema.arguments
+    return position < len(arguments) and isinstance(arguments[position].type, torch.TensorType)
 
 
 def returns_alias(op: OpOverload) -> bool:

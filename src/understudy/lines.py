@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import sys
@@ -9,12 +10,16 @@ import sys
 import torch
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_NOT_THE_USERS = (
-    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
-    _OURS,
-    "<frozen ",
-    os.path.dirname(os.path.abspath(os.__file__)) + os.sep + "contextlib.py",
-)
+_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_NOT_THE_USERS = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, _OURS, "<frozen ")
+
+
+@functools.cache
+def _is_the_users(file: str) -> bool:
+    """Neither torch's, nor ours, nor Python's own library (but packages that are installed inside it)."""
+    if file.startswith(_NOT_THE_USERS):
+        return False
+    return not file.startswith(_LIBRARY) or file[len(_LIBRARY) :].split(os.sep)[0].endswith("-packages")
 
 
 def user_line() -> str:
@@ -22,7 +27,7 @@ def user_line() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(_NOT_THE_USERS):
+        if _is_the_users(name):
             source = linecache.getline(name, frame.f_lineno).strip()
             place = f"{_short_path(name)}:{frame.f_lineno}"
             return f"{place}: {source}" if source else place

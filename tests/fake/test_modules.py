@@ -142,7 +142,6 @@ LOSSES: dict[str, Case] = {
     "PoissonNLLLoss": (nn.PoissonNLLLoss, lambda: (r(3, 4), r(3, 4))),
     "CTCLoss, tensors": (
         nn.CTCLoss, lambda: (r(5, 2, 4).log_softmax(2), classes(3, 2, 3) + 1, torch.tensor([5, 5]), torch.tensor([3, 2]))),
-    "CTCLoss": (nn.CTCLoss, lambda: (r(5, 2, 4).log_softmax(2), classes(3, 2, 3) + 1, (5, 5), (3, 2))),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -65,7 +65,7 @@ def pairs(a: torch.dtype, b: torch.dtype) -> Iterator[tuple[torch.Tensor, torch.
 
 
 def check_all(op: Any, calls: Iterator[tuple[Any, ...]] | Any, **kwargs: Any) -> None:
-    """Each call's rule against reality, in-place writes on clones of their own."""
+    """The rule of each call against reality."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for args in calls:
@@ -82,7 +82,3 @@ def binary_calls(dtypes: Any = DTYPES, *rest: Any) -> Iterator[tuple[Any, ...]]:
     for a, b in itertools.product(dtypes, repeat=2):
         for pair in pairs(a, b):
             yield (*pair, *rest)
-
-
-def writable(call: Callable[..., Any]) -> Callable[..., Any]:
-    return call

@@ -14,7 +14,21 @@ from tests.oracle.real import check_rule, spec_of
 FLOAT, HALF, INT, BOOL, COMPLEX = torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64
 DTYPES = (FLOAT, HALF, INT, BOOL, COMPLEX)
 MORE_DTYPES = (*DTYPES, torch.float64, torch.float16, torch.int32, torch.uint8, torch.complex128)
-SHAPES = ((), (3,), (0,), (1,), (2, 3), (1, 3), (3, 1), (0, 3), (2, 3, 4), (2, 1, 4), (2, 0, 4), (2, 3, 4, 5), (2, 3, 1, 1))
+SHAPES = (
+    (),
+    (3,),
+    (0,),
+    (1,),
+    (2, 3),
+    (1, 3),
+    (3, 1),
+    (0, 3),
+    (2, 3, 4),
+    (2, 1, 4),
+    (2, 0, 4),
+    (2, 3, 4, 5),
+    (2, 3, 1, 1),
+)
 
 
 def filled(shape: Sequence[int], dtype: torch.dtype = FLOAT) -> torch.Tensor:
@@ -47,7 +61,11 @@ def layouts(shape: Sequence[int], dtype: torch.dtype = FLOAT, *, few: bool = Fal
         return
     orders: list[tuple[int, ...]] = list(itertools.permutations(range(ndim)))[1:]
     if few and ndim > 2:
-        orders = [(0, *range(2, ndim), 1), (*range(0, ndim - 2), ndim - 1, ndim - 2), tuple(reversed(range(ndim)))]
+        orders = [
+            (0, *range(2, ndim), 1),
+            (*range(ndim - 2), ndim - 1, ndim - 2),
+            tuple(reversed(range(ndim))),
+        ]
     for order in orders:
         yield permuted(shape, order, dtype)
     yield strided(shape, dtype)
@@ -66,7 +84,9 @@ def every(checks: Iterator[tuple[Any, ...]]) -> None:
             failures.append(str(failure))
         except Exception as refusal:
             shown = [spec_of(x) if isinstance(x, torch.Tensor) else x for x in call]
-            failures.append(f"{op}{shown}{kwargs}: only the rule refuses: {type(refusal).__name__}: {refusal}")
+            failures.append(
+                f"{op}{shown}{kwargs}: only the rule refuses: {type(refusal).__name__}: {refusal}"
+            )
     if failures:
         shown = "\n".join(failures[:8])
         pytest.fail(f"{len(failures)} calls differ:\n{shown}", pytrace=False)

@@ -62,11 +62,15 @@ def test_flash_on_cpu_backward() -> None:
 def test_in_plain_steps() -> None:
     def calls() -> Iterator[Any]:
         key = filled((2, 4, 7, 8))
-        for query, other in itertools.product(layouts((2, 4, 5, 8), few=True), layouts((2, 4, 7, 8), few=True)):
+        for query, other in itertools.product(
+            layouts((2, 4, 5, 8), few=True), layouts((2, 4, 7, 8), few=True)
+        ):
             yield plain, query, other, key
             yield plain, query, key, other, None, 0.1, True
         query = filled((2, 4, 5, 8))
-        for mask, dtype in itertools.product(((5, 7), (2, 1, 5, 7), (4, 5, 7), (1, 7)), (torch.float32, torch.bool)):
+        for mask, dtype in itertools.product(
+            ((5, 7), (2, 1, 5, 7), (4, 5, 7), (1, 7)), (torch.float32, torch.bool)
+        ):
             yield plain, query, key, key, filled(mask, dtype)
         grouped = filled((2, 2, 7, 8))
         yield plain, query, grouped, grouped, {"enable_gqa": True}

@@ -41,7 +41,9 @@ def drawn_window(draw: random.Random, spatial: int) -> tuple[Any, ...]:
 def drawn_operands(draw: random.Random, spatial: int, window: tuple[Any, ...], dtype: torch.dtype) -> Any:
     transposed, groups = window[3], window[5]
     channels, made = groups * draw.choice([1, 2]), groups * draw.choice([1, 3])
-    kernel = tuple(draw.choice([1, 1, 3, 4]) for _ in range(spatial)) if draw.random() < 0.7 else (1,) * spatial
+    kernel = (
+        tuple(draw.choice([1, 1, 3, 4]) for _ in range(spatial)) if draw.random() < 0.7 else (1,) * spatial
+    )
     batch = draw.choice([1, 1, 2, 16])
     x = draw.choice(formats((batch, channels, *(9,) * spatial), dtype))
     lead = (channels, made // groups) if transposed else (made, channels // groups)
@@ -99,7 +101,13 @@ def test_dtypes() -> None:
             yield aten.convolution.default, x, weight, None, *TRANSPOSED
             yield aten.convolution.default, x, filled((4, 4, 3, 3)), None, *PLAIN
             yield aten.convolution_backward.default, x, x, weight, [4], *PLAIN, [True] * 3
-        yield aten.convolution.default, filled((2, 4, 7, 7)), filled((4, 4, 3, 3)), filled((4,), torch.int64), *PLAIN
+        yield (
+            aten.convolution.default,
+            filled((2, 4, 7, 7)),
+            filled((4, 4, 3, 3)),
+            filled((4,), torch.int64),
+            *PLAIN,
+        )
 
     every(calls())
 
@@ -132,7 +140,9 @@ def test_refusals_and_empty_inputs() -> None:
         {"weight": filled((4, 6, 3, 3)), "transposed": True, "dilation": [2, 2], "output_padding": [1, 1]},
         {"x": filled((2, 4)), "weight": filled((6, 4))},
     ]
-    given = dict(zip(("stride", "padding", "dilation", "transposed", "output_padding", "groups"), PLAIN, strict=True))
+    given = dict(
+        zip(("stride", "padding", "dilation", "transposed", "output_padding", "groups"), PLAIN, strict=True)
+    )
     names = ("x", "weight", "bias", *given)
     plain = {"x": x, "weight": weight, "bias": None, **given}
     every((aten.convolution.default, *({**plain, **change}[name] for name in names)) for change in changes)

@@ -32,7 +32,6 @@ OUT_CALLS: list[tuple[Any, tuple[Any, ...]]] = [
     (aten.mish.out, (X,)),
     (aten.leaky_relu.out, (X,)),
     (aten.nan_to_num.out, (X,)),
-    (aten.isneginf.out, (X,)),
     (aten.lerp.Tensor_out, (X, X, X)),
     (aten.heaviside.out, (X, X)),
     (aten.pow.Scalar_out, (2, X)),

@@ -22,7 +22,15 @@ def test_matrix_times_matrix() -> None:
         for rows, inner, columns in SIZES:
             for a, b in itertools.product(layouts((rows, inner)), layouts((inner, columns))):
                 yield aten.mm.default, a, b
-                for bias in ((columns,), (rows, columns), (), (1, columns), (rows, 1), (5,), (1, rows, columns)):
+                for bias in (
+                    (columns,),
+                    (rows, columns),
+                    (),
+                    (1, columns),
+                    (rows, 1),
+                    (5,),
+                    (1, rows, columns),
+                ):
                     yield aten.addmm.default, filled(bias), a, b
                 yield aten.addmm.default, filled((columns, rows)).t(), a, b, {"beta": 0.5, "alpha": 2}
                 yield aten._addmm_activation.default, filled((columns,)), a, b
@@ -107,7 +115,14 @@ def test_linear(lead: tuple[int, ...]) -> None:
                 yield aten.linear.default, x, weight
                 yield aten.linear.default, x, weight, filled((outer,))
         x = filled((*lead, 3))
-        for weight, bias in (((4, 2), None), ((3,), None), ((3,), ()), ((4, 3), (1,)), ((4, 3), (3,)), ((2, 4, 3), None)):
+        for weight, bias in (
+            ((4, 2), None),
+            ((3,), None),
+            ((3,), ()),
+            ((4, 3), (1,)),
+            ((4, 3), (3,)),
+            ((2, 4, 3), None),
+        ):
             yield aten.linear.default, x, filled(weight), None if bias is None else filled(bias)
 
     every(calls())
@@ -133,7 +148,11 @@ def test_grouped_products(dtype: torch.dtype) -> None:
         for left, right in itertools.product(rows, columns):
             for a, b in itertools.product(layouts(left, dtype, few=True), layouts(right, dtype, few=True)):
                 # A product of two 2-D operands whose groups run past the inner dimension is an error of values.
-                if a.ndim == b.ndim == 2 or (b.ndim == 2 and b.shape[1] != 6) or (a.ndim == 2 and a.shape[0] != 6):
+                if (
+                    a.ndim == b.ndim == 2
+                    or (b.ndim == 2 and b.shape[1] != 6)
+                    or (a.ndim == 2 and a.shape[0] != 6)
+                ):
                     continue
                 yield aten._grouped_mm.default, a, b, offs
                 yield aten._grouped_mm.default, a, b
@@ -186,5 +205,7 @@ def test_results_in_another_dtype_exist_on_cuda() -> None:
 def test_refusals_say_what_was_seen() -> None:
     found = rule_of(aten.mm.default)
     assert found is not None
-    with pytest.raises(ShapeMismatch, match="mm: f32\\[2, 3\\]@cpu has 3 columns, f32\\[2, 3\\]@cpu has 2 rows"):
+    with pytest.raises(
+        ShapeMismatch, match="mm: f32\\[2, 3\\]@cpu has 3 columns, f32\\[2, 3\\]@cpu has 2 rows"
+    ):
         found(spec_of(filled((2, 3))), spec_of(filled((2, 3))))

@@ -161,7 +161,9 @@ def test_batch_norm_dtypes_and_refusals() -> None:
         given = [None, *(filled((4,), dtype) for dtype in PARAMETER_DTYPES)]
         for dtype, training in itertools.product(DTYPES, (True, False)):
             x = filled((2, 4, 5), dtype)
-            for weight, mean in itertools.product(given, given if training else given[1:]):  # else eager crashes
+            for weight, mean in itertools.product(
+                given, given if training else given[1:]
+            ):  # else eager crashes
                 yield op, x, weight, weight, mean, mean, training, 0.1, 1e-5
         four = filled((4,))
         yield op, filled((4,)), four, four, four, four, True, 0.1, 1e-5

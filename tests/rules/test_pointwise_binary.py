@@ -19,7 +19,7 @@ ENTRIES = [
     for overload in overload_names
 ] + [
     "add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar", "rsub.Tensor", "rsub.Scalar", "pow.Tensor_Tensor",
-    "pow.Tensor_Scalar", "pow.Scalar", "heaviside", "complex", "polar", "ldexp.Tensor",
+    "pow.Tensor_Scalar", "pow.Scalar", "heaviside", "complex", "polar",
 ]  # fmt: skip
 NUMBERS = (2, 2.0, True, 1j)
 EXTRA = (torch.float16, torch.float64, torch.uint8, torch.complex32)
@@ -74,7 +74,6 @@ def test_alpha(alpha: Any) -> None:
         "pow_.Tensor",
         "floor_divide_.Tensor",
         "__ilshift__.Tensor",
-        "ldexp_",
     ],
 )
 def test_in_place(name: str) -> None:

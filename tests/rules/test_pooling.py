@@ -31,7 +31,15 @@ def formats(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[
 
 def images(spatial: int) -> list[tuple[int, ...]]:
     sizes = (7, 6, 5)[:spatial]
-    return [(2, 3, *sizes), (3, *sizes), (0, 3, *sizes), (2, 1, *sizes), (2, 0, *sizes), (2, 3, *(1,) * spatial), (4, 5)]
+    return [
+        (2, 3, *sizes),
+        (3, *sizes),
+        (0, 3, *sizes),
+        (2, 1, *sizes),
+        (2, 0, *sizes),
+        (2, 3, *(1,) * spatial),
+        (4, 5),
+    ]
 
 
 WINDOWS = [
@@ -159,7 +167,9 @@ def test_unpooling(spatial: int) -> None:
     def calls() -> Iterator[Any]:
         sizes = [8] * spatial
         more = () if spatial == 2 else ([2] * 3, [0] * 3)
-        for shape, dtype in itertools.product(images(spatial)[:4], (torch.float32, torch.bfloat16, torch.int64)):
+        for shape, dtype in itertools.product(
+            images(spatial)[:4], (torch.float32, torch.bfloat16, torch.int64)
+        ):
             for x, indices in itertools.product(formats(shape, dtype), formats(shape, torch.int64)[:2]):
                 yield op("max_unpool", spatial), x, indices * 0, sizes, *more
         yield op("max_unpool", spatial), x, indices[..., :2] * 0, sizes, *more

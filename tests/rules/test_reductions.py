@@ -133,7 +133,9 @@ def test_norms(order: Any) -> None:
                     for keep in (False, True):
                         yield aten.linalg_vector_norm.default, x, order, dims, keep
                         yield aten.norm.ScalarOpt_dim, x, order, dims, keep
-        for dtype, wanted in itertools.product(MORE_DTYPES, (torch.float32, torch.float64, torch.complex64, torch.int64)):
+        for dtype, wanted in itertools.product(
+            MORE_DTYPES, (torch.float32, torch.float64, torch.complex64, torch.int64)
+        ):
             x = filled((2, 3), dtype)
             yield aten.linalg_vector_norm.default, x, order, {"dtype": wanted}
             yield aten.norm.ScalarOpt_dtype, x, order, {"dtype": wanted}

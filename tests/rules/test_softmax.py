@@ -45,7 +45,9 @@ def test_backward(op: Any) -> None:
             for grad, output in itertools.product(layouts(shape, few=True), repeat=2):
                 yield op.default, grad, output, -1, torch.float32
         x = filled((2, 3))
-        for dtypes in itertools.product((torch.float32, torch.float16, torch.bfloat16, torch.int64), repeat=3):
+        for dtypes in itertools.product(
+            (torch.float32, torch.float16, torch.bfloat16, torch.int64), repeat=3
+        ):
             yield op.default, x.to(dtypes[0]), x.to(dtypes[1]), 0, dtypes[2]
         if op is aten._softmax_backward_data:  # the other one reads beyond its input
             yield op.default, x, x[0], 0, torch.float32

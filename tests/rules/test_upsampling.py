@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-import understudy.rules.upsampling
 from tests.rules.layouts import MORE_DTYPES, every, expanded, filled, permuted, strided
 from understudy.rules.upsampling import RESAMPLINGS, Resampling
 

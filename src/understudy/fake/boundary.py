@@ -9,9 +9,11 @@ from understudy.errors import (
     Context,
     DataDependentOutputException,
     DimensionError,
+    DtypeError,
     DynamicOutputShapeException,
     FakeTensorDeviceMismatchError,
     OperatorError,
+    ShapeMismatch,
     UnderstudyError,
     UnsupportedOperatorException,
 )
@@ -50,6 +52,9 @@ HINTS: tuple[tuple[type[UnderstudyError], str], ...] = (
         UnsupportedOperatorException,
         "register what it returns: torch.library.register_fake, or understudy.rule for a pure rule on specs",
     ),
+    (ShapeMismatch, "real tensors of these shapes are refused as well: make the shapes fit at that line"),
+    (DtypeError, "real tensors of these dtypes are refused as well: convert one of them with .to(dtype)"),
+    (OperatorError, "real tensors are refused as well: correct the arguments at that line"),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,12 +14,28 @@ from understudy.fake.boundary import with_line
 from understudy.fake.native import canonical
 from understudy.fake.realise import make_new, make_view
 from understudy.fake.sparse import convert_sparse
+from understudy.fake.symbolic import symbolic_spec
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.sparse import is_sparse
 from understudy.spec import TensorSpec
 
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What was asked for a conversion, besides the tensor."""
+
+    static_shapes: bool | None
+    source: Any
+    symbolic_context: Any
+
+    def spec(self, mode: FakeTensorMode, t: torch.Tensor) -> TensorSpec:
+        static = mode.static_shapes if self.static_shapes is None else self.static_shapes
+        if static or mode.shape_env is None or isinstance(t, torch.nn.Parameter):
+            return spec_of_real(t)
+        return symbolic_spec(mode.shape_env, t, self.source, self.symbolic_context)
 
 
 SWEEP_FIRST_AT = 64
@@ -52,7 +69,7 @@ class FakeTensorConverter:
         if found is not None:
             return found
         with _torch.no_modes(), torch.inference_mode(t.is_inference()):
-            fake = self._convert(fake_mode, t)
+            fake = self._convert(fake_mode, t, _Wanted(static_shapes, source, symbolic_context))
         self._remember(t, fake)
         if make_constant and t.layout is torch.strided and t.device.type == "cpu":
             with _torch.no_modes():
@@ -85,7 +102,7 @@ class FakeTensorConverter:
 
     # --- conversion --------------------------------------------------------------------------------------
 
-    def _convert(self, mode: FakeTensorMode, t: torch.Tensor) -> FakeTensor:
+    def _convert(self, mode: FakeTensorMode, t: torch.Tensor, wanted: _Wanted) -> FakeTensor:
         refuse_unsupported(t, mode)
         if type(t) is FakeTensor:
             return t
@@ -94,12 +111,12 @@ class FakeTensorConverter:
         if is_sparse(t):
             fake = convert_sparse(mode, t)
         else:
-            fake = self._on_shared_storage(mode, t)
+            fake = self._on_shared_storage(mode, t, wanted)
         return self._with_autograd(mode, t, fake)
 
-    def _on_shared_storage(self, mode: FakeTensorMode, t: torch.Tensor) -> FakeTensor:
+    def _on_shared_storage(self, mode: FakeTensorMode, t: torch.Tensor, wanted: _Wanted) -> FakeTensor:
         """A stand-in whose storage stands for the real one's: views of one storage stay views of one storage."""
-        spec = spec_of_real(t)
+        spec = wanted.spec(mode, t)
         real_storage = t.untyped_storage()
         storage = self._storage(real_storage)
         if storage is None:

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from understudy import _torch
+from understudy.errors import FakeTensorDeviceMismatchError
+from understudy.fake.boundary import with_line
 
 aten = torch.ops.aten
 
@@ -33,6 +35,7 @@ def attention(
     dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
     """The kernels of a recent CUDA device, in torch's order: flash, memory-efficient, plain mathematics."""
+    _check_devices(query=query, key=key, value=value)
     if not _fused_attention_takes(query, key, value, is_causal, attn_mask):
         return NotImplemented
     if _flash_takes(query, key, value, attn_mask, enable_gqa):
@@ -40,6 +43,16 @@ def attention(
     if _efficient_takes(query, key, value):
         return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
     return NotImplemented
+
+
+def _check_devices(**tensors: torch.Tensor) -> None:
+    """C++ would name the devices that stand for others."""
+    devices = {name: _torch.inner_device(tensor) for name, tensor in tensors.items()}
+    (first, device), *others = devices.items()
+    for name, other in others:
+        if other != device:
+            error = FakeTensorDeviceMismatchError(f"attention: {first} is on {device}, but {name} is on {other}")
+            raise with_line(error, "scaled_dot_product_attention", ", ".join(map(str, devices.values())))
 
 
 def _fused_attention_takes(

@@ -12,6 +12,7 @@ from understudy.fake import special
 from understudy.fake.boundary import user_line
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import describe, flat, mapped
+from understudy.spec.tensor_spec import SHORT_DTYPE
 
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
@@ -52,7 +53,8 @@ def _is_foreign(kind: type) -> bool:
 def _convertible(mode: FakeTensorMode, func: Any, tensor: torch.Tensor) -> bool:
     if torch.Tag.inplace_view in func.tags:
         return False
-    return mode.allow_non_fake_inputs or _torch.is_wrapped_number(tensor)
+    # `torch.tensor(..., device="meta")` is torch's own meta tensor even inside the mode; it has no data to lose.
+    return mode.allow_non_fake_inputs or tensor.device.type == "meta" or _torch.is_wrapped_number(tensor)
 
 
 def _real_tensor(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> MixedTensorsError:
@@ -90,8 +92,8 @@ def _argument_name(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> s
 
 
 def _real_spec(tensor: torch.Tensor) -> str:
-    shape = ", ".join(map(str, tensor.shape))
-    return f"{str(tensor.dtype).removeprefix('torch.')}[{shape}]@{tensor.device}"
+    dtype = SHORT_DTYPE.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch.")
+    return f"{dtype}[{', '.join(map(str, tensor.shape))}]@{tensor.device}"
 
 
 def describe_tensors(args: Any, kwargs: Any) -> str:

@@ -7,10 +7,14 @@ answer: a write gives the storage a new expression, or, if what is written is no
     content = Literal(real)                       a real tensor's storage
             | Result(op, args, position)          output `position` of an operator on such contents
             | Written(op, args, target)           the storage of input `target` after an operator wrote to it
+
+A storage of which nothing is known has no `Known`, and so its tensors can't share one. It gets one when a single tensor
+stands on it and is overwritten as a whole.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -49,33 +53,64 @@ class Literal:
 
 
 class Part:
-    """A tensor on known contents, as it was when it was used."""
+    """A tensor on known contents, as it was when it was used. `owner` tells storages apart."""
 
-    __slots__ = ("content", "spec")
+    __slots__ = ("content", "owner", "spec")
 
-    def __init__(self, content: Any, spec: TensorSpec) -> None:
+    def __init__(self, content: Any, spec: TensorSpec, owner: int = 0) -> None:
         self.content = content
         self.spec = spec
+        self.owner = owner
 
     def real(self) -> torch.Tensor:
         return on_storage(self.content.storage(), self.spec)
+
+    def copied(self, storages: dict[int, torch.Tensor]) -> torch.Tensor:
+        """On a copy of the storage, one for all tensors that share it."""
+        storage = storages.get(self.owner)
+        if storage is None:
+            storage = storages[self.owner] = copied_storage(self.content.storage())
+        return on_storage(storage, self.spec)
+
+
+class Blank(Part):
+    """A tensor whose values are not read."""
+
+    __slots__ = ()
+
+    def __init__(self, spec: TensorSpec) -> None:
+        super().__init__(NOTHING, spec)
+
+    def real(self) -> torch.Tensor:
+        return torch.empty((), dtype=self.spec.dtype, device=CPU).expand(self.spec.shape)
+
+    def copied(self, storages: dict[int, torch.Tensor]) -> torch.Tensor:
+        return torch.empty_strided(self.spec.shape, self.spec.stride, dtype=self.spec.dtype, device=CPU)
+
+
+CPU = torch.device("cpu")
+NOTHING = Literal(torch.empty(0))
+_computing = threading.RLock()
 
 
 class Computed:
     """An expression over parts; `storage()` computes it once and then forgets how."""
 
-    __slots__ = ("_real", "args", "depth", "kwargs", "op", "position", "spec")
+    __slots__ = ("_real", "args", "default_dtype", "depth", "kwargs", "op", "position", "spec")
 
     def __init__(self, op: Any, args: Any, kwargs: Any, position: int, spec: TensorSpec) -> None:
         self.op, self.args, self.kwargs, self.position, self.spec = op, args, kwargs, position, spec
+        self.default_dtype = torch.get_default_dtype()
         self.depth = 1 + max((part.content.depth for part in flat(Part, args, kwargs)), default=0)
         self._real: torch.Tensor | None = None
 
     def storage(self) -> torch.Tensor:
         if self._real is None:
-            self._real = self._compute()
-            self.op = self.args = self.kwargs = None
-            self.depth = 0
+            with _computing, _torch.PastDispatch(), _torch.BelowAutocast(), _torch.default_dtype(self.default_dtype):
+                if self._real is None:
+                    self._real = self._compute()
+                    self.op = self.args = self.kwargs = None
+                    self.depth = 0
         return self._real
 
     def _compute(self) -> torch.Tensor:
@@ -86,38 +121,36 @@ class Result(Computed):
     __slots__ = ()
 
     def _compute(self) -> torch.Tensor:
-        with _torch.PastDispatch():
-            args, kwargs = mapped(Part.real, Part, (self.args, self.kwargs))
-            outputs = flat(torch.Tensor, (self.op(*args, **_on_cpu(kwargs)),), {})
-            return _laid_out(outputs[self.position].detach(), self.spec)
+        args, kwargs = mapped(lambda part: part.real(), Part, (self.args, self.kwargs))
+        outputs = flat(torch.Tensor, (self.op(*args, **_on_cpu(kwargs)),), {})
+        return _laid_out(outputs[self.position].detach(), self.spec)
 
 
 class Written(Computed):
     __slots__ = ()
 
     def _compute(self) -> torch.Tensor:
-        with _torch.PastDispatch():
-            targets: list[torch.Tensor] = []
+        storages: dict[int, torch.Tensor] = {}
+        targets: list[torch.Tensor] = []
 
-            def own(part: Part) -> torch.Tensor:
-                fresh = on_storage(copied_storage(part.content.storage()), part.spec)
-                targets.append(fresh)
-                return fresh
+        def own(part: Part) -> torch.Tensor:
+            targets.append(part.copied(storages))
+            return targets[-1]
 
-            args, kwargs = mapped(own, Part, (self.args, self.kwargs))
-            self.op(*args, **_on_cpu(kwargs))
-            return targets[self.position]
+        args, kwargs = mapped(own, Part, (self.args, self.kwargs))
+        self.op(*args, **_on_cpu(kwargs))
+        return targets[self.position]
 
 
 def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {name: torch.device("cpu") if isinstance(v, torch.device) else v for name, v in kwargs.items()}
+    return {name: CPU if isinstance(v, torch.device) else v for name, v in kwargs.items()}
 
 
 def copied_storage(real: torch.Tensor) -> torch.Tensor:
     """A tensor on a copy of the storage of `real`, with the same geometry."""
     if real.untyped_storage().nbytes() == real.numel() * real.itemsize:
         return real.clone()
-    fresh = torch.empty(0, dtype=real.dtype)
+    fresh = torch.empty(0, dtype=real.dtype, device=CPU)
     storage = real.untyped_storage().clone()
     return fresh.set_(storage, real.storage_offset(), real.shape, real.stride())  # type: ignore[call-overload, no-any-return]
 
@@ -128,7 +161,7 @@ def on_storage(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
         if spec.dtype is real.dtype:
             view = real.as_strided(spec.shape, spec.stride, spec.offset)
         else:
-            view = torch.empty(0, dtype=spec.dtype)
+            view = torch.empty(0, dtype=spec.dtype, device=CPU)
             view.set_(real.untyped_storage(), spec.offset, spec.shape, spec.stride)  # type: ignore[call-overload]
         if spec.conj != view.is_conj():
             _torch.set_conj(view, spec.conj)
@@ -141,7 +174,7 @@ def _laid_out(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     """`real`, on a storage laid out as the spec says."""
     if real.stride() == spec.stride and real.storage_offset() == spec.offset:
         return real
-    fresh = torch.empty_strided(spec.shape, spec.stride, dtype=real.dtype)
+    fresh = torch.empty_strided(spec.shape, spec.stride, dtype=real.dtype, device=CPU)
     return fresh.copy_(real)
 
 
@@ -150,27 +183,71 @@ def _laid_out(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 def before_call(plan: Plan, args: Any, kwargs: Any, inputs: list[Any]) -> Any:
     """The arguments with each tensor replaced by its contents as they are now; None if not all are determined."""
-    if not plan.determined:
-        return None
-    for fake in inputs:
-        if fake._known is None or fake._known.content is None:
+    unread = plan.reads_from if plan.determined else None
+    for position, fake in enumerate(inputs):
+        if _content(fake) is None and (unread is None or position >= unread or not _may_begin(plan, fake)):
+            _drop_parameters(inputs)
             return None
-    return mapped(lambda fake: Part(fake._known.content, fake._spec), torch.Tensor, (tuple(args), dict(kwargs)))
+    return None if unread is None else mapped(_part, torch.Tensor, (tuple(args), dict(kwargs)))
+
+
+def _content(fake: Any) -> Any:
+    known = fake._known
+    if known is None:
+        return None
+    if known.content is None:
+        fake._known = None  # from now on the hot path need not ask
+    return known.content
+
+
+def _part(fake: Any) -> Part:
+    known = fake._known
+    return Blank(fake._spec) if known is None else Part(known.content, fake._spec, id(known))
+
+
+def _may_begin(plan: Plan, fake: Any) -> bool:
+    """Whether values can be followed from here although nothing is known of this input, which the call does not read.
+
+    One that is overwritten must be the only tensor on its storage and cover it: no other tensor could tell what is
+    written to it later.
+    """
+    if not plan.written:
+        return True
+    spec = fake._spec
+    return not fake.requires_grad and _torch.is_alone_on_storage(fake, spec.numel * spec.itemsize)
+
+
+def _drop_parameters(inputs: list[Any]) -> None:
+    """A parameter that meets undetermined values is in use, and its first values are of no interest any more.
+
+    Following them would send every call that it takes part in past the hot path.
+    """
+    for fake in inputs:
+        if fake._known is not None and getattr(fake, "_is_param", False):
+            fake._known.forget()
+            fake._known = None
 
 
 def after_call(op: Any, plan: Plan, before: Any, inputs: list[Any], results: list[Any]) -> None:
     """Keep account of what is known: of inputs that were written to, and of results on storages of their own."""
     if before is None:
         for position in plan.written:
-            if inputs[position]._known is not None:
-                inputs[position]._known.forget()
+            fake = inputs[position]
+            if fake._known is not None:
+                fake._known.forget()
+                fake._known = None
         return
     args, kwargs = before
     if plan.written:
         for position in plan.written:
-            inputs[position]._known.content = _settled(Written(op, args, kwargs, position, inputs[position]._spec))
+            fake = inputs[position]
+            content = _settled(Written(op, args, kwargs, position, fake._spec))
+            if fake._known is None:
+                fake._known = Known(content)
+            else:
+                fake._known.content = content
         return
-    is_literal = bool(inputs) and all(fake._known.literal for fake in inputs)
+    is_literal = bool(inputs) and all(fake._known is not None and fake._known.literal for fake in inputs)
     for position, fake in enumerate(results):
         if fake._known is None:
             content = _settled(Result(op, args, kwargs, position, fake._spec))

@@ -11,6 +11,8 @@ import torch
 from understudy import _torch
 from understudy.errors import DataDependentOutputException, DynamicOutputShapeException, UnderstudyError
 from understudy.fake import autocast, checkpoints, copying, from_values, known, special
+from understudy.fake import higher_order as _higher_order  # noqa: F401  (registers what it answers for)
+from understudy.fake import packed as _packed  # noqa: F401  (registers what it answers for)
 from understudy.fake.boundary import located
 from understudy.fake.convert import FakeTensorConverter
 from understudy.fake.inputs import accept_inputs
@@ -23,9 +25,13 @@ from understudy.infer.call import Call, flat, mapped
 from understudy.infer.engine import cache, infer, why_not_cached
 from understudy.infer.kernels import outcomes_of
 from understudy.infer.plan import FIRST_ITSELF, FIRST_VIEWED, ONE_NEW, Plan
+from understudy.shapes.node import SymNode
+from understudy.shapes.sizes import from_torch
 from understudy.spec import TensorSpec
 
 PLAIN_TYPES = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format})
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+SYMBOLIC_TYPES = frozenset(SYMBOLIC)
 default_dtype = torch.get_default_dtype
 find_plan = cache.plans.get
 make_wrapper = _torch.make_wrapper
@@ -133,7 +139,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             plan = UNUSUAL
         if plan is UNUSUAL:
             return self._slow(func, types, args, kwargs)
-        if plan is None or is_known or not plan.plain or not self._direct:
+        if plan is None or not plan.plain or not self._direct or (is_known and plan.kind != FIRST_VIEWED):
             return self._attend(func, types, args, kwargs or {}, tuple(key), plan, is_known)
         cache.hits += 1
         answer = plan.kind
@@ -174,6 +180,9 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             key.append(value)
         elif kind is torch.device:
             key.append(canonical(value))
+        elif kind in SYMBOLIC_TYPES and type(value.node) is SymNode:
+            key.append(kind)
+            key.append(value.node)
         else:
             raise Unusual
         return False
@@ -187,6 +196,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             answer = handler(self, func, args, kwargs)
             if answer is not NotImplemented:
                 return answer
+        if plan is None and (lifted := special.lifted_numbers(self, func, args)) is not None:
+            return self.__torch_dispatch__(func, types, lifted, kwargs)
         if plan is None or not self.cache_enabled:
             call = self._call(func, args, kwargs)
             try:
@@ -215,6 +226,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     def _call(self, func: Any, args: Any, kwargs: Any) -> Call:
         args, kwargs = mapped(lambda fake: fake._spec, FakeTensor, (tuple(args), dict(kwargs)))
         args, kwargs = mapped(canonical, torch.device, (args, kwargs))
+        if self.shape_env is not None:
+            args, kwargs = mapped(from_torch, SYMBOLIC, (args, kwargs))
         return Call.of(func, args, kwargs)
 
     def _infer(self, call: Call) -> Plan:

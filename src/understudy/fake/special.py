@@ -27,6 +27,8 @@ from understudy.spec import TensorSpec
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
 
+NUMBERS = frozenset({int, float, bool, complex})
+
 Handler = Callable[["FakeTensorMode", Any, Any, Any], Any]
 
 HANDLERS: dict[str, Handler] = {}
@@ -125,6 +127,28 @@ def lift(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     return fake
 
 
+def lifted_numbers(mode: FakeTensorMode, func: Any, args: Any) -> Any:
+    """A call on nothing but numbers where tensors are expected: the same arguments with tensors on the CPU, else None.
+
+    C++ hands Python numbers that it had wrapped into tensors over as numbers again.
+    """
+    if not args or type(args[0]) not in NUMBERS or any(type(value) is FakeTensor for value in args):
+        return None
+    if not _torch.takes_tensor(func, 0):
+        return None
+
+    def lifted(position: int, value: Any) -> Any:
+        if type(value) not in NUMBERS or not _torch.takes_tensor(func, position):
+            return value
+        with _torch.PastDispatch():
+            real = torch.tensor(value)
+        fake = make_new(mode, _spec_of_dense(real))
+        mode.remember_literal(fake, real)
+        return fake
+
+    return tuple([lifted(position, value) for position, value in enumerate(args)])
+
+
 def _spec_of_dense(real: torch.Tensor) -> TensorSpec:
     return TensorSpec(tuple(real.shape), real.stride(), dtype=real.dtype, device=canonical(real.device))
 
@@ -161,7 +185,11 @@ def record_stream(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> An
 
 
 def higher_order(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """torch registers what each higher-order operator does on fakes by the class of its own mode."""
+    """torch registers what each higher-order operator does on fakes by itself, or by the class of its own mode."""
+    registered = _torch.registered_higher_order_fake(func)
+    if registered is not None:
+        with mode:
+            return registered(*args, **kwargs)
     implementation = func.python_key_table.get(_torch.torch_fake_mode_class())
     if implementation is None:
         raise UnsupportedOperatorException(f"the higher-order operator {func} says nothing about fakes", func=func)

@@ -122,6 +122,16 @@ class FakeTensor(torch.Tensor):
             kwargs["device"] = native(torch.device(kwargs["device"]))
         return torch.Tensor.to(self, *args, **kwargs)
 
+    def new(self, *args: Any, **kwargs: Any) -> Any:
+        """The oldest constructor: of sizes, of data, or, for sparse tensors, of indices and values."""
+        if self._spec.layout is torch.sparse_coo:
+            return torch.sparse_coo_tensor(*args, dtype=self.dtype, **kwargs)
+        if len(args) == 1 and isinstance(args[0], (list, tuple)) and not isinstance(args[0], torch.Size):
+            return self.new_tensor(args[0])
+        if len(args) == 1 and isinstance(args[0], torch.Tensor):
+            return args[0].detach()
+        return self.new_empty(args[0] if len(args) == 1 and isinstance(args[0], torch.Size) else (args or (0,)))
+
     def cuda(self, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format) -> Any:
         where = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
         return self.to(where, non_blocking=non_blocking, memory_format=memory_format)
@@ -139,6 +149,14 @@ class FakeTensor(torch.Tensor):
     def is_pinned(self, device: Any = None) -> bool:
         return False
 
+    def new_tensor(self, data: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> torch.Tensor:
+        device = self._spec.device if device is None else device
+        with self.fake_mode:
+            if isinstance(data, torch.Tensor):
+                copy = data.detach().to(device, dtype, copy=True)
+                return copy.requires_grad_(options.get("requires_grad", False))
+            return torch.tensor(data, dtype=dtype or self._spec.dtype, device=device, **options)
+
     # --- what stands behind it ---------------------------------------------------------------------------
 
     @property
@@ -150,7 +168,7 @@ class FakeTensor(torch.Tensor):
         if type(other) is not FakeTensor:
             raise with_line(
                 NoDataError("the data of a stand-in tensor can only be set to another stand-in"),
-                "FakeTensor.data = ", type(other).__name__, "convert it with mode.from_tensor(...)",
+                "Tensor.data.__set__", f"{self._spec}, {type(other).__name__}", "convert it with mode.from_tensor(...)",
             )  # fmt: skip
         self.fake_mode.adopt(self, other)
 
@@ -211,27 +229,35 @@ class FakeTensor(torch.Tensor):
     # --- what needs data ---------------------------------------------------------------------------------
 
     def _refuse(self, what: str, hint: str = "work on its metadata, or run this part on real tensors") -> NoReturn:
-        raise with_line(NoDataError(f"{what}: {self._spec} is a stand-in and has no data"), what, self._spec, hint)
+        raise with_line(NoDataError(f"{what}(): {self._spec} is a stand-in and has no data"), what, self._spec, hint)
 
     def tolist(self) -> Any:
         return self.fake_mode.tolist(self)
 
     def numpy(self, *, force: bool = False) -> Any:
+        if not force and (self.requires_grad or self._spec.device.type != "cpu"):
+            self._refuse("Tensor.numpy", "as on real tensors: call .detach() and .cpu() first, or numpy(force=True)")
         known = self.fake_mode.value_of(self)
-        return self._refuse("Tensor.numpy()") if known is None else known.numpy(force=force)
+        if known is None:
+            self._refuse("Tensor.numpy")
+        with _torch.PastDispatch():
+            return known.numpy(force=force)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         array = self.numpy(force=True)
         return array if dtype is None else array.astype(dtype)
 
     def data_ptr(self) -> NoReturn:
-        self._refuse("Tensor.data_ptr()")
+        self._refuse("Tensor.data_ptr")
+
+    def const_data_ptr(self) -> NoReturn:
+        self._refuse("Tensor.const_data_ptr")
 
     def __dlpack__(self, **kwargs: Any) -> NoReturn:  # type: ignore[override]
-        self._refuse("Tensor.__dlpack__()")
+        self._refuse("Tensor.__dlpack__")
 
     def __dlpack_device__(self) -> NoReturn:
-        self._refuse("Tensor.__dlpack_device__()")
+        self._refuse("Tensor.__dlpack_device__")
 
     @property
     def __cuda_array_interface__(self) -> NoReturn:
@@ -286,6 +312,8 @@ def _native_argument(value: Any) -> Any:
         return native(value)
     if isinstance(value, str):
         return native(torch.device(value))
+    if type(value) is int:
+        return native(torch.device("cuda", value))
     return value
 
 

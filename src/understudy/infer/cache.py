@@ -54,6 +54,11 @@ class Cache:
         for key in list(self.plans)[: self._limit // 2]:
             del self.plans[key]
 
+    def forget_plans(self) -> None:
+        """After something that answers were made from has changed."""
+        with self._lock:
+            self.plans.clear()
+
     def clear(self) -> None:
         with self._lock:
             self.plans.clear()

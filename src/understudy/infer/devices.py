@@ -12,12 +12,6 @@ MAY_MIX = {
     "copy": "copies across devices",
     "_foreach_copy_": "copies across devices",
     "_foreach_copy": "copies across devices",
-    "index": "indices may be on the CPU",
-    "index_put": "indices may be on the CPU",
-    "index_put_": "indices may be on the CPU",
-    "_index_put_impl_": "indices may be on the CPU",
-    "_unsafe_index": "indices may be on the CPU",
-    "_unsafe_index_put": "indices may be on the CPU",
     "set_": "takes over the other tensor's storage",
     "set_data": "takes over the other tensor's storage",
     "is_same_size": "compares sizes only",
@@ -38,6 +32,10 @@ MAY_MIX = {
     "tensor_split": "sizes are kept on the CPU",
 }
 
+INDEXING = frozenset({"index", "_unsafe_index"})
+INDEXED_WRITES = frozenset({"index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"})
+"""Operators whose indices may be on the CPU; the values that are written, which come last, may not."""
+
 
 def device_of(call: Call) -> torch.device | None:
     """The device of the call's inputs, None if it has none. Raises if they do not go together."""
@@ -54,6 +52,8 @@ def device_of(call: Call) -> torch.device | None:
         if _joins_any(spec.device, spec.shape):
             continue
         if deciding >= 0:
+            if _is_on_cpu_as_index(call, position):
+                continue
             if _may_mix(call):
                 return device
             raise _mismatch(call, deciding, position)
@@ -63,6 +63,13 @@ def device_of(call: Call) -> torch.device | None:
 
 def _joins_any(device: torch.device, shape: tuple[object, ...]) -> bool:
     return device.type == "cpu" and not shape
+
+
+def _is_on_cpu_as_index(call: Call, position: int) -> bool:
+    name = call.op.overloadpacket.__name__
+    if call.inputs[position].device.type != "cpu":
+        return False
+    return name in INDEXING or (name in INDEXED_WRITES and position < len(call.inputs) - 1)
 
 
 def _may_mix(call: Call) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from understudy.infer.call import Call, flat
 from understudy.infer.devices import device_of
 from understudy.infer.plan import Plan
 from understudy.infer.sources import SOURCES, Stage
+from understudy.rules import Rule, full_name, user_rule
 from understudy.spec import New, Outcomes, Same, TensorSpec, View
 
 KNOWN_LIMIT = 1 << 20
@@ -44,6 +46,39 @@ cache = Cache()
 """One for the process: a plan depends on nothing that belongs to a mode."""
 
 pure_operators: set[str] = set()
+
+
+def mark_pure(op: Any, *, pure: bool = True) -> None:
+    """Let the answers for a custom operator (an overload, or its name) be kept in the cache.
+
+    Say so of operators whose results' metadata depends on the metadata of the inputs and the other arguments alone: not on
+    global state, and not on when they are called.
+    """
+    name = full_name(op)
+    if pure:
+        pure_operators.add(name)
+    else:
+        pure_operators.discard(name)
+        cache.forget_plans()
+
+
+def rule(*ops: Any) -> Callable[[Rule], Rule]:
+    """Register the decorated pure function as the answer for these operators (overloads, or their names).
+
+        @rule("mylib::pooled")
+        def pooled(x: TensorSpec, size: int) -> TensorSpec:
+            return x.like((x.shape[0] // size, *x.shape[1:]))
+
+    It comes before every other source, for operators of torch as well, and returns `NotImplemented` for calls that it
+    leaves to the others.
+    """
+
+    def register(function: Rule) -> Rule:
+        user_rule(*ops)(function)
+        cache.forget_plans()
+        return function
+
+    return register
 
 
 def infer(call: Call, stage: Stage) -> Plan:
@@ -95,7 +130,7 @@ def _elements(outcomes: Any, inputs: tuple[TensorSpec, ...]) -> Any:
 def why_not_cached(call: Call) -> str | None:
     """The reason not to keep the plan of this call, or None."""
     op = call.op
-    if not _torch.is_builtin_namespace(op) and op.name() not in pure_operators:
+    if not _torch.is_builtin_namespace(op) and full_name(op) not in pure_operators:
         return "custom operator not marked pure"
     if torch.Tag.inplace_view in op.tags:
         return "changes metadata in place"

@@ -11,6 +11,8 @@ from understudy.errors import UnsupportedOperatorException
 from understudy.infer.call import Call, mapped
 from understudy.infer.devices import device_of
 from understudy.infer.sparse import is_sparse, sparse_on, spec_of_sparse
+from understudy.shapes.node import SymNode
+from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import New, Same, TensorSpec, Value, View
 
 META = torch.device("meta")
@@ -34,6 +36,8 @@ def strided_on(spec: TensorSpec, device: torch.device, zero: bool = False) -> to
     """A tensor of torch's own with this spec's metadata, on another device."""
     if spec.sparse is not None:
         return sparse_on(spec, device)
+    if spec.is_symbolic:
+        return _symbolic_on(spec, device)
     extent = spec.offset + 1
     for size, step in zip(spec.shape, spec.stride, strict=True):
         if size == 0:
@@ -49,13 +53,21 @@ def strided_on(spec: TensorSpec, device: torch.device, zero: bool = False) -> to
     return tensor
 
 
+def _symbolic_on(spec: TensorSpec, device: torch.device) -> torch.Tensor:
+    if device.type != "meta":
+        raise UnsupportedOperatorException("the real kernel can't run on symbolic sizes")
+    shape, stride = [to_torch(size) for size in spec.shape], [to_torch(size) for size in spec.stride]
+    return torch.empty_strided(shape, stride, dtype=spec.dtype, device=device)
+
+
 def spec_of_result(tensor: torch.Tensor, device: torch.device) -> TensorSpec:
     if is_sparse(tensor):
         return spec_of_sparse(tensor, device)
     if tensor.layout is not torch.strided:
         raise UnsupportedOperatorException(f"a result of layout {tensor.layout} can't be described")
+    shape, stride = map(from_torch, tensor.shape), map(from_torch, tensor.stride())
     return TensorSpec(
-        tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), dtype=tensor.dtype, device=device,
+        tuple(shape), tuple(stride), from_torch(tensor.storage_offset()), dtype=tensor.dtype, device=device,
         conj=tensor.is_conj(), neg=tensor.is_neg(),
     )  # fmt: skip
 
@@ -99,6 +111,7 @@ def _run(call: Call, stand_in: Any, native: torch.device) -> Any:
         args = mapped(place, TensorSpec, call.args)
         kwargs = mapped(place, TensorSpec, call.kwargs)
         args, kwargs = mapped(lambda _: native, torch.device, (args, kwargs))
+        args, kwargs = mapped(to_torch, SymNode, (args, kwargs))
         result = call.op(*args, **kwargs)
         return outcomes_of(result, stand_ins, call, lambda tensor: spec_of_result(tensor, device))
     finally:

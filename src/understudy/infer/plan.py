@@ -16,17 +16,23 @@ KERNEL_COUNTS = "_foreach_"
 """Operators on lists of tensors, whose kernels, not the dispatcher, count the writes."""
 
 
+READS_FROM = dict.fromkeys(
+    "zeros_like ones_like full_like new_zeros new_ones new_full zero_ fill_ copy_".split(), 1
+)
+"""Operators that do not read the values of their first input: how many inputs to skip."""
+
+
 class Plan:
     """`kind` names the common shapes of an answer, so that replaying them is one comparison:
     one new tensor, a view of the first argument, the first argument itself.
 
     `written` are the positions of the inputs that the call writes to. `determined` says that the values of the
     results follow from the values of the inputs: the operator is no random one and the results are small.
-    `uncounted` are those of the written inputs whose version C++ leaves to the kernel. `plain` says that a hit has
-    nothing to do but to make the tensors.
+    `uncounted` are those of the written inputs whose version C++ leaves to the kernel. `reads_from` is the position of the
+    first input whose values matter. `plain` says that a hit has nothing to do but to make the tensors.
     """
 
-    __slots__ = ("determined", "kind", "op", "outcomes", "plain", "spec", "uncounted", "written")
+    __slots__ = ("determined", "kind", "op", "outcomes", "plain", "reads_from", "spec", "uncounted", "written")
 
     def __init__(self, outcomes: Outcomes, written: tuple[int, ...] = (), determined: bool = False) -> None:
         self.outcomes = outcomes
@@ -36,6 +42,7 @@ class Plan:
         self.kind = OTHER
         self.spec: Any = None  # the TensorSpec of the one new tensor or view
         self.uncounted: tuple[int, ...] = ()
+        self.reads_from = 0
         self.plain = True
 
     @staticmethod
@@ -44,7 +51,7 @@ class Plan:
         plan.op = call.op  # a key holds the operator's identity: as long as the plan lives, nothing else has it
         first = bool(call.args) and isinstance(call.args[0], TensorSpec)
         match outcomes:
-            case New(spec) if spec.layout is torch.strided and not (spec.conj or spec.neg):
+            case New(spec) if spec.layout is torch.strided and not (spec.conj or spec.neg or spec.is_symbolic):
                 plan.kind, plan.spec = ONE_NEW, spec
             case View(0, spec) if first:
                 plan.kind, plan.spec = FIRST_VIEWED, spec
@@ -52,8 +59,9 @@ class Plan:
                 plan.kind = FIRST_ITSELF
         if call.op.overloadpacket.__name__.startswith(KERNEL_COUNTS):
             plan.uncounted = written
-        # Values that begin with a call without tensors (zeros, arange, ...) must be followed.
-        plan.plain = not plan.uncounted and (bool(call.inputs) or not determined)
+        plan.reads_from = READS_FROM.get(call.op.overloadpacket.__name__, 0)
+        # Values begin with a call that reads none (zeros, arange, zeros_like, fill_, ...): it must be followed.
+        plan.plain = not plan.uncounted and not (determined and plan.reads_from >= len(call.inputs))
         return plan
 
     def __eq__(self, other: object) -> bool:

@@ -102,7 +102,9 @@ def _lead_of_groups(query: TensorSpec, key: TensorSpec, value: TensorSpec) -> Si
     heads = query.shape[-3]
     for operand in (key, value):
         if operand.shape[-3] == 0 or heads % operand.shape[-3] != 0:
-            raise ShapeMismatch(f"scaled_dot_product_attention: the heads of {query} can't be grouped by {operand}")
+            raise ShapeMismatch(
+                f"scaled_dot_product_attention: the heads of {query} can't be grouped by {operand}"
+            )
     return (*broadcast_shapes(query.shape[:-3], key.shape[:-3]), heads)
 
 
@@ -113,7 +115,12 @@ def attention(
 ) -> Any:  # fmt: skip
     """Arrives whole in inference mode. Which kernel is taken can be told by the strides only, so where all
     would give the same ones (a contiguous query on CPU), there is nothing to decide."""
-    if query.device.type != "cpu" or query.ndim != 4 or not query.is_contiguous or query.stride != query.like().stride:
+    if (
+        query.device.type != "cpu"
+        or query.ndim != 4
+        or not query.is_contiguous
+        or query.stride != query.like().stride
+    ):
         return NotImplemented
     if value.ndim != 4 or value.shape[3] != query.shape[3]:
         return NotImplemented

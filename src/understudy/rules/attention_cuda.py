@@ -46,7 +46,9 @@ def _padded(size: Any, multiple: int) -> Any:
     return (size + multiple - 1) // multiple * multiple
 
 
-def _debug_mask(query: TensorSpec, batch: Any, heads: Any, rows: Any, columns: Any, wanted: bool) -> TensorSpec:
+def _debug_mask(
+    query: TensorSpec, batch: Any, heads: Any, rows: Any, columns: Any, wanted: bool
+) -> TensorSpec:
     if not wanted:
         return query.like((0,))
     block = 128 if query.shape[-1] > 64 else 256

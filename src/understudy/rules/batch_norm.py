@@ -30,7 +30,9 @@ def _normalised(
     channels = x.shape[1]
     for parameter in (weight, bias, mean, var):
         if parameter is not None and parameter.numel != channels:
-            raise ShapeMismatch(f"batch_norm: {parameter} has not one element for each of {channels} channels")
+            raise ShapeMismatch(
+                f"batch_norm: {parameter} has not one element for each of {channels} channels"
+            )
     if not training and (mean is None or var is None):
         raise ArgumentError("batch_norm: evaluation needs running statistics")
     check_cpu_dtype("batch_norm", x, FLOATS)
@@ -60,7 +62,14 @@ def _parameter_dtype(x: TensorSpec, *parameters: Maybe) -> torch.dtype:
 
 @rule("native_batch_norm", "_native_batch_norm_legit")
 def batch_norm(
-    x: TensorSpec, weight: Maybe, bias: Maybe, mean: Maybe, var: Maybe, training: bool, momentum: float, eps: float
+    x: TensorSpec,
+    weight: Maybe,
+    bias: Maybe,
+    mean: Maybe,
+    var: Maybe,
+    training: bool,
+    momentum: float,
+    eps: float,
 ) -> tuple[TensorSpec, ...]:
     return _normalised(x, weight, bias, mean, var, training)
 

@@ -155,7 +155,9 @@ def convolution_backward(
     check_operands(x, weight, None, window)
     shape = output_shape(x, weight, window)
     if grad.shape != shape:
-        raise ShapeMismatch(f"convolution backward: {grad} is no gradient for a result of shape {list(shape)}")
+        raise ShapeMismatch(
+            f"convolution backward: {grad} is no gradient for a result of shape {list(shape)}"
+        )
     for_input, for_weight, for_bias = output_mask
     bias = grad.like((shape[1],)) if for_bias else None
     if x.numel == 0:
@@ -170,7 +172,9 @@ def convolution_backward(
         weight = _with_height(weight) if weight.ndim == 3 else weight
     return (
         x.like(stride=_strides(x.shape, in_channels_last)) if for_input else None,
-        _gradient_of_weight(weight, window, in_channels_last, with_onednn or not on_cpu) if for_weight else None,
+        _gradient_of_weight(weight, window, in_channels_last, with_onednn or not on_cpu)
+        if for_weight
+        else None,
         bias,
     )
 
@@ -178,7 +182,11 @@ def convolution_backward(
 def _empty_gradients(
     x: TensorSpec, weight: TensorSpec, output_mask: Sequence[bool], bias: TensorSpec | None
 ) -> tuple[TensorSpec | None, ...]:
-    return preserved_copy(x) if output_mask[0] else None, preserved_copy(weight) if output_mask[1] else None, bias
+    return (
+        preserved_copy(x) if output_mask[0] else None,
+        preserved_copy(weight) if output_mask[1] else None,
+        bias,
+    )
 
 
 def _gradient_of_weight(

@@ -61,7 +61,9 @@ def _for_each(numbers: Any, spatial: int, name: str) -> Size:
     if len(given) == 1:
         return given * spatial
     if len(given) != spatial:
-        raise ArgumentError(f"convolution: {name} {list(given)} has not one number for each of {spatial} dimensions")
+        raise ArgumentError(
+            f"convolution: {name} {list(given)} has not one number for each of {spatial} dimensions"
+        )
     return given
 
 
@@ -93,10 +95,14 @@ def check_operands(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, w
 def _check_channels(x: TensorSpec, weight: TensorSpec, window: Window) -> None:
     groups = window.groups
     if weight.shape[0] < groups or weight.shape[0] % groups != 0:
-        raise ShapeMismatch(f"convolution: the first dimension of {weight} can't be divided into {groups} groups")
+        raise ShapeMismatch(
+            f"convolution: the first dimension of {weight} can't be divided into {groups} groups"
+        )
     wanted = weight.shape[0] if window.transposed else weight.shape[1] * groups
     if x.shape[1] != wanted:
-        raise ShapeMismatch(f"convolution: {weight} in {groups} groups wants {wanted} channels, {x} has {x.shape[1]}")
+        raise ShapeMismatch(
+            f"convolution: {weight} in {groups} groups wants {wanted} channels, {x} has {x.shape[1]}"
+        )
 
 
 def _check_output_padding(window: Window) -> None:

@@ -17,7 +17,9 @@ BOOL = frozenset({torch.bool})
 HALVES = frozenset({torch.float16, torch.bfloat16})
 COMPLEX_HALF = frozenset({torch.complex32})
 FLOAT8 = frozenset(
-    dtype for name, dtype in vars(torch).items() if name.startswith("float8_") and isinstance(dtype, torch.dtype)
+    dtype
+    for name, dtype in vars(torch).items()
+    if name.startswith("float8_") and isinstance(dtype, torch.dtype)
 )
 
 REAL_NUMBERS = FLOATS | INTEGERS

@@ -46,8 +46,3 @@ def check_same_dtype(name: str, *specs: TensorSpec) -> None:
     for spec in specs[1:]:
         if spec.dtype is not first.dtype:
             raise DtypeError(f"{name}: {first} and {spec} must have the same dtype")
-
-
-def check_castable(name: str, source: torch.dtype, target: torch.dtype) -> None:
-    if not torch.can_cast(source, target):
-        raise DtypeError(f"{name}: a result of {source} can't be cast to {target}")

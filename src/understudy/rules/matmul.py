@@ -7,7 +7,15 @@ from typing import Any
 import torch
 
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
-from understudy.rules.dtype_sets import BOOL, FLOAT8, INTEGERS, NUMBERS, check_cpu_dtype, check_any_dtype, check_one_dtype
+from understudy.rules.dtype_sets import (
+    BOOL,
+    FLOAT8,
+    INTEGERS,
+    NUMBERS,
+    check_any_dtype,
+    check_cpu_dtype,
+    check_one_dtype,
+)
 from understudy.rules.registry import rule
 from understudy.spec import TensorSpec, broadcast_shapes, check_expandable, elementwise_strides, result_type
 from understudy.spec.tensor_spec import Size
@@ -261,7 +269,12 @@ def scaled_grouped_mm(
 
 
 def _grouped(
-    what: str, a: TensorSpec, b: TensorSpec, offs: TensorSpec | None, bias: TensorSpec | None, dtype: torch.dtype
+    what: str,
+    a: TensorSpec,
+    b: TensorSpec,
+    offs: TensorSpec | None,
+    bias: TensorSpec | None,
+    dtype: torch.dtype,
 ) -> TensorSpec:
     """Rows, columns or the inner dimension of 2-D operands come in groups, which `offs` delimits."""
     if a.ndim not in (2, 3) or b.ndim not in (2, 3):

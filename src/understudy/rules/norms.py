@@ -29,9 +29,9 @@ def _statistics_dtype(what: str, x: TensorSpec, *parameters: Maybe) -> torch.dty
     if all(dtype is x.dtype for dtype in given):
         return x.dtype
     first = next((p.dtype for p in parameters if p is not None), x.dtype)
-    if x.dtype not in HALVES or first is x.dtype or any(dtype is not torch.float32 for dtype in given):
-        if x.device.type == "cpu":
-            raise DtypeError(f"{what}: {x} goes with parameters of its own dtype or (16-bit inputs) float32")
+    mixed = x.dtype in HALVES and first is not x.dtype and all(dtype is torch.float32 for dtype in given)
+    if not mixed and x.device.type == "cpu":
+        raise DtypeError(f"{what}: {x} goes with parameters of its own dtype or (16-bit inputs) float32")
     return torch.float32
 
 
@@ -172,7 +172,9 @@ def group_norm(
     return result, statistics, statistics
 
 
-def _check_groups(x: TensorSpec, batch: Any, channels: Any, size: Any, groups: Any, *parameters: Maybe) -> None:
+def _check_groups(
+    x: TensorSpec, batch: Any, channels: Any, size: Any, groups: Any, *parameters: Maybe
+) -> None:
     if groups <= 0 or channels % groups != 0:
         raise ArgumentError(f"group_norm: {channels} channels can't be divided into {groups} groups")
     if x.numel != batch * channels * size:

@@ -205,19 +205,6 @@ def _pow_dtype(base: Any, exponent: Any) -> torch.dtype:
     return common
 
 
-@rule("ldexp.Tensor")
-def ldexp(a: TensorSpec, exponent: TensorSpec) -> TensorSpec:
-    if a.is_floating_point and is_integral(exponent.dtype, include_bool=True):
-        check_dtype("ldexp's exponent", exponent.dtype, "i", a.device)
-        return elementwise((a, exponent), a.dtype)
-    return rule_named("mul.Tensor")(a, pow_of_number(2.0, exponent))
-
-
-@rule("ldexp_")
-def ldexp_in_place(a: TensorSpec, exponent: TensorSpec) -> Same:
-    return written_in_place("ldexp_", a, ldexp(a, exponent))
-
-
 @rule("heaviside")
 def heaviside(a: TensorSpec, values: TensorSpec) -> TensorSpec:
     check_same_dtype("heaviside", a, values)

@@ -57,15 +57,27 @@ def window_count(size: Any, kernel: Any, stride: Any, padding: Any, dilation: An
 
 
 def _pooled_shape(
-    what: str, x: TensorSpec, spatial: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+    what: str,
+    x: TensorSpec,
+    spatial: int,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
 ) -> Size:
     _check_input(what, x, spatial)
     kernel = for_each(kernel, spatial, what)
     stride = for_each(stride, spatial, what) if stride else kernel
     padding, dilation = for_each(padding, spatial, what), for_each(dilation, spatial, what)
     if any(number <= 0 for number in (*kernel, *stride, *dilation)):
-        raise ArgumentError(f"{what}: kernel {kernel}, stride {stride} and dilation {dilation} must be positive")
-    if any(pad < 0 or pad > (step * (size - 1) + 1) // 2 for pad, size, step in zip(padding, kernel, dilation, strict=True)):
+        raise ArgumentError(
+            f"{what}: kernel {kernel}, stride {stride} and dilation {dilation} must be positive"
+        )
+    if any(
+        pad < 0 or pad > (step * (size - 1) + 1) // 2
+        for pad, size, step in zip(padding, kernel, dilation, strict=True)
+    ):
         raise ArgumentError(f"{what}: padding {padding} is negative or more than half of the kernel {kernel}")
     lead = x.shape[: x.ndim - spatial]
     counts = [
@@ -129,7 +141,9 @@ def _register_avg_pool(spatial: int) -> None:
     name = f"avg_pool{spatial}d"
     keeps_format = spatial == 2
 
-    def shape_of(x: TensorSpec, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, divisor: Any) -> Size:
+    def shape_of(
+        x: TensorSpec, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, divisor: Any
+    ) -> Size:
         check_cpu_dtype(name, x, AVERAGED[spatial])
         if divisor == 0:
             raise ArgumentError(f"{name}: a divisor of 0")
@@ -250,7 +264,9 @@ def max_unpool3d(
     return x.like(_unpooled_shape("max_unpool3d", x, indices, 3, output_size))
 
 
-def _unpooled_shape(what: str, x: TensorSpec, indices: TensorSpec, spatial: int, output_size: Numbers) -> Size:
+def _unpooled_shape(
+    what: str, x: TensorSpec, indices: TensorSpec, spatial: int, output_size: Numbers
+) -> Size:
     check_any_dtype(what, indices, {torch.int64})
     if x.numel != 0:
         check_cpu_dtype(what, x, FLOATS)

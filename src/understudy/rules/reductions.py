@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from understudy.errors import ArgumentError, DataDependentOutputException, DimensionError, DtypeError
-from understudy.rules.reduced_dims import check_not_empty, reduced_shape, reduced_shape_all, wrap_dim, wrap_dims
 from understudy.rules.dtype_sets import (
     BOOL,
     COMPLEX,
@@ -18,8 +17,15 @@ from understudy.rules.dtype_sets import (
     NUMBERS,
     REAL_NUMBERS,
     UNSIGNED,
-    check_cpu_dtype,
     check_any_dtype,
+    check_cpu_dtype,
+)
+from understudy.rules.reduced_dims import (
+    check_not_empty,
+    reduced_shape,
+    reduced_shape_all,
+    wrap_dim,
+    wrap_dims,
 )
 from understudy.rules.registry import rule
 from understudy.spec import TensorSpec
@@ -225,9 +231,11 @@ def count_nonzero_dims(x: TensorSpec, dim: Sequence[int]) -> TensorSpec:
     return x.like(reduced_shape_all(x, dim, False), dtype=torch.int64)
 
 
-@rule("equal", "allclose", "is_nonzero")
+@rule("equal")
 def compared_by_value(*specs: Any, **options: Any) -> Any:
-    raise DataDependentOutputException("the answer is a Python bool that depends on the values of the tensors")
+    raise DataDependentOutputException(
+        "the answer is a Python bool that depends on the values of the tensors"
+    )
 
 
 # --- variance
@@ -252,7 +260,9 @@ def var_dim(x: TensorSpec, dim: Dims, unbiased: bool = True, keepdim: bool = Fal
 
 
 @rule("var.correction", "std.correction")
-def var_correction(x: TensorSpec, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> TensorSpec:
+def var_correction(
+    x: TensorSpec, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
+) -> TensorSpec:
     return _variance("var/std", x, dim, keepdim)[0]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
-from understudy.rules.reduced_dims import wrap_dim
 from understudy.rules.dtype_sets import BOOL, FLOATS, INTEGERS, UNSIGNED, check_cpu_dtype
+from understudy.rules.reduced_dims import wrap_dim
 from understudy.rules.registry import rule
 from understudy.spec import TensorSpec
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
-from understudy.rules.dtype_sets import FLOATS, REAL_NUMBERS, COMPLEX, check_cpu_dtype
+from understudy.rules.dtype_sets import COMPLEX, FLOATS, REAL_NUMBERS, check_cpu_dtype
 from understudy.rules.layouts import suggested_strides
 from understudy.rules.registry import rule
 from understudy.spec import TensorSpec
@@ -66,16 +66,22 @@ def _gradient(how: Resampling, grad: TensorSpec, sizes: Numbers, input_size: Num
     _check_sizes(how, sizes, "output_size")
     shape = tuple(input_size)
     if len(shape) != how.spatial + 2:
-        raise ArgumentError(f"{how.name} backward: input_size {list(shape)} has not {how.spatial + 2} numbers")
+        raise ArgumentError(
+            f"{how.name} backward: input_size {list(shape)} has not {how.spatial + 2} numbers"
+        )
     if grad.shape != (*shape[:2], *sizes):
-        raise ShapeMismatch(f"{how.name} backward: {grad} is no gradient for {list(shape)} made {list(sizes)}")
+        raise ShapeMismatch(
+            f"{how.name} backward: {grad} is no gradient for {list(shape)} made {list(sizes)}"
+        )
     if any(size <= 0 for size in shape[2:]):
         raise ShapeMismatch(f"{how.name} backward: input_size {list(shape)} is not positive")
     check_cpu_dtype(how.name, grad, how.gradient_dtypes)
     return grad.like(shape, stride=suggested_strides(shape, grad) if how.gradient_keeps_format else None)
 
 
-def _sizes_of(how: Resampling, x: TensorSpec, output_size: Numbers | None, factors: Sequence[float] | None) -> Size:
+def _sizes_of(
+    how: Resampling, x: TensorSpec, output_size: Numbers | None, factors: Sequence[float] | None
+) -> Size:
     """Either the sizes, or factors, whose products with the sizes are cut to integers."""
     if (output_size is None) == (factors is None):
         raise ArgumentError(f"{how.name}: either output_size or scale_factors, not both or none")
@@ -130,7 +136,9 @@ def _check_grid(x: TensorSpec, grid: TensorSpec, spatial: int) -> None:
 
 def _register_grid(spatial: int) -> None:
     @rule(f"grid_sampler_{spatial}d")
-    def grid_sampler(x: TensorSpec, grid: TensorSpec, mode: int, padding: int, align_corners: bool) -> TensorSpec:
+    def grid_sampler(
+        x: TensorSpec, grid: TensorSpec, mode: int, padding: int, align_corners: bool
+    ) -> TensorSpec:
         _check_grid(x, grid, spatial)
         if spatial == 3 and mode == 2:
             raise ArgumentError("grid_sampler_3d: there is no bicubic sampling of volumes")
@@ -155,6 +163,8 @@ def affine_grid(theta: TensorSpec, size: Numbers, align_corners: bool) -> Any:
     if spatial not in (2, 3):
         raise ArgumentError(f"affine_grid_generator: size {list(size)} has 4 or 5 numbers")
     if theta.shape != (size[0], spatial, spatial + 1):
-        raise ShapeMismatch(f"affine_grid_generator: {theta} is not of shape {[size[0], spatial, spatial + 1]}")
+        raise ShapeMismatch(
+            f"affine_grid_generator: {theta} is not of shape {[size[0], spatial, spatial + 1]}"
+        )
     check_cpu_dtype("affine_grid_generator", theta, REAL_NUMBERS | COMPLEX)
     return theta.like((size[0], *size[2:], spatial))

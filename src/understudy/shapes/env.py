@@ -17,7 +17,7 @@ from understudy.shapes.conditions import Condition
 from understudy.shapes.expr import Algebra, Expr
 from understudy.shapes.facts import Facts, Proof
 from understudy.shapes.floats import FloatCondition, FloatExpr, as_fraction
-from understudy.shapes.guards import Birth, Guard, Inputs
+from understudy.shapes.guards import Birth, Guard, Inputs, InputSize
 from understudy.shapes.node import SymNode, value_of
 
 RELATIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -60,6 +60,8 @@ class ShapeEnv:
         self._memo: dict[Any, Any] = {}
         self._decided: dict[Any, bool] = {}
         self._by_example: dict[int, Expr] = {}
+        self._by_name: dict[str, Expr] = {}
+        self.specialisations: list[str] = []
         self._suppressed = 0
         self._ignoring_fresh = 0
         self._named = 0
@@ -68,10 +70,16 @@ class ShapeEnv:
 
     def create_symbol(
         self, example: int, source: Any = None, *, name: str | None = None, low: int | None = None,
-        high: int | None = None, duck: bool | None = None,
+        high: int | None = None, duck: bool | None = None, keep_dynamic: bool = False,
     ) -> Any:  # fmt: skip
-        """A size that is `example` at hand: a node, or the number itself if it must not vary."""
-        if self.settings.specialize_zero_one and example in (0, 1) and name is None and low is None:
+        """A size that is `example` at hand: a node, or the number itself if it must not vary.
+
+        A size of 0 or 1 stays a number, unless `specialize_zero_one` is off or `keep_dynamic` asks for a symbol.
+        """
+        if name is not None and name in self._by_name:
+            return self._again(name, example, source)
+        if self.settings.specialize_zero_one and example in (0, 1) and not keep_dynamic:
+            self.specialisations.append(f"{source} = {example}    because 0 and 1 are not made symbols")
             return example
         shared = self.settings.duck_shape if duck is None else duck
         if shared and name is None and example in self._by_example:
@@ -79,9 +87,25 @@ class ShapeEnv:
         least = low if low is not None else (2 if self.settings.specialize_zero_one and example >= 2 else 0)
         symbol = self.algebra.symbol(name or self._fresh_name("s"), least, high)
         self.hints[symbol] = example
+        if name is not None:
+            self._by_name[name] = symbol
         if shared and name is None:
             self._by_example[example] = symbol
         return self.node(symbol, int)
+
+    def _again(self, name: str, example: int, source: Any) -> SymNode:
+        """A dimension whose name was used before is the same size."""
+        symbol = self._by_name[name]
+        if self.hints[symbol] != example:
+            raise ValueError(f"dimension {name!r} is {self.hints[symbol]} elsewhere, but {example} in {source}")
+        return self.node(symbol, int)
+
+    def add_input(self, name: str, tensor: Any, shape: Any, stride: Any) -> None:
+        position = len(self.inputs.names)
+        self.inputs.names.append(name)
+        for what, sizes in (("size", shape), ("stride", stride)):
+            for dim, size in enumerate(sizes):
+                self.inputs.sizes.append(InputSize(name, position, dim, what, size))
 
     def create_unbacked_symint(self, source: Any = None, *, low: int | None = None, high: int | None = None,
                                what: str = "create_unbacked_symint") -> torch.SymInt:  # fmt: skip
@@ -317,7 +341,7 @@ class ShapeEnv:
         return self.facts.simplify(value) if isinstance(value, Expr) else value
 
     def to_sympy(self, value: Any) -> Any:
-        from understudy.shapes.to_sympy import to_sympy  # why: sympy is slow to load, and only other tools want it
+        from understudy.shapes.sympify import to_sympy  # why: sympy is slow to load, and only other tools want it
 
         return to_sympy(value)
 

@@ -284,6 +284,30 @@ class SymNode:
     def guard_as_int(self) -> int:
         return self.guard_int()
 
+    # --- layouts: C++ asks when it derives what a tensor's sizes and strides mean ----------------------------
+
+    def is_contiguous(self, sizes: list[SymNode], strides: list[SymNode]) -> SymNode:
+        return self.wrap_bool(_is_dense(sizes, strides, range(len(sizes) - 1, -1, -1)))
+
+    def is_channels_last_contiguous_2d(self, sizes: list[SymNode], strides: list[SymNode]) -> SymNode:
+        return self.wrap_bool(len(sizes) == 4 and _is_dense(sizes, strides, (1, 3, 2, 0)))
+
+    def is_channels_last_contiguous_3d(self, sizes: list[SymNode], strides: list[SymNode]) -> SymNode:
+        return self.wrap_bool(len(sizes) == 5 and _is_dense(sizes, strides, (1, 4, 3, 2, 0)))
+
+    def is_channels_last_strides_2d(self, sizes: list[SymNode], strides: list[SymNode]) -> SymNode:
+        return self.is_channels_last_contiguous_2d(sizes, strides)
+
+    def is_channels_last_strides_3d(self, sizes: list[SymNode], strides: list[SymNode]) -> SymNode:
+        return self.is_channels_last_contiguous_3d(sizes, strides)
+
+    def is_non_overlapping_and_dense(self, sizes: list[SymNode], strides: list[SymNode]) -> SymNode:
+        order = sorted(range(len(sizes)), key=lambda i: (_example(strides[i]), -i))
+        return self.wrap_bool(_is_dense(sizes, strides, order))
+
+    def is_non_overlapping_and_dense_indicator(self, sizes: list[SymNode], strides: list[SymNode]) -> SymNode:
+        return self.wrap_int(int(self.is_non_overlapping_and_dense(sizes, strides).value))
+
     # --- a number, for our rules -------------------------------------------------------------------------
 
     def __add__(self, other: Any) -> Any:
@@ -364,6 +388,24 @@ class SymNode:
 
 
 _NUMBERS = frozenset({int, bool, SymNode})
+
+
+def _is_dense(sizes: list[SymNode], strides: list[SymNode], order: Any) -> bool:
+    """Whether the dimensions, taken from the fastest to the slowest, leave no gaps. Unknown counts as no."""
+    expected: Any = 1
+    for i in order:
+        env = sizes[i].shape_env
+        if env.decide(conditions.eq(sizes[i].value, 1), fallback=False):
+            continue
+        if not env.decide(conditions.eq(strides[i].value, expected), fallback=False):
+            return False
+        expected = env.algebra.mul(sizes[i].value, expected)
+    return True
+
+
+def _example(node: SymNode) -> Any:
+    hint = node.hint
+    return float("inf") if hint is None else hint
 
 
 def value_of(number: Any) -> Any:

@@ -13,6 +13,8 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from understudy.shapes.sizes import at_least_one, surely_equal
+
 Size = tuple[Any, ...]  # of int, or of symbolic sizes
 
 SHORT_DTYPE = {
@@ -41,8 +43,7 @@ def contiguous_strides(shape: Sequence[Any]) -> Size:
     step: Any = 1
     for size in reversed(shape):
         strides.append(step)
-        if size != 1:
-            step = step * (size if size != 0 else 1)
+        step = step * at_least_one(size)
     strides.reverse()
     return tuple(strides)
 
@@ -68,6 +69,7 @@ class TensorSpec:
         "conj",
         "device",
         "dtype",
+        "is_symbolic",
         "layout",
         "neg",
         "offset",
@@ -87,6 +89,9 @@ class TensorSpec:
     neg: bool
     sparse: Any
     prepared: Any
+    is_symbolic: bool
+    _numel: Any
+    _contiguous: bool | None
 
     def __new__(
         cls,
@@ -112,6 +117,7 @@ class TensorSpec:
         self.dtype, self.device, self.layout = dtype, device, layout
         self.conj, self.neg, self.sparse = conj, neg, sparse
         self.prepared = None
+        self.is_symbolic = any(type(size) is not int for size in (*shape, *stride, offset))
         self._numel = None
         self._contiguous = None
         with _lock:
@@ -227,13 +233,13 @@ class TensorSpec:
 
 
 def is_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
-    if any(size == 0 for size in shape):
+    if any(surely_equal(size, 0) for size in shape):
         return True
     expected: Any = 1
     for size, step in zip(reversed(shape), reversed(stride), strict=True):
-        if size == 1:
+        if surely_equal(size, 1):
             continue
-        if step != expected:
+        if not surely_equal(step, expected):
             return False
         expected = expected * size
     return True

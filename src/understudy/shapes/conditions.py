@@ -1,0 +1,243 @@
+"""Conditions on sizes: interned relations to zero, and their conjunctions and disjunctions.
+
+    eq    p == 0      coefficients without a common factor, the leading one positive
+    ne    p != 0      the same
+    ge    p >= 0      coefficients without a common factor, the constant rounded down
+    and   of conditions, flat, without repetition
+    or    the same
+
+What the declared ranges of the symbols alone decide is a plain bool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import gcd
+from typing import Any
+
+from . import polynomials as poly
+from .expr import Algebra, Expr, one_of
+from .intervals import excludes_zero, expanded, is_nonnegative
+from .polynomials import Size, constant_of
+from .printing import relation_text
+
+
+class Condition:
+    """An interned condition. Made by the functions of this file; not to be changed."""
+
+    __slots__ = ("_negation", "_text", "algebra", "expr", "kind", "order", "parts", "symbols")
+
+    algebra: Algebra
+    kind: str
+    expr: Expr  # of a relation
+    parts: tuple[Condition, ...]  # of a conjunction or disjunction
+    symbols: frozenset[Expr]
+    order: int
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"whether {self} depends on the sizes: ask Facts.prove")
+
+    def __str__(self) -> str:
+        if not self._text:
+            if self.parts:
+                word = f" {self.kind} "
+                self._text = word.join(f"({p})" if p.parts else str(p) for p in self.parts)
+            else:
+                self._text = relation_text(self.kind, self.expr.terms)
+        return self._text
+
+    __repr__ = __str__
+
+    @property
+    def is_relation(self) -> bool:
+        return not self.parts
+
+    def evaluate(self, values: Mapping[Expr, int]) -> bool:
+        """Whether it holds at the given sizes."""
+        if self.parts:
+            combine = all if self.kind == "and" else any
+            return combine(part.evaluate(values) for part in self.parts)
+        return HOLDS[self.kind](self.expr.evaluate(values))
+
+    def substitute(self, values: Mapping[Expr, Size]) -> bool | Condition:
+        """The condition with symbols replaced, all at once."""
+        if self.parts:
+            return joined(self.kind, [part.substitute(values) for part in self.parts])
+        return relation(self.kind, self.expr.substitute(values))
+
+
+HOLDS: dict[str, Callable[[int], bool]] = {
+    "eq": lambda value: value == 0,
+    "ne": lambda value: value != 0,
+    "ge": lambda value: value >= 0,
+}
+
+
+# -- relations -------------------------------------------------------------------------------------------
+
+
+def eq(a: Size, b: Size) -> bool | Condition:
+    return _compared("eq", a, b)
+
+
+def ne(a: Size, b: Size) -> bool | Condition:
+    return _compared("ne", a, b)
+
+
+def ge(a: Size, b: Size) -> bool | Condition:
+    return _compared("ge", a, b)
+
+
+def le(a: Size, b: Size) -> bool | Condition:
+    return _compared("ge", b, a)
+
+
+def gt(a: Size, b: Size) -> bool | Condition:
+    return _compared("gt", a, b)
+
+
+def lt(a: Size, b: Size) -> bool | Condition:
+    return _compared("gt", b, a)
+
+
+def _compared(kind: str, a: Size, b: Size) -> bool | Condition:
+    algebra = a.algebra if isinstance(a, Expr) else one_of(a, b)
+    if algebra is None:
+        return PLAIN[kind](a, b)
+    found = algebra.compared.get((kind, a, b))
+    if found is None:
+        difference = algebra.sub(a, b)
+        if kind == "gt":
+            found = relation("ge", algebra.sub(difference, 1))
+        else:
+            found = relation(kind, difference)
+        algebra.compared[kind, a, b] = found
+    return found
+
+
+PLAIN: dict[str, Callable[[Any, Any], bool]] = {
+    "eq": lambda a, b: bool(a == b),
+    "ne": lambda a, b: bool(a != b),
+    "ge": lambda a, b: bool(a >= b),
+    "gt": lambda a, b: bool(a > b),
+}
+
+
+def relation(kind: str, p: Size) -> bool | Condition:
+    """The normal form of p == 0, p != 0 or p >= 0."""
+    if isinstance(p, int):
+        return HOLDS[kind](p)
+    algebra = p.algebra
+    found = algebra.compared.get((kind, p))
+    if found is None:
+        if kind == "ne":
+            found = negated(relation("eq", p))
+        else:
+            found = _normal(kind, expanded(algebra, p))
+        algebra.compared[kind, p] = found
+    return found
+
+
+def _normal(kind: str, p: Size) -> bool | Condition:
+    if isinstance(p, int):
+        return HOLDS[kind](p)
+    algebra = p.algebra
+    decided = decided_by_interval(kind, algebra.interval(p))
+    if decided is not None:
+        return decided
+    # A factor that is never zero says nothing; for an inequality it has to be positive.
+    factor = poly.common_monomial(p.terms)
+    if factor:
+        low, high = algebra.interval(algebra.normal({factor: 1}))
+        if (low is not None and low > 0) or (kind == "eq" and high is not None and high < 0):
+            return relation(kind, algebra.normal(poly.divided(p.terms, factor)))
+    number = poly.variable_content(p.terms)
+    constant = constant_of(p)
+    if kind == "eq":
+        if constant % number:
+            return False
+        if p.terms[0][1] < 0:
+            number = -number
+    if number != 1:
+        # Rounding the constant down is exact for >= and does nothing for ==.
+        return relation(kind, algebra.normal({m: c // number for m, c in p.terms}))
+    return _interned(algebra, kind, p, ())
+
+
+def decided_by_interval(kind: str, interval: tuple[int | None, int | None]) -> bool | None:
+    if kind == "ge":
+        if is_nonnegative(interval):
+            return True
+        return False if interval[1] is not None and interval[1] < 0 else None
+    if excludes_zero(interval):
+        return kind == "ne"
+    return kind == "eq" if interval == (0, 0) else None
+
+
+def _interned(algebra: Algebra, kind: str, p: Size, parts: tuple[Condition, ...]) -> Condition:
+    key = (kind, p, *parts)
+    found = algebra.conditions.get(key)
+    if found is None:
+        found = algebra.conditions[key] = Condition()
+        found.algebra, found.kind, found.parts = algebra, kind, parts
+        found.order = len(algebra.conditions)
+        found._text, found._negation = "", None
+        if isinstance(p, Expr):
+            found.expr = p
+            found.symbols = p.symbols
+        else:
+            found.symbols = frozenset().union(*(part.symbols for part in parts))
+    return found
+
+
+# -- combinations ----------------------------------------------------------------------------------------
+
+
+def both(a: bool | Condition, b: bool | Condition) -> bool | Condition:
+    return joined("and", [a, b])
+
+
+def either(a: bool | Condition, b: bool | Condition) -> bool | Condition:
+    return joined("or", [a, b])
+
+
+def joined(kind: str, conditions: list[bool | Condition]) -> bool | Condition:
+    absorbing = kind == "or"
+    parts: dict[Condition, None] = {}
+    for condition in conditions:
+        if isinstance(condition, bool):
+            if condition is absorbing:
+                return absorbing
+        elif condition.kind == kind:
+            parts.update(dict.fromkeys(condition.parts))
+        else:
+            parts[condition] = None
+    if not parts:
+        return not absorbing
+    if any(negated(part) in parts for part in parts):
+        return absorbing
+    if len(parts) == 1:
+        return next(iter(parts))
+    ordered = tuple(sorted(parts, key=lambda part: part.order))
+    return _interned(ordered[0].algebra, kind, 0, ordered)
+
+
+def negated(a: bool | Condition) -> bool | Condition:
+    if isinstance(a, bool):
+        return not a
+    found: bool | Condition | None = a._negation
+    if found is None:
+        algebra = a.algebra
+        if a.kind == "ge":
+            found = relation("ge", algebra.sub(-1, a.expr))
+        elif a.parts:
+            found = joined("or" if a.kind == "and" else "and", [negated(part) for part in a.parts])
+        else:
+            found = _interned(algebra, "ne" if a.kind == "eq" else "eq", a.expr, ())
+        a._negation = found
+        if isinstance(found, Condition) and found._negation is None:
+            found._negation = a
+    return found
+
+
+__all__ = ["Condition", "both", "either", "eq", "ge", "gt", "le", "lt", "ne", "negated"]

@@ -1,0 +1,182 @@
+"""Knowledge about the sizes, append-only, and the questions that it answers."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from .conditions import Condition, decided_by_interval
+from .expr import Algebra, Expr
+from .intervals import Interval, expanded
+from .knowledge import Store
+from .learning import Lesson
+from .polynomials import Size, constant_of, variable_content
+from .prover import Search
+
+
+class Proof(Enum):
+    """An answer for all admitted sizes at once; UNKNOWN if it differs among them, or was not found."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+
+    def __bool__(self) -> bool:
+        raise TypeError("a Proof has three values: compare it with Proof.YES, Proof.NO or Proof.UNKNOWN")
+
+
+YES, NO, UNKNOWN = Proof
+OPPOSITE = {YES: NO, NO: YES, UNKNOWN: UNKNOWN}
+
+
+class Facts:
+    """What is known about the symbols of one algebra, beyond their declared ranges.
+
+    Whatever `prove`, `simplify` and `interval` say is true for all sizes that are within the declared
+    ranges and meet all learned facts, as far as the expression can be computed at them.
+    """
+
+    def __init__(self, algebra: Algebra) -> None:
+        self.algebra = algebra
+        self.version = 0
+        self._store = Store(algebra)
+        self._learned: dict[Condition, None] = {}
+        self._alternatives: list[Condition] = []  # disjunctions of which it is open what holds
+        self._decided: dict[Condition, Proof] = {}  # for good: facts are never taken back
+        self._undecided: dict[Condition, int] = {}  # the version that did not know
+        self._simplified: dict[Expr, Size] = {}
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """All that was learned, in order."""
+        return tuple(self._learned)
+
+    @property
+    def is_contradictory(self) -> bool:
+        """Whether no sizes are left that meet all facts, as far as that was noticed."""
+        return self._store.is_contradictory
+
+    # -- learning --------------------------------------------------------------------------------------
+
+    def learn(self, condition: bool | Condition) -> None:
+        if isinstance(condition, bool):
+            if not condition:
+                raise ValueError("False can't be learned")
+            return
+        if condition in self._learned:
+            return
+        self._learned[condition] = None
+        self.version += 1
+        self._simplified.clear()
+        self._take(condition)
+        self._settle()
+
+    def _take(self, condition: Condition) -> None:
+        if condition.kind == "and":
+            for part in condition.parts:
+                self._take(part)
+        elif condition.kind == "or":
+            self._alternatives.append(condition)
+        else:
+            Lesson(self._store).take(condition.kind, condition.expr)
+
+    def _settle(self) -> None:
+        """A disjunction of which all but one part are refuted is that part."""
+        changed = True
+        while changed and self._alternatives:
+            changed = False
+            for alternatives in list(self._alternatives):
+                open_parts = [part for part in alternatives.parts if self._answer(part) is not NO]
+                if len(open_parts) == 1:
+                    self._alternatives.remove(alternatives)
+                    self._take(open_parts[0])
+                    changed = True
+
+    # -- questions -------------------------------------------------------------------------------------
+
+    def prove(self, condition: bool | Condition) -> Proof:
+        if isinstance(condition, bool):
+            return YES if condition else NO
+        found = self._decided.get(condition)
+        if found is not None:
+            return found
+        if self._undecided.get(condition) == self.version:
+            return UNKNOWN
+        found = self._answer(condition)
+        if found is UNKNOWN:
+            self._undecided[condition] = self.version
+        else:
+            self._decided[condition] = found
+        return found
+
+    def _answer(self, condition: Condition) -> Proof:
+        if condition in self._learned:
+            return YES
+        if condition._negation in self._learned:
+            return NO
+        if condition.parts:
+            return self._combined(condition)
+        try:
+            return self._relation(condition.kind, condition.expr)
+        except ArithmeticError:  # it can't be computed at any of the sizes that are left
+            return UNKNOWN
+
+    def _combined(self, condition: Condition) -> Proof:
+        decisive = NO if condition.kind == "and" else YES
+        answers = [self._answer(part) for part in condition.parts]
+        if decisive in answers:
+            return decisive
+        return UNKNOWN if UNKNOWN in answers else OPPOSITE[decisive]
+
+    def _relation(self, kind: str, expr: Expr) -> Proof:
+        store = self._store
+        p = expanded(store, store.inside(expr))
+        if not isinstance(p, int):
+            number = variable_content(p.terms)
+            if number > 1 and (kind == "ge" or constant_of(p) % number == 0):
+                p = self.algebra.normal({m: c // number for m, c in p.terms})
+        decided = decided_by_interval(kind, store.interval(p))
+        if decided is not None:
+            return YES if decided else NO
+        if kind == "ge":
+            if Search(store).nonnegative(p):
+                return YES
+            return NO if Search(store).nonnegative(self.algebra.sub(-1, p)) else UNKNOWN
+        is_equal = YES if kind == "eq" else NO
+        if Search(store).nonzero(p):
+            return OPPOSITE[is_equal]
+        return is_equal if Search(store).zero(p) else UNKNOWN
+
+    def simplify(self, expr: Size) -> Size:
+        """The expression with all that is known, in the user's symbols."""
+        if isinstance(expr, int):
+            return expr
+        found = self._simplified.get(expr)
+        if found is None:
+            try:
+                found = self._store.outside(self._rounded(self._store.inside(expr)))
+            except ArithmeticError:
+                found = expr
+            self._simplified[expr] = found
+        return found
+
+    def _rounded(self, size: Size) -> Size:
+        """With p - r in place of c*(p // c) where the remainder r is known."""
+        store = self._store
+        if isinstance(size, int):
+            return size
+        for atom in size.atoms:
+            if atom.kind == "floordiv" and isinstance(store.apply("mod", *atom.args), int):
+                shorter = expanded(store, size)
+                return shorter if shorter is size else self._rounded(shorter)
+        return size
+
+    def interval(self, expr: Size) -> Interval:
+        """The least and the largest value, None where there is none."""
+        try:
+            return self._store.interval(self._rounded(self._store.inside(expr)))
+        except ArithmeticError:
+            return None, None
+
+    def replacement(self, symbol: Expr) -> Size:
+        """What the symbol was merged into or specialised to; else itself."""
+        return self.simplify(symbol)

@@ -1,0 +1,58 @@
+"""Sizes that may be numbers or symbols: what specs need to ask of both in the same words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from understudy.shapes import conditions
+from understudy.shapes.node import SymNode, value_of
+
+
+def surely_equal(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal; a question that only data could answer counts as no."""
+    if a is b:
+        return True
+    if type(a) is int and type(b) is int:
+        return a == b
+    env = _env_of(a, b)
+    return bool(env.decide(conditions.eq(value_of(a), value_of(b)), fallback=False))
+
+
+def must_be_equal(a: Any, b: Any) -> bool:
+    """As `surely_equal`, but what only data can answer is taken for granted, and checked when the program runs."""
+    if a is b:
+        return True
+    if type(a) is int and type(b) is int:
+        return a == b
+    return bool(_env_of(a, b).expect(conditions.eq(value_of(a), value_of(b))))
+
+
+def at_least_one(size: Any) -> Any:
+    """max(size, 1)"""
+    return max(size, 1) if type(size) is int else size.shape_env.size("max", size, 1)
+
+
+def is_symbolic(sizes: tuple[Any, ...]) -> bool:
+    return any(type(size) is SymNode for size in sizes)
+
+
+def to_torch(size: Any) -> Any:
+    """What torch takes for this size."""
+    return size.symbolic if type(size) is SymNode else size
+
+
+def from_torch(size: Any) -> Any:
+    """The size that torch gave: a number or a node."""
+    if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        node = size.node
+        if type(node) is SymNode:
+            return node.value if node.is_constant() else node
+        constant = node.maybe_as_int()
+        return size if constant is None else constant
+    return size
+
+
+def _env_of(a: Any, b: Any) -> Any:
+    return a.shape_env if type(a) is SymNode else b.shape_env

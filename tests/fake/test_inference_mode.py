@@ -1,0 +1,121 @@
+"""inference_mode and no_grad: composite operators reach the mode whole, and the answers are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.fake.sides import assert_like_eager, on_each_device
+from understudy import FakeTensorMode
+
+
+def r(device: str, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device=device)
+
+
+COMPOSITES: dict[str, Callable[[str], Any]] = {
+    "linear": lambda d: F.linear(r(d, 2, 5, 4), r(d, 3, 4), r(d, 3)),
+    "matmul": lambda d: r(d, 2, 3, 4) @ r(d, 4, 5),
+    "matmul, vectors": lambda d: (r(d, 4) @ r(d, 4), r(d, 3, 4) @ r(d, 4), r(d, 4) @ r(d, 4, 3)),
+    "einsum": lambda d: torch.einsum("bij,bjk->bik", r(d, 2, 3, 4), r(d, 2, 4, 5)),
+    "dropout, off": lambda d: F.dropout(r(d, 3, 4), 0.5, training=False),
+    "dropout": lambda d: F.dropout(r(d, 3, 4), 0.5, training=True),
+    "attention, causal": lambda d: F.scaled_dot_product_attention(
+        r(d, 2, 2, 5, 8).double(), r(d, 2, 2, 5, 8).double(), r(d, 2, 2, 5, 8).double(), is_causal=True
+    ),
+    "conv2d": lambda d: F.conv2d(r(d, 1, 2, 6, 6), r(d, 3, 2, 3, 3), padding=1),
+    "layer_norm": lambda d: F.layer_norm(r(d, 3, 4), (4,)),
+    "batch_norm": lambda d: F.batch_norm(r(d, 3, 4), r(d, 4), r(d, 4).abs()),
+    "cross_entropy": lambda d: F.cross_entropy(r(d, 3, 4), torch.zeros(3, dtype=torch.int64, device=d)),
+    "reshape, a view": lambda d: r(d, 3, 4).reshape(4, 3),
+    "reshape, a copy": lambda d: r(d, 3, 4).t().reshape(4, 3),
+    "contiguous": lambda d: (r(d, 3, 4).contiguous(), r(d, 3, 4).t().contiguous()),
+    "to": lambda d: (r(d, 3).to(torch.float64), r(d, 3).to(torch.float32)),
+    "chunk": lambda d: r(d, 6, 2).chunk(3),
+    "split": lambda d: r(d, 6, 2).split([2, 4]),
+    "stack": lambda d: torch.stack([r(d, 2), r(d, 2)]),
+    "pad": lambda d: F.pad(r(d, 2, 3), (1, 2)),
+    "interpolate": lambda d: F.interpolate(r(d, 1, 2, 4, 4), scale_factor=2.0, mode="bilinear"),
+    "std": lambda d: r(d, 3, 4).std(0),
+    "norm": lambda d: (r(d, 3, 4).norm(), torch.linalg.norm(r(d, 3, 4))),
+    "tensordot": lambda d: torch.tensordot(r(d, 3, 4), r(d, 4, 5), dims=1),
+    "outer": lambda d: torch.outer(r(d, 3), r(d, 4)),
+    "index": lambda d: r(d, 5, 4)[torch.tensor([0, 2], device=d), 1:],
+    "assign": lambda d: r(d, 5, 4).__setitem__(slice(0, 2), 1.0),
+    "embedding": lambda d: F.embedding(torch.zeros(2, 3, dtype=torch.int64, device=d), r(d, 5, 4)),
+    "gru": lambda d: torch.nn.GRU(4, 3).to(d)(r(d, 5, 2, 4)),
+    "repeat_interleave": lambda d: r(d, 3, 2).repeat_interleave(2, 0),
+    "meshgrid": lambda d: torch.meshgrid(r(d, 3), r(d, 2), indexing="ij"),
+    "unflatten": lambda d: r(d, 6, 2).unflatten(0, (2, 3)),
+    "kron": lambda d: torch.kron(r(d, 2, 2), r(d, 3, 3)),
+    "cosine_similarity": lambda d: F.cosine_similarity(r(d, 3, 4), r(d, 3, 4)),
+    "multi_head_attention": lambda d: torch.nn.MultiheadAttention(8, 2, batch_first=True).to(d).eval()(*[r(d, 2, 5, 8)] * 3),
+    "encoder": lambda d: torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).to(d).eval()(r(d, 2, 5, 8)),
+}
+
+
+@on_each_device
+@pytest.mark.parametrize("guard", [torch.inference_mode, torch.no_grad], ids=["inference_mode", "no_grad"])
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_composites(name: str, guard: Any, device: str) -> None:
+    def program(device: str) -> Any:
+        with guard():
+            return COMPOSITES[name](device)
+
+    assert_like_eager(program, device)
+
+
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_the_mode_entered_inside(name: str) -> None:
+    with torch.inference_mode():
+        assert_like_eager(COMPOSITES[name], "cpu")
+
+
+@on_each_device
+def test_inference_tensors(device: str) -> None:
+    with FakeTensorMode():
+        outside = torch.randn(3, device=device, requires_grad=True)
+        with torch.inference_mode():
+            inside = torch.randn(3, device=device)
+            product = outside * inside
+            assert inside.is_inference()
+            assert product.is_inference()
+            assert inside[1:].is_inference()
+            inside.add_(1)
+        assert not outside.is_inference()
+        with pytest.raises(RuntimeError, match="inference"):
+            inside.requires_grad_()
+        with pytest.raises(RuntimeError, match="[Ii]nference"):
+            inside.add_(1)
+        with pytest.raises(RuntimeError, match="[Ii]nference"):
+            (outside * inside).sum().backward()
+        assert inside.clone().is_inference() is False
+
+
+def test_lists_of_inference_tensors_can_be_written() -> None:
+    with FakeTensorMode(), torch.inference_mode():
+        tensors = [torch.zeros(3), torch.zeros(2)]
+        torch._foreach_add_(tensors, 1)
+        assert tensors[0].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_writes_in_inference_mode_to_ordinary_tensors_count() -> None:
+    def program(device: str) -> Any:
+        x = torch.zeros(3, device=device)
+        with torch.inference_mode():
+            x.add_(1)
+            x[0] = 2
+        return x, x._version
+
+    assert_like_eager(program, "cpu")
+    assert_like_eager(program, "cuda")
+
+
+def test_conversion_keeps_inference() -> None:
+    with torch.inference_mode():
+        real = torch.zeros(3)
+    assert FakeTensorMode().from_tensor(real).is_inference()
