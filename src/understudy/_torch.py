@@ -196,97 +196,45 @@ def pop_fake_mode(before: Any) -> None:
     _lower_flags()
 
 
-def _cuda_may_be_simulated(original: Callable[..., Any], answer: bool) -> Callable[..., Any]:
-    """An answer of torch.cuda's for threads in which a fake mode is active, the original's for all others."""
-
-    def asked(*args: Any, **kwargs: Any) -> Any:
-        return answer if active_fake_mode() is not None else original(*args, **kwargs)
-
-    return asked
-
-
-def _then_tell(original: Callable[..., Any]) -> Callable[..., Any]:
-    def leave(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        outermost = torch.autocast_increment_nesting() == 1
-        torch.autocast_decrement_nesting()
-        if outermost:
-            for listener in on_autocast_end:
-                listener()
-        return result
-
-    return leave
-
-
 stand_in_devices: dict[torch.device, torch.device] = {}
 """Which device is meant by each index of the meta device that stands for one."""
 
-
-def _group_by_logical_device(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Optimizers and the clipping of gradients choose their kernels by the device of each group."""
-
-    def grouped(*args: Any, **kwargs: Any) -> Any:
-        groups = original(*args, **kwargs)
-        return {(stand_in_devices.get(device, device), dtype): rest for (device, dtype), rest in groups.items()}
-
-    return grouped
-
-
-def _real_stays_real(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`copy.deepcopy` of a real tensor copies its storage by operators; inside a fake mode, too, it gives a real one."""
-
-    def deepcopy(self: Tensor, memo: Any) -> Any:
-        if uses_python_dispatch(type(self)):
-            return original(self, memo)
-        with without_fake_mode():
-            return original(self, memo)
-
-    return deepcopy
+Patch = Callable[[Any], Any]
+PLACES: dict[str, tuple[Any, str]] = {
+    "cuda autocast is unavailable": (torch.cuda.amp.common, "amp_definitely_not_available"),
+    "cuda has bfloat16": (torch.cuda, "is_bf16_supported"),
+    "cudnn takes a tensor": (torch.backends.cudnn, "is_acceptable"),
+    "leaving autocast": (torch.amp.autocast_mode.autocast, "__exit__"),
+    "grouping by device": (torch._C, "_group_tensors_by_device_and_dtype"),
+    "deepcopy of a tensor": (torch.Tensor, "__deepcopy__"),
+    "deepcopy of a parameter": (torch.nn.Parameter, "__deepcopy__"),
+    "device": (torch.Tensor, "device"),
+    "is_cuda": (torch.Tensor, "is_cuda"),
+    "compile": (torch, "compile"),
+    "higher-order operators": (HigherOrderOperator, "dispatch"),
+    "truncated normal": (torch.nn.init, "_no_grad_trunc_normal_"),
+    "unpacking a sequence": (torch._VF, "_pad_packed_sequence"),
+}
+"""Where torch can be made to answer otherwise for as long as a fake mode is active."""
+_patches: dict[str, Patch] = {}
 
 
-def _seen_through_transforms(original: Any, name: str) -> Any:
-    """The wrappers of torch.func are plain tensors, and C++ answers for them with the device that stands for another."""
+def while_active(place: str) -> Callable[[Patch], Patch]:
+    """Register a function from torch's own object in this place to the one that replaces it."""
 
-    def ask(tensor: Tensor) -> Any:
-        answer = original.__get__(tensor)
-        device = answer if name == "device" else native_device(tensor)
-        meant = stand_in_devices.get(device)
-        if meant is None:
-            return answer
-        return meant if name == "device" else meant.type == name
+    def register(patch: Patch) -> Patch:
+        _patches[place] = patch
+        return patch
 
-    return property(ask)
+    return register
 
 
-def _compiled_elsewhere(original: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's compiler does not know stand-ins, and there is nothing to win: what they run is run as it is."""
-
-    def compile(model: Any = None, **options: Any) -> Any:
-        if active_fake_mode() is None:
-            return original(model, **options)
-        return (lambda function: function) if model is None else model
-
-    return compile
+def is_stand_in(tensor: Any) -> bool:
+    return getattr(tensor, "fake_mode", None) is not None
 
 
-eager_higher_order: dict[str, Callable[..., Any]] = {}
-"""By name: how a higher-order operator runs in a fake mode when nothing records it."""
-
-
-def _run_in_the_open(original: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's own way needs graphs of the functions that the operator is given, and their graphs need its own mode."""
-
-    def dispatch(self: Any, key: Any, /, *args: Any, **kwargs: Any) -> Any:
-        handler = eager_higher_order.get(self.name())
-        mode = active_fake_mode()
-        if handler is None or mode is None or not hasattr(mode, "crosscheck") or _is_recording():
-            return original(self, key, *args, **kwargs)
-        return handler(mode, *args, **kwargs)
-
-    return dispatch
-
-
-def _is_recording() -> bool:
+def is_recording() -> bool:
+    """Whether something takes down the operators of this thread in a graph."""
     keys = torch._C._TorchDispatchModeKey
     return any(torch._C._get_dispatch_mode(key) is not None for key in (keys.PROXY, keys.FUNCTIONAL))
 
@@ -299,57 +247,20 @@ def registered_higher_order_fake(op: Any) -> Callable[..., Any] | None:
 
 def plain_flex_attention(*args: Any) -> Any:
     """The mathematics of flex attention, written out in operators."""
-    import torch._higher_order_ops.flex_attention as flex  # why: slow to load, and seldom needed
+    from torch._higher_order_ops.flex_attention import _permute_strides, math_attention  # why: slow to load
 
-    out, *rest = flex.math_attention(*args)
-    return flex._permute_strides(out, args[0].stride()), *rest
-
-
-def _drawn_once(original: Callable[..., Any]) -> Callable[..., Any]:
-    def draw(tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None) -> Any:
-        if not is_stand_in(tensor):
-            return original(tensor, mean, std, a, b, generator)
-        with torch.no_grad():
-            return tensor.normal_(mean, std, generator=generator)
-
-    return draw
+    out, *rest = math_attention(*args)
+    return _permute_strides(out, args[0].stride()), *rest
 
 
-def is_stand_in(tensor: Any) -> bool:
-    return getattr(tensor, "fake_mode", None) is not None
-
-
-on_autocast_end: list[Callable[[], None]] = []
-"""Called when the outermost autocast region of a thread ends."""
-
-Patch = Callable[[Callable[..., Any]], Callable[..., Any]]
-functions_of_c: Any = torch._VF
-patches: list[tuple[Any, str, Patch]] = [
-    # torch.autocast("cuda") switches itself off, or refuses bfloat16, where there is no CUDA.
-    (torch.cuda.amp.common, "amp_definitely_not_available", lambda f: _cuda_may_be_simulated(f, False)),
-    (torch.cuda, "is_bf16_supported", lambda f: _cuda_may_be_simulated(f, True)),
-    (torch.amp.autocast_mode.autocast, "__exit__", _then_tell),
-    (torch._C, "_group_tensors_by_device_and_dtype", _group_by_logical_device),
-    (torch.Tensor, "__deepcopy__", _real_stays_real),
-    (torch.nn.Parameter, "__deepcopy__", _real_stays_real),
-    (torch.Tensor, "device", lambda f: _seen_through_transforms(f, "device")),
-    (torch.Tensor, "is_cuda", lambda f: _seen_through_transforms(f, "cuda")),
-    # Higher-order operators called eagerly compile themselves.
-    (torch, "compile", _compiled_elsewhere),
-    (HigherOrderOperator, "dispatch", _run_in_the_open),
-    # Draws again until no value is outside of the bounds, and asks the values whether there is one.
-    (torch.nn.init, "_no_grad_trunc_normal_", _drawn_once),
-    # Warns, for every recurrent module on a CUDA device, that this build has no cuDNN.
-    (torch.backends.cudnn, "is_acceptable", lambda f: _cuda_may_be_simulated(f, False)),
-]
-"""What torch answers otherwise for as long as a fake mode is active."""
 _originals: list[tuple[Any, str, Any]] = []
 _MISSING = object()
 
 
 def _patch() -> None:
     """For as long as any fake mode is active anywhere."""
-    for place, name, patch in patches:
+    for key, patch in _patches.items():
+        place, name = PLACES[key]
         original = getattr(place, name)
         _originals.append((place, name, original if name in vars(place) else _MISSING))
         setattr(place, name, patch(original))

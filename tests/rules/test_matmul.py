@@ -79,6 +79,17 @@ def test_vectors() -> None:
     every(calls())
 
 
+def test_conjugates() -> None:
+    x = filled((3,), torch.complex64)
+    every(
+        (op, a, b)
+        for op in (aten.dot.default, aten.vdot.default)
+        for a, b in itertools.product((x, x.conj()), repeat=2)
+    )
+    y = filled((3, 3), torch.complex64)
+    every((op, a, b) for op in (aten.mm.default, aten.matmul.default) for a, b in itertools.product((y, y.mH), repeat=2))
+
+
 def test_dtypes() -> None:
     def calls() -> Iterator[Any]:
         for one, two in itertools.product((*MORE_DTYPES, torch.float8_e4m3fn), repeat=2):

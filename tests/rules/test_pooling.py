@@ -176,3 +176,23 @@ def test_unpooling(spatial: int) -> None:
         yield op("max_unpool", spatial), x, indices.to(torch.int32) * 0, sizes, *more
 
     every(calls())
+
+
+def test_whole_pools() -> None:
+    def calls() -> Iterator[Any]:
+        for spatial, size in itertools.product((2, 3), (1, 3)):
+            for shape in images(spatial)[:-1]:
+                for x in formats(shape):
+                    yield op("adaptive_avg_pool", spatial), x, [size] * spatial
+        for shape in ((2, 3, 7), (3, 7), (2, 1, 7), (0, 3, 7), (2, 0, 7), (2, 3, 1), (7, 2, 3, 4)):
+            for x in formats(shape):
+                for size in (1, 3):
+                    yield aten.adaptive_avg_pool1d.default, x, [size]
+                for kernel, stride, padding, _, ceil_mode in WINDOWS:
+                    yield aten.avg_pool1d.default, x, kernel, stride, padding, ceil_mode
+        for dtype in MORE_DTYPES:
+            yield aten.avg_pool1d.default, filled((2, 3, 7), dtype), [2]
+            yield aten.adaptive_avg_pool1d.default, filled((2, 3, 7), dtype), [2]
+            yield aten.adaptive_avg_pool2d.default, filled((2, 3, 7, 7), dtype), [2, 2]
+
+    every(calls())

@@ -17,7 +17,7 @@ from understudy.shapes.conditions import Condition
 from understudy.shapes.expr import Algebra, Expr
 
 LIMIT = 2.0**61  # beyond, 64-bit arithmetic could overflow
-EXTRA = (9, 12, 16, 17, 24, 31, 48)
+EXTRA = (9, 12, 16, 17, 24, 31, 48, 100)
 
 
 class TooLarge(Exception):
@@ -59,14 +59,17 @@ class World:
         world = cls(rng)
         ranges = []
         for _ in range(rng.choice((1, 2, 2, 3))):
-            low = rng.choice((0, 0, 0, 1, 1, 2, 2, 5, -3))
-            high = rng.choice((None, None, None, low + 3, low + 8, low + 20))
+            low = rng.choice((0, 0, 0, 1, 1, 2, 2, 5, -3, None))
+            high = rng.choice((None, None, None, 3, 8, 20))
+            if low is not None and high is not None:
+                high += low
             ranges.append((low, high))
         few = 6 if len(ranges) == 3 else 10
         points = []
         for low, high in ranges:
-            candidates = [low + i for i in range(few)] + rng.sample(EXTRA, 3)
-            points.append(sorted({p for p in candidates if p >= low and (high is None or p <= high)}))
+            first = -4 if low is None else low
+            candidates = [first + i for i in range(few)] + rng.sample(EXTRA, 3)
+            points.append(sorted({p for p in candidates if high is None or p <= high}))
         grid = [axis.ravel() for axis in np.meshgrid(*[np.array(p, dtype=np.int64) for p in points])]
         everywhere = np.ones(grid[0].shape, dtype=bool)
         for i, ((low, high), values) in enumerate(zip(ranges, grid, strict=True)):

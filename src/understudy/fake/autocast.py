@@ -165,4 +165,3 @@ def forget_casts() -> None:
 
 
 on_first_device.append(register_kernels)
-_torch.on_autocast_end.append(forget_casts)

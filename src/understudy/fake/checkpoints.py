@@ -15,7 +15,7 @@ import torch
 from understudy import _torch
 from understudy.fake.native import META, canonical
 from understudy.fake.realise import adopt, make_new, make_view
-from understudy.fake.special import handles
+from understudy.fake.handlers import handles
 from understudy.spec import TensorSpec
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ that it has the same metadata whatever the value.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,8 +18,8 @@ from understudy.errors import Context, DataDependentOutputException, OperatorErr
 from understudy.fake.boundary import user_line
 from understudy.fake.tensor import FakeTensor
 
-if TYPE_CHECKING:
-    from understudy.fake.mode import FakeTensorMode
+RUNS: dict[str, Callable[..., Any]] = {}
+"""By the operator's name."""
 
 MOST_ROUNDS = 1 << 14
 """Rounds of a loop with known values, after which the rest is taken to be alike."""
@@ -27,7 +27,7 @@ MOST_ROUNDS = 1 << 14
 
 def runs(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        _torch.eager_higher_order[name] = function
+        RUNS[name] = function
         return function
 
     return register
@@ -42,7 +42,7 @@ def _decided(predicate: Any) -> bool | None:
 
 
 @runs("cond")
-def cond(mode: FakeTensorMode, pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
+def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
     decided = _decided(pred)
     if decided is not None:
         return true_fn(*operands) if decided else false_fn(*operands)
@@ -53,7 +53,7 @@ def cond(mode: FakeTensorMode, pred: Any, true_fn: Any, false_fn: Any, operands:
 
 @runs("while_loop")
 def while_loop(
-    mode: FakeTensorMode, cond_fn: Any, body_fn: Any, carried: Any, additional: Any = (), **ignored: Any
+    cond_fn: Any, body_fn: Any, carried: Any, additional: Any = (), **ignored: Any
 ) -> Any:
     carried = tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in carried)
     for _ in range(MOST_ROUNDS):
@@ -69,7 +69,7 @@ def while_loop(
 
 
 @runs("scan")
-def scan(mode: FakeTensorMode, combine_fn: Any, init: Any, xs: Any, additional_inputs: Any = ()) -> Any:
+def scan(combine_fn: Any, init: Any, xs: Any, additional_inputs: Any = ()) -> Any:
     carry, steps = list(init), []
     spec = None
     for step in range(xs[0].shape[0]):
@@ -85,19 +85,19 @@ def scan(mode: FakeTensorMode, combine_fn: Any, init: Any, xs: Any, additional_i
 
 
 @runs("map_impl")
-def map_impl(mode: FakeTensorMode, f: Any, xs: Any, pos_args: Any) -> Any:
+def map_impl(f: Any, xs: Any, pos_args: Any) -> Any:
     flat = [_torch.tree_flatten(f(*[x[step] for x in xs], *pos_args)) for step in range(xs[0].shape[0])]
     outputs = [_stacked(parts) for parts in zip(*(leaves for leaves, _ in flat), strict=True)]
     return _torch.tree_unflatten(outputs, flat[0][1])
 
 
 @runs("invoke_subgraph")
-def invoke_subgraph(mode: FakeTensorMode, subgraph: Any, identifier: Any, *operands: Any) -> Any:
+def invoke_subgraph(subgraph: Any, identifier: Any, *operands: Any) -> Any:
     return subgraph(*operands)
 
 
 @runs("flex_attention")
-def flex_attention(mode: FakeTensorMode, *args: Any) -> Any:
+def flex_attention(*args: Any) -> Any:
     return _torch.plain_flex_attention(*args)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from understudy import _torch
 from understudy.errors import Context, MixedTensorsError
-from understudy.fake import special
+from understudy.fake import handlers
 from understudy.fake.boundary import user_line
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import describe, flat, mapped
@@ -28,7 +28,7 @@ def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs
             raise _other_mode(func, args, kwargs, tensor)
     if all(type(tensor) is FakeTensor for tensor in tensors):
         return None, args, kwargs
-    handler = special.REAL_HANDLERS.get(func.name())
+    handler = handlers.REAL_HANDLERS.get(func.name())
     if handler is not None:
         answer = handler(mode, func, args, kwargs)
         if answer is not NotImplemented:

@@ -10,9 +10,8 @@ import torch
 
 from understudy import _torch
 from understudy.errors import DataDependentOutputException, DynamicOutputShapeException, UnderstudyError
-from understudy.fake import autocast, checkpoints, copying, from_values, known, special
-from understudy.fake import higher_order as _higher_order  # noqa: F401  (registers what it answers for)
-from understudy.fake import packed as _packed  # noqa: F401  (registers what it answers for)
+from understudy.fake import autocast, handlers, checkpoints, copying, from_values, known, special
+from understudy.fake import patches as _patches  # noqa: F401  (registers them)
 from understudy.fake.boundary import located
 from understudy.fake.convert import FakeTensorConverter
 from understudy.fake.inputs import accept_inputs
@@ -76,7 +75,6 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         self.export = export
         self.crosscheck = crosscheck
         self.cache_enabled = True
-        self._direct = not crosscheck
         self.epoch = 0
         self.fake_tensor_converter = FakeTensorConverter()
         self._entered = threading.local()
@@ -88,7 +86,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        return True
+        # torch's compiler leaves code alone that runs below a mode which is none of its own.
+        return False
 
     # torch asks `isinstance(mode, <its own class>)` when it loads checkpoints and looks for the active fake mode.
     def _claimed_class(self) -> Any:
@@ -191,7 +190,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         self, func: Any, types: Any, args: Any, kwargs: Any, key: Any, plan: Plan | None, is_known: bool
     ) -> Any:
         """What a plain hit does not cover: a miss, determined values, a cross-check."""
-        handler = special.handler_of(func) if plan is None else None
+        handler = handlers.handler_of(func) if plan is None else None
         if handler is not None:
             answer = handler(self, func, args, kwargs)
             if answer is not NotImplemented:
@@ -339,6 +338,15 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         return copying.mode_for_unpickling, ()
 
     # --- the cache -----------------------------------------------------------------------------------------------
+
+    @property
+    def cache_enabled(self) -> bool:
+        return self._cache_enabled
+
+    @cache_enabled.setter
+    def cache_enabled(self, enabled: bool) -> None:
+        self._cache_enabled = enabled
+        self._direct = enabled and not self.crosscheck
 
     @classmethod
     def cache_info(cls) -> DispatchCacheInfo:

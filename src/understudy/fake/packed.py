@@ -6,24 +6,12 @@ So the same steps are taken here, as operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from understudy import _torch
 
-
-def unpacked(original: Callable[..., Any]) -> Callable[..., Any]:
-    def pad(data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, value: Any, total_length: Any) -> Any:
-        if not _torch.is_stand_in(data):
-            return original(data, batch_sizes, batch_first, value, total_length)
-        return _pad(data, batch_sizes.tolist(), batch_first, value, total_length)
-
-    return pad
-
-
-def _pad(data: torch.Tensor, counts: list[int], batch_first: bool, value: Any, total_length: int) -> Any:
+def pad_packed(data: torch.Tensor, counts: list[int], batch_first: bool, value: Any, total_length: int) -> Any:
     """`counts` says, for each step, how many sequences are as long as that."""
     steps = max(total_length, len(counts))
     if 0 < total_length < len(counts):
@@ -39,6 +27,3 @@ def _pad(data: torch.Tensor, counts: list[int], batch_first: bool, value: Any, t
             row, first = row + together * count, step + 1
     lengths = torch.tensor([sum(count > sequence for count in counts) for sequence in range(counts[0])])
     return (padded.transpose(0, 1) if batch_first else padded), lengths
-
-
-_torch.patches.append((_torch.functions_of_c, "_pad_packed_sequence", unpacked))

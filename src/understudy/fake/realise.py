@@ -99,7 +99,7 @@ def realise(mode: FakeTensorMode, outcomes: Any, inputs: list[FakeTensor]) -> An
             return tuple([realise(mode, part, inputs) for part in outcomes])
         case list():
             return [realise(mode, part, inputs) for part in outcomes]
-    return outcomes.value
+    return to_torch(outcomes.value)
 
 
 def change_spec(fake: FakeTensor, spec: TensorSpec) -> None:

@@ -17,6 +17,8 @@ from understudy.errors import (
     UnsupportedOperatorException,
 )
 from understudy.fake.boundary import hint_for, user_line
+from understudy.fake.data_dependent import symbolic_item, symbolic_list
+from understudy.fake.handlers import REAL_HANDLERS, handles
 from understudy.fake.native import canonical
 from understudy.fake.realise import extent, make_new
 from understudy.fake.tensor import FakeTensor
@@ -29,45 +31,6 @@ if TYPE_CHECKING:
 
 NUMBERS = frozenset({int, float, bool, complex})
 
-Handler = Callable[["FakeTensorMode", Any, Any, Any], Any]
-
-HANDLERS: dict[str, Handler] = {}
-"""By operator name; a handler returns `NotImplemented` to leave the call to inference."""
-
-REAL_HANDLERS: dict[str, Handler] = {}
-"""For calls that are given real tensors."""
-
-
-_by_operator: dict[Any, Handler | None] = {}
-
-
-def handler_of(func: Any) -> Handler | None:
-    """The handler of an operator, looked up by name once."""
-    try:
-        return _by_operator[func]
-    except KeyError:
-        found = _by_operator[func] = pass_through if func.namespace in PASSED_THROUGH else HANDLERS.get(func.name())
-        return found
-
-
-PASSED_THROUGH = frozenset({"profiler"})
-"""Namespaces whose operators have nothing to do with tensors' contents: they run for real."""
-
-
-def pass_through(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
-    with _torch.PastDispatch():
-        return func(*args, **kwargs)
-
-
-def handles(*names: str, table: dict[str, Handler] = HANDLERS) -> Callable[[Handler], Handler]:
-    def register(handler: Handler) -> Handler:
-        for name in names:
-            table[name] = handler
-        return handler
-
-    return register
-
-
 # --- values --------------------------------------------------------------------------------------------------
 
 
@@ -78,6 +41,9 @@ def item(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     if value is not None:
         with _torch.PastDispatch():
             return value.item()
+    symbol = symbolic_item(mode, func, fake)
+    if symbol is not NotImplemented:
+        return symbol
     raise _no_value(fake, func, "reads a value")
 
 
@@ -104,6 +70,9 @@ def tolist(mode: FakeTensorMode, fake: FakeTensor) -> Any:
     if value is not None:
         with _torch.no_modes():
             return value.tolist()
+    symbols = symbolic_list(mode, fake)
+    if symbols is not NotImplemented:
+        return symbols
     raise _no_value(fake, torch.ops.aten._local_scalar_dense.default, "(Tensor.tolist) reads values")
 
 

@@ -111,9 +111,20 @@ def written_inputs(call: Call) -> tuple[int, ...]:
 
 def is_determined(call: Call, outcomes: Outcomes) -> bool:
     op = call.op
+    if any(spec.is_symbolic for spec in call.inputs) or _is_symbolic(outcomes):
+        return False
     if torch.Tag.nondeterministic_seeded in op.tags or op.overloadpacket.__name__ in UNDETERMINED:
         return False
     return op.namespace in ("aten", "prims") and _elements(outcomes, call.inputs) <= KNOWN_LIMIT
+
+
+def _is_symbolic(outcomes: Any) -> bool:
+    match outcomes:
+        case New(spec) | View(_, spec):
+            return spec.is_symbolic
+        case tuple() | list():
+            return any(_is_symbolic(part) for part in outcomes)
+    return False
 
 
 def _elements(outcomes: Any, inputs: tuple[TensorSpec, ...]) -> Any:

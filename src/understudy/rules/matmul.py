@@ -146,15 +146,26 @@ def addmv(
     return result if matrix.numel != 0 or beta == 0 else result.like(bias.shape)
 
 
-@rule("dot", "vdot")
+@rule("dot")
 def dot(a: TensorSpec, b: TensorSpec) -> TensorSpec:
+    return _inner_product(a, b, lazily_conjugated=a.conj and b.conj)
+
+
+@rule("vdot")
+def vdot(a: TensorSpec, b: TensorSpec) -> TensorSpec:
+    return _inner_product(a, b, lazily_conjugated=b.conj and not a.conj)
+
+
+def _inner_product(a: TensorSpec, b: TensorSpec, lazily_conjugated: bool) -> TensorSpec:
+    """Conjugates are not taken but counted, and what is left over becomes a bit of the result."""
     _check_rank("dot", a, 1)
     _check_rank("dot", b, 1)
     check_one_dtype("dot", a, b)
     check_cpu_dtype("dot", a, NUMBERS)
     if a.shape != b.shape:
         raise ShapeMismatch(f"dot: {a} and {b} differ in size")
-    return a.like(())
+    result = a.like(())
+    return result.viewed((), (), conj=True) if lazily_conjugated else result
 
 
 @rule("addr")

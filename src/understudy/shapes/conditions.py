@@ -12,7 +12,6 @@ What the declared ranges of the symbols alone decide is a plain bool.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import gcd
 from typing import Any
 
 from . import polynomials as poly
@@ -33,6 +32,8 @@ class Condition:
     parts: tuple[Condition, ...]  # of a conjunction or disjunction
     symbols: frozenset[Expr]
     order: int
+    _negation: bool | Condition | None
+    _text: str
 
     def __bool__(self) -> bool:
         raise TypeError(f"whether {self} depends on the sizes: ask Facts.prove")

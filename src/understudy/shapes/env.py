@@ -19,6 +19,7 @@ from understudy.shapes.facts import Facts, Proof
 from understudy.shapes.floats import FloatCondition, FloatExpr, as_fraction
 from understudy.shapes.guards import Birth, Guard, Inputs, InputSize
 from understudy.shapes.node import SymNode, value_of
+from understudy.shapes.torch_side import TorchSide
 
 RELATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "==": conditions.eq, "!=": conditions.ne, "<": conditions.lt,
@@ -41,7 +42,7 @@ class Settings:
     duck_shape: bool = True
 
 
-class ShapeEnv:
+class ShapeEnv(TorchSide):
     """Owns symbols and facts. Everything that it answers is true for all sizes that its guards admit."""
 
     def __init__(self, *, settings: Settings | None = None, **options: Any) -> None:
@@ -58,6 +59,8 @@ class ShapeEnv:
         self._nodes: dict[Any, SymNode] = {}
         self._floats: dict[Any, FloatExpr] = {}
         self._memo: dict[Any, Any] = {}
+        self._sympy: dict[Any, Any] = {}
+        self._from_sympy: dict[Any, Any] = {}
         self._decided: dict[Any, bool] = {}
         self._by_example: dict[int, Expr] = {}
         self._by_name: dict[str, Expr] = {}
@@ -248,11 +251,36 @@ class ShapeEnv:
         key = (relation, a, b)
         found = self._decided.get(key)
         if found is None:
-            decided = self.decide(RELATIONS[relation](value_of(a), value_of(b)))
+            decided = self._decide_for_rule(RELATIONS[relation](value_of(a), value_of(b)))
             if self._suppressed:
                 return decided
             found = self._decided[key] = decided
         return found
+
+    def _decide_for_rule(self, condition: Any) -> bool:
+        """As `decide`; but a size that only data knows is taken for an ordinary one: neither 0 nor 1, and fitting
+        the others that it meets. What that takes for granted is checked when the program runs."""
+        if isinstance(condition, bool) or self.hint_of(condition) is not None:
+            return self.decide(condition)
+        for question in (condition, condition.substitute(self._ordinary(condition.symbols))):
+            proof = self.prove(question)
+            if proof is not Proof.UNKNOWN:
+                return proof is Proof.YES
+        is_equality = isinstance(condition, Condition) and condition.kind == "eq"
+        self.expect(condition if is_equality else negated(condition))
+        return is_equality
+
+    def _ordinary(self, symbols: frozenset[Expr]) -> dict[Expr, Expr]:
+        """For each symbol without example that may be a size: one like it that is at least 2."""
+        result = {}
+        for symbol in symbols:
+            low, high = self.facts.interval(symbol)
+            if symbol in self.births and (low is None or low >= 0 or symbol.low == -(1 << 63)):
+                key = ("ordinary", symbol)
+                if key not in self._memo:
+                    self._memo[key] = self.algebra.symbol(f"{symbol.name}≥2", 2, high)
+                result[symbol] = self._memo[key]
+        return result
 
     def decide(self, condition: Any, fallback: bool | None = None) -> bool:
         """True or False: by proof, else by the example (recorded as a guard), else the fallback, else an error."""
@@ -265,7 +293,7 @@ class ShapeEnv:
         if answer is None:
             if fallback is not None:
                 return fallback
-            raise self._undecidable(condition)
+            raise self.undecidable(condition)
         self._assume(condition if answer else negated(condition))
         return bool(answer)
 
@@ -287,7 +315,7 @@ class ShapeEnv:
                 return value
         number = self.hint_of(value)
         if number is None:
-            raise self._undecidable(value)
+            raise self.undecidable(value)
         if isinstance(value, Expr):
             self._assume(conditions.eq(value, number), is_specialisation=True)
         else:
@@ -315,7 +343,7 @@ class ShapeEnv:
             self.facts.learn(condition)
         self.guards.append(Guard(condition, user_line(), is_specialisation))
 
-    def _undecidable(self, asked: Any) -> GuardOnDataDependentSymNode:
+    def undecidable(self, asked: Any) -> GuardOnDataDependentSymNode:
         unbacked = sorted((s for s in asked.symbols if s in self.births), key=lambda s: s.name)
         born = "; ".join(f"{symbol.name} was made by {self.births[symbol]}" for symbol in unbacked)
         is_condition = isinstance(asked, (Condition, FloatCondition))
@@ -339,11 +367,6 @@ class ShapeEnv:
 
     def simplify(self, value: Any) -> Any:
         return self.facts.simplify(value) if isinstance(value, Expr) else value
-
-    def to_sympy(self, value: Any) -> Any:
-        from understudy.shapes.sympify import to_sympy  # why: sympy is slow to load, and only other tools want it
-
-        return to_sympy(value)
 
     # --- switches ------------------------------------------------------------------------------------------
 

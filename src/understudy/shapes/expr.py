@@ -125,9 +125,7 @@ class Expr:
             return total
         if self.is_symbol:
             return values[self]
-        return EVALUATE[self.kind](
-            *[a if isinstance(a, int) else a.evaluate(values) for a in self.args]
-        )
+        return EVALUATE[self.kind](*[a if isinstance(a, int) else a.evaluate(values) for a in self.args])
 
     def substitute(self, values: Mapping[Expr, Size]) -> Size:
         """The expression with symbols replaced, all at once."""
@@ -167,6 +165,7 @@ class Algebra:
         self.symbols: dict[str, Expr] = {}
         self.conditions: dict[tuple[Any, ...], Condition] = {}
         self.compared: dict[tuple[Any, ...], bool | Condition] = {}
+        self._parts: dict[tuple[Expr, int, int], Expr] = {}
         self._atoms: dict[tuple[Any, ...], Expr] = {}
         self._interned: dict[Terms, Expr] = {}
         self._sums: dict[tuple[Size, Size], Size] = {}
@@ -179,16 +178,26 @@ class Algebra:
 
     # -- making ------------------------------------------------------------------------------------
 
-    def symbol(self, name: str, low: int | None = 0, high: int | None = None, *, hidden: bool = False) -> Expr:
+    def symbol(self, name: str, low: int | None = 0, high: int | None = None) -> Expr:
         """A new symbol for the sizes low..high; None is unbounded."""
         if name in self.symbols:
             raise ValueError(f"there is a symbol {name} already")
-        symbol = self._born("symbol")
+        symbol = self.symbols[name] = self._born("symbol")
         symbol.name, symbol.low, symbol.high = name, low, high
-        symbol.is_symbol, symbol.is_hidden = True, hidden
+        symbol.is_symbol = True
         symbol.symbols = frozenset((symbol,))
-        self.symbols[name] = symbol
         return symbol
+
+    def part_symbol(self, whole: Expr, divisor: int, remainder: int) -> Expr:
+        """The hidden symbol for (whole - remainder) / divisor: provers write with it, users never see it."""
+        key = (whole, divisor, remainder)
+        part = self._parts.get(key)
+        if part is None:
+            part = self._parts[key] = self._born("symbol")
+            part.name = f"({whole.name} - {remainder})/{divisor}"
+            part.is_symbol = part.is_hidden = True
+            part.symbols = frozenset((part,))
+        return part
 
     def _born(self, kind: str) -> Expr:
         self._count += 1
@@ -210,11 +219,14 @@ class Algebra:
 
     def normal(self, table: dict[Monomial, int]) -> Size:
         """The expression of a table of terms."""
-        terms = tuple(sorted([term for term in table.items() if term[1]], key=poly.term_order))
-        if not terms:
+        present = [term for term in table.items() if term[1]]
+        if len(present) > 1:
+            present.sort(key=poly.term_order)
+        elif not present:
             return 0
-        if len(terms) == 1 and not terms[0][0]:
-            return terms[0][1]
+        elif not present[0][0]:
+            return present[0][1]
+        terms = tuple(present)
         found = self._interned.get(terms)
         if found is not None:
             return found

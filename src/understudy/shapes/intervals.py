@@ -7,6 +7,7 @@ each term by itself; the polynomial moved so that its atoms start at zero (`x*y 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from math import comb, lcm
 from typing import TYPE_CHECKING, Protocol
 
@@ -187,7 +188,7 @@ def pow_interval(base: Interval, exponent: Interval) -> Interval:
     return (1 if low else 0), above
 
 
-ATOM_INTERVALS = {
+ATOM_INTERVALS: dict[str, Callable[..., Interval]] = {
     "floordiv": floordiv_interval,
     "mod": mod_interval,
     "min": min_interval,
@@ -212,7 +213,7 @@ def interval_of(knowledge: Knowledge, expr: Expr) -> Interval:
         return result
     if None in result or any(len(m) > 1 or m[0][1] > 1 for m, _ in expr.terms if m):
         result = meet(result, by_moving(knowledge, expr.terms))
-    if None in result or any(a.kind == "floordiv" for a in expr.atoms):
+    if any(atom.kind == "floordiv" for atom in expr.atoms):
         result = meet(result, by_scaling(knowledge, expr))
     return result
 
@@ -243,6 +244,8 @@ def by_moving(knowledge: Knowledge, terms: Terms) -> Interval:
 
 def _low_by_moving(knowledge: Knowledge, terms: Terms) -> int | None:
     """The least value, from the polynomial in x' >= 0 with x = low + x' or x = high - x' for each atom."""
+    if _has_endless_term(knowledge, terms):
+        return None
     widths: dict[Expr, int | None] = {}
     table = dict(terms)
     for atom in {atom: None for monomial, _ in terms for atom, _ in monomial}:
@@ -269,6 +272,16 @@ def _low_by_moving(knowledge: Knowledge, terms: Terms) -> int | None:
                 coefficient *= width**exponent
             least += coefficient
     return least
+
+
+def _has_endless_term(knowledge: Knowledge, terms: Terms) -> bool:
+    """Whether a term without a least value stands alone: no other term has its atom."""
+    for monomial, coefficient in terms:
+        if len(monomial) == 1 and knowledge.interval(monomial[0][0])[0 if coefficient > 0 else 1] is None:
+            atom = monomial[0][0]
+            if sum(1 for other, _ in terms for each, _ in other if each is atom) == 1:
+                return coefficient < 0 or monomial[0][1] % 2 == 1
+    return False
 
 
 def _moved(table: dict[Monomial, int], atom: Expr, start: int, direction: int) -> dict[Monomial, int]:
@@ -334,11 +347,12 @@ def expanded(knowledge: Knowledge, size: Size) -> Size:
         p, q = atom.args
         share = algebra.mul(count, algebra.normal({rest: 1}))
         whole = algebra.mul(algebra.mul(share, q), atom)
-        size = algebra.add(algebra.sub(size, whole), algebra.mul(share, algebra.sub(p, knowledge.apply("mod", p, q))))
+        rounded = algebra.sub(p, knowledge.apply("mod", p, q))
+        size = algebra.add(algebra.sub(size, whole), algebra.mul(share, rounded))
     return size
 
 
-def _expandable(expr: Expr):  # type: ignore[no-untyped-def]
+def _expandable(expr: Expr) -> Iterator[tuple[Expr, Monomial, int]]:
     """(floor-division p // q, rest, n) for each term that contains n * rest * q * (p // q)."""
     for monomial, coefficient in expr.terms:
         for atom, _ in monomial:

@@ -130,10 +130,7 @@ class Store:
 
     def part(self, x: Expr, c: int, r: int) -> Expr:
         """The hidden symbol k with x == c*k + r."""
-        name = f"({x.name} - {r})/{c}"
-        k = self.algebra.symbols.get(name)
-        if k is None:
-            k = self.algebra.symbol(name, None, None, hidden=True)
+        k = self.algebra.part_symbol(x, c, r)
         self.hidden[k] = (x, c, r)
         low, high = self.interval(x)
         limits = (None if low is None else -((r - low) // c), None if high is None else (high - r) // c)

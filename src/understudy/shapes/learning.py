@@ -125,7 +125,7 @@ class Lesson:
         if len(monomial) > 1 or monomial[0][1] > 1:
             self.factors(monomial, low, high)
         elif whole.kind == "floordiv" and isinstance(whole.args[1], int):
-            p, c = whole.args
+            p, c = whole.args[0], whole.args[1]
             if low is not None:
                 self.tasks.append(("ge", self.algebra.sub(p, c * low)))
             if high is not None:
@@ -239,9 +239,11 @@ class Lesson:
         """Whether p == 0 is q % c == r for numbers c and r; it is taken in then."""
         r = -constant_of(p)
         atom = self.algebra.add(p, r)
-        if isinstance(atom, int) or atom.kind != "mod" or not isinstance(atom.args[1], int):
+        if isinstance(atom, int) or atom.kind != "mod":
             return False
         numerator, c = atom.args
+        if not isinstance(c, int):
+            return False
         if not 0 <= r < c:
             self.store.is_contradictory = True
             return True

@@ -96,6 +96,10 @@ class SymNode:
         return self.expr
 
     @property
+    def _hint(self) -> Any:
+        return self.hint
+
+    @property
     def fx_node(self) -> None:
         return None
 

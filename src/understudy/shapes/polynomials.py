@@ -34,10 +34,19 @@ def constant_of(size: Size) -> int:
     return 0 if monomial else coefficient
 
 
-def term_order(term: tuple[Monomial, int]) -> tuple[int, tuple[tuple[int, int], ...]]:
+def term_order(term: tuple[Monomial, int]) -> tuple[int, ...]:
     """Graded lexicographic: an admissible order, so that division by the leading term ends."""
     monomial = term[0]
-    return -sum(e for _, e in monomial), tuple((atom.order, -e) for atom, e in monomial)
+    if not monomial:
+        return (0,)
+    degree = 0
+    key = [0]
+    for atom, exponent in monomial:
+        degree -= exponent
+        key.append(atom.order)
+        key.append(-exponent)
+    key[0] = degree
+    return tuple(key)
 
 
 def times(a: Monomial, b: Monomial) -> Monomial:

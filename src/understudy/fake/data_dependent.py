@@ -1,0 +1,135 @@
+"""Operators whose answer is in the data, for modes that have a shape environment: the answer is a symbol.
+
+Asking the same question of the same tensor twice gives the same symbol, until the tensor is written to or the mode's
+epoch moves on (`FakeTensor.nonzero_memo` and its siblings).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from understudy import _torch
+
+from understudy.fake.realise import make_new
+from understudy.fake.handlers import handles
+from understudy.fake.tensor import FakeTensor
+from understudy.shapes.sizes import from_torch
+from understudy.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from understudy.fake.mode import FakeTensorMode
+
+MASKS = (torch.bool, torch.uint8)
+
+
+def symbolic_item(mode: FakeTensorMode, func: Any, fake: FakeTensor) -> Any:
+    """`.item()`: a symbol of the tensor's kind, NotImplemented if the mode makes none."""
+    env = mode.shape_env
+    if env is None or not env.settings.allow_scalar_outputs:
+        return NotImplemented
+    if fake.item_memo is None:
+        dtype, what = fake._spec.dtype, f".item() of {fake._spec}"
+        if dtype is torch.bool:
+            fake.item_memo = memo = env.create_unbacked_symbool(what=what)
+        elif dtype.is_floating_point:
+            fake.item_memo = memo = env.create_unbacked_symfloat(what=what)
+        elif dtype.is_complex:
+            return NotImplemented
+        else:
+            fake.item_memo = memo = env.create_unbacked_symint(what=what)
+        return memo if fake.item_memo is None else fake.item_memo
+    return fake.item_memo
+
+
+def fresh_size(mode: FakeTensorMode, func: Any, fake: FakeTensor, memo: str, low: int = 0, high: Any = None) -> Any:
+    """The size that a data-dependent operator gives on this tensor: a node, NotImplemented if the mode makes none."""
+    env = mode.shape_env
+    if env is None or not env.settings.allow_dynamic_output_shape_ops:
+        return NotImplemented
+    found = getattr(fake, memo)
+    if found is None:
+        most = high if type(high) is int else None
+        found = env.create_unbacked_symint(low=low, high=most, what=f"{func} of {fake._spec}")
+        setattr(fake, memo, found)
+    return from_torch(found)
+
+
+@handles("aten::nonzero")
+def nonzero(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    spec = args[0]._spec
+    count = fresh_size(mode, func, args[0], "nonzero_memo", high=spec.numel)
+    if count is NotImplemented:
+        return NotImplemented
+    stride = (1, count) if spec.device.type == "cpu" else None
+    return make_new(mode, TensorSpec((count, spec.ndim), stride, dtype=torch.int64, device=spec.device))
+
+
+@handles("aten::masked_select")
+def masked_select(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    fake, mask = args
+    count = fresh_size(mode, func, mask, "nonzero_memo", high=mask._spec.numel)
+    return NotImplemented if count is NotImplemented else make_new(mode, fake._spec.like((count,)))
+
+
+@handles("aten::index.Tensor", "aten::index_put", "aten::index_put_", "aten::_unsafe_index.Tensor")
+def index(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """A mask among the indices stands for the positions where it is true."""
+    indices = args[1]
+    if mode.shape_env is None or not any(i is not None and i.dtype in MASKS for i in indices):
+        return NotImplemented
+    expanded: list[Any] = []
+    with mode:
+        for entry in indices:
+            is_mask = entry is not None and entry.dtype in MASKS
+            expanded.extend(entry.nonzero().unbind(1) if is_mask else [entry])
+        return func(args[0], expanded, *args[2:], **kwargs)
+
+
+@handles("aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::unique_dim_consecutive")
+def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    fake, spec = args[0], args[0]._spec
+    names = _torch.argument_names(func)
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    dim = given.get("dim")
+    count = fresh_size(mode, func, fake, "unique_memo", low=0)
+    if count is NotImplemented:
+        return NotImplemented
+    shape = (count,) if dim is None else tuple(count if i == dim % spec.ndim else s for i, s in enumerate(spec.shape))
+    inverse_shape = spec.shape if dim is None else (spec.shape[dim],)
+    integers = spec.like((0,), dtype=torch.int64)
+    return (
+        make_new(mode, spec.like(shape)),
+        make_new(mode, integers.like(inverse_shape) if given.get("return_inverse") else integers),
+        make_new(mode, integers.like((count,)) if given.get("return_counts") else integers),
+    )
+
+
+@handles("aten::repeat_interleave.Tensor")
+def repeat_interleave(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    repeats = args[0]
+    size = kwargs.get("output_size")
+    count = from_torch(size) if size is not None else fresh_size(mode, func, repeats, "nonzero_memo")
+    return NotImplemented if count is NotImplemented else make_new(mode, repeats._spec.like((count,)))
+
+
+@handles("aten::bincount")
+def bincount(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    fake = args[0]
+    weights = args[1] if len(args) > 1 else kwargs.get("weights")
+    least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
+    count = fresh_size(mode, func, fake, "unique_memo", low=least)
+    if count is NotImplemented:
+        return NotImplemented
+    dtype = torch.int64 if weights is None else (torch.float32 if weights.dtype is torch.float32 else torch.float64)
+    return make_new(mode, fake._spec.like((count,), dtype=dtype))
+
+
+def symbolic_list(mode: FakeTensorMode, fake: FakeTensor) -> Any:
+    """`tolist()`: a symbol for each element, NotImplemented for more dimensions than one."""
+    if mode.shape_env is None or fake.ndim > 1 or type(fake.shape[0] if fake.ndim else 1) is not int:
+        return NotImplemented
+    with mode:
+        return fake.item() if fake.ndim == 0 else [element.item() for element in fake.unbind()]
+

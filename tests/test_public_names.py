@@ -1,0 +1,51 @@
+"""The public names: exactly these, each documented, and nothing of theirs loaded that is not needed."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import understudy
+
+NAMES = """
+    DataDependentOutputException DispatchCacheInfo DynamicOutputShapeException FakeCopyMode FakeTensor
+    FakeTensorConverter FakeTensorDeviceMismatchError FakeTensorMode MetadataMismatchError MixedTensorsError New
+    NoDataError OperatorError Same TensorMetadata TensorSpec UnderstudyError UnsupportedFakeTensorException
+    UnsupportedMutationAliasingException UnsupportedOperatorException Value View extract_tensor_metadata
+    get_plain_tensors is_fake mark_pure maybe_get_fake_mode rule unset_fake_temporarily
+""".split()
+
+
+def test_exactly_these_names() -> None:
+    assert sorted(understudy.__all__) == sorted(NAMES)
+    assert len(set(understudy.__all__)) == len(understudy.__all__)
+
+
+def test_nothing_else_is_public() -> None:
+    modules = {"errors", "fake", "infer", "lines", "rules", "shapes", "spec"}
+    public = {name for name in vars(understudy) if not name.startswith("_")}
+    assert public - modules == set(NAMES)
+
+
+def test_each_says_what_it_is() -> None:
+    for name in NAMES:
+        thing = getattr(understudy, name)
+        assert inspect.getdoc(thing), f"{name} has no docstring"
+        if inspect.isclass(thing):
+            assert thing.__module__.startswith("understudy"), name
+
+
+def test_importing_loads_nothing_slow() -> None:
+    """torch's own machinery for compiling and decompositions costs seconds to load."""
+    code = (
+        "import sys, torch; before = set(sys.modules); import understudy;"
+        "print([m for m in set(sys.modules) - before if m.startswith(('torch._dynamo', 'torch._inductor',"
+        " 'torch._decomp', 'torch._refs', 'sympy', 'numpy'))])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]", shown.stdout
+
+
+def test_version() -> None:
+    assert understudy.__version__.count(".") == 2
