@@ -110,8 +110,7 @@ def test_solvers() -> None:
                     yield aten.linalg_ldl_solve.default, a, pivots, b
                 yield aten.linalg_solve_triangular.default, a, b, {"upper": True}
                 yield aten.triangular_solve.default, b, a
-                if 0 not in right:
-                    yield aten.cholesky_solve.default, b, a
+                yield aten.cholesky_solve.default, b, a
                 if b.ndim > 1:
                     yield aten._linalg_solve_ex.default, a, b.mT, {"left": False}
                     if fits:
@@ -125,6 +124,21 @@ def test_solvers() -> None:
             yield aten.cholesky_solve.default, b, a
 
     every(unless_values_matter(calls()))
+
+
+def test_solving_from_the_right_for_complex_numbers() -> None:
+    def calls() -> Iterator[Any]:
+        right = {"left": False}
+        for batch in ((), (2,)):
+            a, b = filled((*batch, 3, 3), torch.complex64) + torch.eye(3), filled((*batch, 4, 3), torch.complex64)
+            pivots = torch.ones((*batch, 3), dtype=torch.int32)
+            for matrix, side in itertools.product((a, a.conj()), (b, b.conj())):
+                yield aten._linalg_solve_ex.default, matrix, side, right
+                yield aten.linalg_solve.default, matrix, side, right
+                yield aten.linalg_lu_solve.default, matrix, pivots, side, right
+                yield aten.linalg_solve_triangular.default, matrix, side, {"upper": True, "left": False}
+
+    every(calls())
 
 
 def test_householder_products() -> None:

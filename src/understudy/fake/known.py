@@ -4,9 +4,9 @@ Nothing is computed until somebody asks. Each storage with determined contents h
 on it; its `content` is an expression that never changes once made, so a later write can't spoil an earlier
 answer: a write gives the storage a new expression, or, if what is written is not determined, none.
 
-    content = Literal(real)                       a real tensor's storage
-            | Result(op, args, position)          output `position` of an operator on such contents
-            | Written(op, args, target)           the storage of input `target` after an operator wrote to it
+    content = Literal(real)              a real tensor's storage
+            | Outcome(event, position)   the storage of a tensor that an event gave, or wrote to
+    event   = Event(op, args)            an operator call on tensors with such contents
 
 A storage of which nothing is known has no `Known`, and so its tensors can't share one. It gets one when a single tensor
 stands on it and is overwritten as a whole.
@@ -93,43 +93,34 @@ NOTHING = Literal(torch.empty(0))
 _computing = threading.RLock()
 
 
-class Computed:
-    """An expression over parts; `storage()` computes it once and then forgets how."""
+class Event:
+    """An operator call on parts. What it gives is computed once, for all that ask, and then how is forgotten."""
 
-    __slots__ = ("_real", "args", "default_dtype", "depth", "kwargs", "op", "position", "spec")
+    __slots__ = ("_tensors", "args", "default_dtype", "depth", "is_write", "kwargs", "op")
 
-    def __init__(self, op: Any, args: Any, kwargs: Any, position: int, spec: TensorSpec) -> None:
-        self.op, self.args, self.kwargs, self.position, self.spec = op, args, kwargs, position, spec
+    def __init__(self, op: Any, args: Any, kwargs: Any, is_write: bool) -> None:
+        self.op, self.args, self.kwargs, self.is_write = op, args, kwargs, is_write
         self.default_dtype = torch.get_default_dtype()
         self.depth = 1 + max((part.content.depth for part in flat(Part, args, kwargs)), default=0)
-        self._real: torch.Tensor | None = None
+        self._tensors: list[torch.Tensor] | None = None
+        if self.depth > DEEPEST:
+            self.tensors()
 
-    def storage(self) -> torch.Tensor:
-        if self._real is None:
+    def tensors(self) -> list[torch.Tensor]:
+        """What the call returned; if it wrote in place, its inputs as they were afterwards."""
+        if self._tensors is None:
             with _computing, _torch.PastDispatch(), _torch.BelowAutocast(), _torch.default_dtype(self.default_dtype):
-                if self._real is None:
-                    self._real = self._compute()
+                if self._tensors is None:
+                    self._tensors = self._written() if self.is_write else self._returned()
                     self.op = self.args = self.kwargs = None
                     self.depth = 0
-        return self._real
+        return self._tensors
 
-    def _compute(self) -> torch.Tensor:
-        raise NotImplementedError
-
-
-class Result(Computed):
-    __slots__ = ()
-
-    def _compute(self) -> torch.Tensor:
+    def _returned(self) -> list[torch.Tensor]:
         args, kwargs = mapped(lambda part: part.real(), Part, (self.args, self.kwargs))
-        outputs = flat(torch.Tensor, (self.op(*args, **_on_cpu(kwargs)),), {})
-        return _laid_out(outputs[self.position].detach(), self.spec)
+        return [output.detach() for output in flat(torch.Tensor, (self.op(*args, **_on_cpu(kwargs)),), {})]
 
-
-class Written(Computed):
-    __slots__ = ()
-
-    def _compute(self) -> torch.Tensor:
+    def _written(self) -> list[torch.Tensor]:
         storages: dict[int, torch.Tensor] = {}
         targets: list[torch.Tensor] = []
 
@@ -139,7 +130,28 @@ class Written(Computed):
 
         args, kwargs = mapped(own, Part, (self.args, self.kwargs))
         self.op(*args, **_on_cpu(kwargs))
-        return targets[self.position]
+        return targets
+
+
+class Outcome:
+    """The storage of one of the tensors of an event, laid out as its spec says."""
+
+    __slots__ = ("_real", "event", "position", "spec")
+
+    def __init__(self, event: Event, position: int, spec: TensorSpec) -> None:
+        self.event, self.position, self.spec = event, position, spec
+        self._real: torch.Tensor | None = None
+
+    @property
+    def depth(self) -> int:
+        return self.event.depth
+
+    def storage(self) -> torch.Tensor:
+        if self._real is None:
+            tensor = self.event.tensors()[self.position]
+            with _torch.PastDispatch():
+                self._real = tensor if self.event.is_write else _laid_out(tensor, self.spec)
+        return self._real
 
 
 def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -238,10 +250,11 @@ def after_call(op: Any, plan: Plan, before: Any, inputs: list[Any], results: lis
                 fake._known = None
         return
     args, kwargs = before
+    event = Event(op, args, kwargs, bool(plan.written))
     if plan.written:
         for position in plan.written:
             fake = inputs[position]
-            content = _settled(Written(op, args, kwargs, position, fake._spec))
+            content = Outcome(event, position, fake._spec)
             if fake._known is None:
                 fake._known = Known(content)
             else:
@@ -250,11 +263,4 @@ def after_call(op: Any, plan: Plan, before: Any, inputs: list[Any], results: lis
     is_literal = bool(inputs) and all(fake._known is not None and fake._known.literal for fake in inputs)
     for position, fake in enumerate(results):
         if fake._known is None:
-            content = _settled(Result(op, args, kwargs, position, fake._spec))
-            fake._known = Known(content, is_literal)
-
-
-def _settled(content: Computed) -> Computed:
-    if content.depth > DEEPEST:
-        content.storage()
-    return content
+            fake._known = Known(Outcome(event, position, fake._spec), is_literal)

@@ -209,6 +209,14 @@ def _solved_shape(what: str, a: TensorSpec, b: TensorSpec, left: bool) -> Size:
     return (*broadcast_shapes(a.shape[:-2], b.shape[:-2]), *b.shape[-2:])
 
 
+def _solution(spec: TensorSpec, shape: Size, left: bool) -> TensorSpec:
+    """From the right, the adjoint problem is solved, and the result is its transpose, conjugated by a bit."""
+    if left:
+        return _columns(spec, shape)
+    rows = spec.like(shape)
+    return rows.viewed(shape, rows.stride, conj=True) if spec.is_complex else rows
+
+
 @rule("_linalg_solve_ex")
 def solve_ex(
     a: TensorSpec, b: TensorSpec, *, left: bool = True, check_errors: bool = False
@@ -224,8 +232,7 @@ def solve_ex(
         shape = (*broadcast_shapes(a.shape[:-2], b.shape[:-1]), b.shape[-1])
     else:
         shape = _solved_shape("solve", a, b, left)
-    result = _columns(a, shape) if left else a.like(shape)
-    return result, _columns(a, a.shape), _pivots(a), _info(a)
+    return _solution(a, shape, left), _columns(a, a.shape), _pivots(a), _info(a)
 
 
 @rule("linalg_solve_triangular")
@@ -252,14 +259,13 @@ def triangular_solve(
 
 
 @rule("cholesky_solve")
-def cholesky_solve(b: TensorSpec, a: TensorSpec, upper: bool = False) -> Any:
+def cholesky_solve(b: TensorSpec, a: TensorSpec, upper: bool = False) -> TensorSpec:
     if a.ndim < 2 or b.ndim < 2:
         raise ShapeMismatch(f"cholesky_solve: expected matrices, got {b} and {a}")
     _check_square("cholesky_solve", a)
     _check_pair("cholesky_solve", a, b)
     shape = _solved_shape("cholesky_solve", a, b, True)
-    result = _columns(b, shape)
-    return NotImplemented if result.numel == 0 else result
+    return _columns(b, shape)
 
 
 @rule("linalg_lu_solve")
@@ -272,8 +278,7 @@ def lu_solve(
         raise DtypeError(f"lu_solve: pivots are int32, got {pivots}")
     if pivots.shape != lu.shape[:-1]:
         raise ShapeMismatch(f"lu_solve: {pivots} are no pivots of {lu}")
-    shape = _solved_shape("lu_solve", lu, b, left)
-    return _columns(b, shape) if left else b.like(shape)
+    return _solution(b, _solved_shape("lu_solve", lu, b, left), left)
 
 
 @rule("lu_unpack")

@@ -142,13 +142,13 @@ class Lesson:
         for i, (atom, exponent) in enumerate(monomial):
             if low is not None and low > 0:
                 self.narrow(((atom, 1),), (1, None))
-            if high is not None and exponent == 1:
-                others = 1
-                for j, (other, e) in enumerate(monomial):
-                    if j != i:
-                        others *= (self.store.interval(other)[0] or 0) ** e
-                if others > 0:
-                    self.narrow(((atom, 1),), (None, high // others))
+            if exponent > 1:
+                continue
+            least, most = by_terms(self.store, ((monomial[:i] + monomial[i + 1 :], 1),))
+            if high is not None and least:
+                self.narrow(((atom, 1),), (None, high // least))
+            if low is not None and low > 0 and most:
+                self.narrow(((atom, 1),), (-(-low // most), None))
 
     def propagate(self, p: Expr) -> None:
         """Each term of p >= 0 is limited by the others."""

@@ -17,6 +17,7 @@ from .polynomials import Monomial, Size, constant_of
 
 DEPTH = 3  # facts combined in one proof
 BUDGET = 40  # inequalities looked at for one question
+LARGEST_PRODUCT = 256  # number whose divisors are tried
 LARGEST_SPLIT = 12  # residues that are tried one by one
 
 
@@ -68,9 +69,24 @@ class Search:
                 return True
         if len(p.terms) == 1 and len(p.terms[0][0]) > 1:
             return all(self.nonzero(atom) for atom in p.atoms)
+        if self.is_no_product(p):
+            return True
         if self.nonnegative(algebra.sub(p, 1)) or self.nonnegative(algebra.sub(-1, p)):
             return True
         return self.is_no_multiple(p)
+
+    def is_no_product(self, p: Expr) -> bool:
+        """Whether p is k*x*y - n, where n is a small number and x or y can't be any of its divisors."""
+        n = constant_of(p)
+        if not 0 < abs(n) <= LARGEST_PRODUCT or len(p.terms) != 2 or len(p.terms[0][0]) < 2:
+            return False
+        divisors = [i for i in range(1, abs(n) + 1) if n % i == 0]
+        for atom in p.atoms:
+            low, high = self.store.interval(atom)
+            possible = (d for i in divisors for d in (i, -i))
+            if not any((low is None or d >= low) and (high is None or d <= high) for d in possible):
+                return True
+        return False
 
     def is_no_multiple(self, p: Expr) -> bool:
         """Whether p leaves a remainder for some number that divides most of its coefficients."""

@@ -151,7 +151,7 @@ def divide_out_shared_factor(known: Knowledge, p: Size, q: Size) -> Size | None:
 
 def divide_coarsely(known: Knowledge, p: Size, q: Size) -> Size | None:
     found = coarser(known, p, q) if isinstance(q, int) else None
-    return None if found is None else known.apply("floordiv", found[1], q // found[0])  # type: ignore[operator]
+    return None if found is None else known.apply("floordiv", found[1], q // found[0])
 
 
 def divide_multiples(known: Knowledge, p: Size, q: Size) -> Size | None:

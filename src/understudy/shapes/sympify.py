@@ -10,7 +10,7 @@ from .expr import Expr
 
 def to_sympy(value: int | bool | Expr | Condition) -> Any:
     """Symbols become integer symbols of the same name (non-negative ones if they are), // and % floor."""
-    import sympy
+    import sympy  # type: ignore[import-untyped, unused-ignore]
 
     if isinstance(value, bool):
         return sympy.true if value else sympy.false
