@@ -51,6 +51,7 @@ no_torch_function = torch._C._disabled_torch_function_impl
 no_torch_dispatch = torch._C._disabled_torch_dispatch_impl
 set_conj = torch._C._set_conj
 set_neg = torch._C._set_neg
+negative_view = torch._neg_view
 forbid_data_pointer = torch._C._set_throw_on_mutable_data_ptr
 native_device = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
 native_data: Any = torch._C.TensorBase.data
@@ -82,6 +83,12 @@ def bytes_of(tensor: Tensor) -> bytes:
     """What is in the storage of a real CPU tensor."""
     storage = tensor.untyped_storage()
     return ctypes.string_at(storage.data_ptr(), storage.nbytes())
+
+
+def real_bytes(contents: bytes) -> Tensor:
+    """A real tensor of these bytes."""
+    with PastDispatch():
+        return torch.frombuffer(bytearray(contents), dtype=torch.uint8)
 
 
 def share_storage(tensor: Tensor, storage: Any) -> None:
@@ -128,6 +135,13 @@ def is_expired(reference: Any) -> bool:
 
 def strong_storage(reference: Any) -> Any:
     return torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+
+
+def hide_from_compiler(function: Any) -> None:
+    """Neither this function nor what it calls is compiled, even where a compiled function called it."""
+    eval_frame = torch._C._dynamo.eval_frame
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
 
 
 def allow_foreach(kind: type) -> None:
@@ -496,6 +510,19 @@ class CheckpointSource(NamedTuple):
     conj: bool
     neg: bool
     loaded: dict[Any, Any]
+    reader: Any
+
+    def contents(self) -> bytes | None:
+        """What the file holds for this storage; None for files of the old format and of other byte orders."""
+        if self.reader is None:
+            return None
+        names = self.loaded.get("names by place")
+        if names is None:
+            records = self.reader.get_all_records()
+            names = {self.reader.get_record_offset(name): name for name in records}
+            self.loaded["names by place"] = names
+        name = names.get(self.place)
+        return None if name is None else self.reader.get_record(name)
 
 
 _REBUILDERS = (torch._utils._rebuild_tensor.__code__, torch._utils._rebuild_tensor_v3.__code__)
@@ -515,6 +542,7 @@ def checkpoint_source() -> CheckpointSource | None:
     storage = getattr(storage, "_untyped_storage", storage)
     values = rebuilder.f_locals if "metadata" in rebuilder.f_locals else rebuilder.f_back.f_locals
     bits = values.get("metadata") or {}
+    is_native = loader.f_locals.get("byteorderdata") in (None, sys.byteorder.encode())
     return CheckpointSource(
         storage,
         storage._fake_device,
@@ -522,6 +550,7 @@ def checkpoint_source() -> CheckpointSource | None:
         bool(bits.get("conj")),
         bool(bits.get("neg")),
         loader.f_locals[_LOADERS[loader.f_code]],
+        loader.f_locals.get("zip_file") if is_native else None,
     )
 
 

@@ -65,6 +65,10 @@ LAYOUTS = {
     "requires grad": lambda: torch.randn(3, requires_grad=True),
     "result": lambda: torch.randn(3, requires_grad=True) * 2,
     "view of leaf": lambda: torch.randn(4, 4, requires_grad=True)[1:].t(),
+    "real view of complex leaf": lambda: torch.view_as_real(torch.randn(3, dtype=torch.complex64, requires_grad=True)),
+    "conj of leaf": lambda: torch.randn(3, dtype=torch.complex64, requires_grad=True).conj(),
+    "neg of leaf": lambda: torch.randn(3, dtype=torch.complex64, requires_grad=True).conj().imag,
+    "complex view of real leaf": lambda: torch.view_as_complex(torch.randn(3, 2, requires_grad=True)),
     "view of result": lambda: (torch.randn(4, 4, requires_grad=True) * 2)[1:],
 }
 

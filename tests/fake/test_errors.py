@@ -243,7 +243,7 @@ READS: dict[str, Callable[[], Any]] = {
     "index": lambda: [1, 2][torch.empty((), dtype=torch.long)],
     "tolist": lambda: torch.empty(3).tolist(),
     "format": lambda: f"{torch.empty(()):.3f}",
-    "percent": lambda: "%.3f" % torch.empty(()),
+    "format method": lambda: "{:.3f}".format(torch.empty(())),  # noqa: UP032
     "equal": lambda: torch.equal(torch.empty(3), torch.empty(3)),
     "allclose": lambda: torch.allclose(torch.empty(3), torch.empty(3)),
     "in": lambda: 3 in torch.empty(4),

@@ -70,7 +70,8 @@ def test_functorch_wrappers(mode: FakeTensorMode) -> None:
 
     torch.vmap(inside)(fake(mode))
     torch.func.grad(lambda x: inside(x).sum())(fake(mode))
-    torch.vmap(torch.vmap(inside))(fake(mode))
+    with mode:
+        torch.vmap(torch.vmap(inside))(fake(mode))
     assert seen == [(True, mode)] * 3
     seen.clear()
     torch.vmap(inside)(torch.ones(2, 3))

@@ -208,6 +208,28 @@ def test_whole_modules_and_optimizers(mode: FakeTensorMode) -> None:
         resumed.step()
 
 
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_single_numbers_keep_their_values(weights_only: bool, mode: FakeTensorMode) -> None:
+    """Training goes on from a checkpoint: the optimizer reads its step counters."""
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(5):
+        model(torch.randn(4, 3)).sum().backward()
+        optimizer.step()
+    file = saved({"optimizer": optimizer.state_dict(), "scale": torch.tensor(0.5), "pair": torch.ones(2, 100)})
+    with mode:
+        loaded = torch.load(file, weights_only=weights_only)
+        fake = nn.Linear(3, 3)
+        resumed = torch.optim.AdamW(fake.parameters())
+        resumed.load_state_dict(loaded["optimizer"])
+        fake(torch.empty(4, 3)).sum().backward()
+        resumed.step()
+        assert resumed.state[fake.weight]["step"].item() == 6
+        assert loaded["scale"].item() == 0.5
+        with pytest.raises(RuntimeError, match="no data"):
+            loaded["pair"].tolist()
+
+
 def test_saving_inside_the_mode_does_not_change_the_real_ones(mode: FakeTensorMode) -> None:
     real = torch.randn(3)
     with mode:

@@ -130,7 +130,10 @@ def test_solving_from_the_right_for_complex_numbers() -> None:
     def calls() -> Iterator[Any]:
         right = {"left": False}
         for batch in ((), (2,)):
-            a, b = filled((*batch, 3, 3), torch.complex64) + torch.eye(3), filled((*batch, 4, 3), torch.complex64)
+            a, b = (
+                filled((*batch, 3, 3), torch.complex64) + torch.eye(3),
+                filled((*batch, 4, 3), torch.complex64),
+            )
             pivots = torch.ones((*batch, 3), dtype=torch.int32)
             for matrix, side in itertools.product((a, a.conj()), (b, b.conj())):
                 yield aten._linalg_solve_ex.default, matrix, side, right
@@ -166,4 +169,15 @@ def test_unpacking() -> None:
 
 
 def test_errors_are_not_looked_for() -> None:
-    every(iter([(aten._linalg_check_errors.default, torch.zeros((), dtype=torch.int32), "inv", {"is_matrix": True})]))
+    every(
+        iter(
+            [
+                (
+                    aten._linalg_check_errors.default,
+                    torch.zeros((), dtype=torch.int32),
+                    "inv",
+                    {"is_matrix": True},
+                )
+            ]
+        )
+    )

@@ -87,7 +87,11 @@ def test_conjugates() -> None:
         for a, b in itertools.product((x, x.conj()), repeat=2)
     )
     y = filled((3, 3), torch.complex64)
-    every((op, a, b) for op in (aten.mm.default, aten.matmul.default) for a, b in itertools.product((y, y.mH), repeat=2))
+    every(
+        (op, a, b)
+        for op in (aten.mm.default, aten.matmul.default)
+        for a, b in itertools.product((y, y.mH), repeat=2)
+    )
 
 
 def test_dtypes() -> None:

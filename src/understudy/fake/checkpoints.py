@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
+from understudy.fake.handlers import handles
 from understudy.fake.native import META, canonical
 from understudy.fake.realise import adopt, make_new, make_view
-from understudy.fake.handlers import handles
 from understudy.spec import TensorSpec
 
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
     from understudy.fake.tensor import FakeTensor
+
+
+READ_BYTES = 16
+"""Storages up to this size hold single numbers (step counters, scales) that programs read: their values are loaded."""
 
 
 class Destination:
@@ -123,8 +127,12 @@ def _put_on_loaded_storage(
     if base is None:
         nbytes = source.storage.nbytes()
         base = source.loaded[key] = make_new(mode, TensorSpec((nbytes,), dtype=torch.uint8, device=device))
+        contents = source.contents() if 0 < nbytes <= READ_BYTES else None
+        if contents is not None:
+            mode.remember_literal(base, _torch.real_bytes(contents))
     plain = TensorSpec(tuple(shape), tuple(stride), offset, dtype=fake._spec.dtype, device=device)
     adopt(fake, make_view(mode, base, plain))
+    fake._known = base._known
     # The loader sets the bits of the C++ tensor itself, right after this.
     fake._spec = plain.viewed(plain.shape, plain.stride, conj=source.conj, neg=source.neg)
     return fake

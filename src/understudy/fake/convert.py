@@ -162,12 +162,12 @@ class FakeTensorConverter:
 
     def _non_leaf(self, mode: FakeTensorMode, t: torch.Tensor, fake: FakeTensor) -> FakeTensor:
         """Something computed: a view of its base if it is one, else a result of nothing in particular."""
-        if t._is_view() and t._base is not None:
+        if t._is_view() and t._base is not None and t.is_complex() <= t._base.is_complex():
             base = mode.from_tensor(t._base)
-            with torch.enable_grad() if t._base.requires_grad or t.requires_grad else torch.no_grad(), mode:
-                if not base.requires_grad:
-                    return fake.requires_grad_()
-                return base.as_strided(t.shape, t.stride(), t.storage_offset())  # type: ignore[return-value]
+            if not base.requires_grad:
+                return fake.requires_grad_()
+            with torch.enable_grad(), mode:
+                return _viewed(base, t)
         fake.requires_grad_()
         with torch.enable_grad():
             return _torch.as_result(fake)
@@ -182,6 +182,16 @@ class FakeTensorConverter:
         if isinstance(t, torch.nn.Parameter):
             wrapper._is_param = True
         return wrapper
+
+
+def _viewed(base: Any, t: torch.Tensor) -> Any:
+    """The view of a stand-in that `t` is of the tensor that it stands for."""
+    if base.is_complex() and not t.is_complex():
+        base = torch.view_as_real(base)
+    view = base.as_strided(t.shape, t.stride(), t.storage_offset())
+    if t.is_conj():
+        view = view.conj()
+    return _torch.negative_view(view) if t.is_neg() else view
 
 
 def spec_of_real(t: torch.Tensor) -> TensorSpec:

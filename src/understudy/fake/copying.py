@@ -17,7 +17,7 @@ from understudy.spec import TensorSpec
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
 
-NOT_COPIED = frozenset({"_spec", "fake_mode", "_known", "_nonzero_memo", "_item_memo", "_unique_memo", "nested_int_memo"})
+NOT_COPIED = frozenset("_spec fake_mode _known _nonzero_memo _item_memo _unique_memo nested_int_memo".split())
 
 
 def deep_copy(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, Any]) -> FakeTensor:
@@ -97,9 +97,7 @@ class PickledStorage:
         if base is None:
             base = self._bases[device] = make_new(mode, TensorSpec((self.nbytes,), dtype=torch.uint8, device=device))
             if self.contents:
-                with _torch.no_modes():
-                    values = torch.frombuffer(bytearray(self.contents), dtype=torch.uint8)
-                base._known = Known(Literal(values), self.literal)
+                base._known = Known(Literal(_torch.real_bytes(self.contents)), self.literal)
         return base
 
 
@@ -115,7 +113,7 @@ def reduce(fake: FakeTensor) -> Any:
 
 def _pickled_storage(fake: FakeTensor) -> PickledStorage:
     """One object for one storage: pickle writes it once, however many tensors stand on it."""
-    storage = _torch.native_storage(fake)
+    storage: Any = _torch.native_storage(fake)
     token: PickledStorage | None = getattr(storage, "_understudy_pickled", None)
     if token is None:
         token = storage._understudy_pickled = PickledStorage(0)
@@ -133,7 +131,7 @@ def _contents(fake: FakeTensor) -> tuple[bytes | None, bool]:
 
 
 def _reduce_as_real(fake: FakeTensor, token: PickledStorage) -> Any:
-    """As `torch.serialization.skip_data(materialize_fake_tensors=True)` asks: the checkpoint of a real model, data left out."""
+    """For `torch.serialization.skip_data(materialize_fake_tensors=True)`: a real model's checkpoint without data."""
     if getattr(fake, "_is_param", False):
         return _torch.reduced_parameter(fake.data, fake.requires_grad)
     if token.as_real is None or token.as_real.nbytes() != token.nbytes:

@@ -78,7 +78,7 @@ class TensorMetadata:
     device: torch.device
     layout: torch.layout
     memory_format: torch.memory_format | None
-    storage_offset: int
+    storage_offset: Any
     storage_bytes: int | None
     requires_grad: bool
     is_quantized: bool
@@ -95,6 +95,7 @@ FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 
 
 def extract_tensor_metadata(t: torch.Tensor) -> TensorMetadata:
+    """All that is known of a tensor without its data, real or not, as one value that can be compared and hashed."""
     strided = t.layout is torch.strided
     return TensorMetadata(
         dtype=t.dtype,

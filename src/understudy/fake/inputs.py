@@ -9,9 +9,9 @@ import torch
 from understudy import _torch
 from understudy.errors import Context, MixedTensorsError
 from understudy.fake import handlers
-from understudy.fake.boundary import user_line
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import describe, flat, mapped
+from understudy.lines import user_line
 from understudy.spec.tensor_spec import SHORT_DTYPE
 
 if TYPE_CHECKING:
@@ -53,8 +53,12 @@ def _is_foreign(kind: type) -> bool:
 def _convertible(mode: FakeTensorMode, func: Any, tensor: torch.Tensor) -> bool:
     if torch.Tag.inplace_view in func.tags:
         return False
+    if mode.allow_non_fake_inputs or _torch.is_wrapped_number(tensor):
+        return True
     # `torch.tensor(..., device="meta")` is torch's own meta tensor even inside the mode; it has no data to lose.
-    return mode.allow_non_fake_inputs or tensor.device.type == "meta" or _torch.is_wrapped_number(tensor)
+    # `torch.tensor(3)` in TorchScript is a real tensor on its way to its dtype and device.
+    is_scripted_literal = func.overloadpacket.__name__ == "_to_copy" and tensor.dim() == 0
+    return tensor.device.type == "meta" or (is_scripted_literal and not tensor.requires_grad)
 
 
 def _real_tensor(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> MixedTensorsError:

@@ -19,7 +19,7 @@ from understudy.fake.known import Known, Literal, Part
 from understudy.fake.native import canonical, prepare
 from understudy.fake.realise import adopt, make_new, make_view, realise
 from understudy.fake.tensor import FakeTensor
-from understudy.infer.cache import SIZED_TYPES, DispatchCacheInfo
+from understudy.infer.cache import SIZED_TYPES, Cache, DispatchCacheInfo
 from understudy.infer.call import Call, flat, mapped
 from understudy.infer.engine import cache, infer, why_not_cached
 from understudy.infer.kernels import outcomes_of
@@ -32,7 +32,6 @@ PLAIN_TYPES = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 SYMBOLIC_TYPES = frozenset(SYMBOLIC)
 default_dtype = torch.get_default_dtype
-find_plan = cache.plans.get
 make_wrapper = _torch.make_wrapper
 
 
@@ -76,6 +75,9 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         self.crosscheck = crosscheck
         self.cache_enabled = True
         self.epoch = 0
+        # Plans with symbols in their keys must not outlive their environment.
+        self._cache = cache if shape_env is None else Cache(counters=cache)
+        self._find_plan = self._cache.plans.get
         self.fake_tensor_converter = FakeTensorConverter()
         self._entered = threading.local()
 
@@ -133,7 +135,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                     add(name)
                     is_known = self._extend(key, type(value), value) or is_known
             add(default_dtype())
-            plan = find_plan(tuple(key))
+            plan = self._find_plan(tuple(key))
         except (Unusual, TypeError):
             plan = UNUSUAL
         if plan is UNUSUAL:
@@ -242,7 +244,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         if reason is not None:
             cache.bypass(reason)
         elif key is not None:
-            cache.add(key, plan)
+            self._cache.add(key, plan)
 
     def _slow(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Higher-order operators, other subclasses, real tensors, fakes of other modes, symbols."""
@@ -268,7 +270,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         except (Unusual, TypeError):
             key = None
             cache.bypass("an argument that no key can hold")
-        plan = find_plan(tuple(key)) if key is not None else None
+        plan = self._find_plan(tuple(key)) if key is not None else None
         return self._attend(func, types, args, kwargs, key and tuple(key), plan, is_known)
 
     # --- the stage on which registered fakes and decompositions perform --------------------------------------
@@ -355,3 +357,6 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     @classmethod
     def cache_clear(cls) -> None:
         cache.clear()
+
+
+_torch.hide_from_compiler(FakeTensorMode.__torch_dispatch__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,18 +12,17 @@ from understudy.errors import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     MetadataMismatchError,
-    ShapeMismatch,
     UnsupportedOperatorException,
 )
 from understudy.fake.boundary import hint_for, user_line
 from understudy.fake.data_dependent import symbolic_item, symbolic_list
 from understudy.fake.handlers import REAL_HANDLERS, handles
 from understudy.fake.native import canonical
-from understudy.fake.realise import extent, make_new
+from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import Call
 from understudy.infer.plan import Plan
-from understudy.spec import TensorSpec
+from understudy.spec import TensorSpec, same_shape
 
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
@@ -50,7 +48,7 @@ def item(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
 @handles("aten::equal")
 def equal(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     a, b = args
-    if a._spec.shape != b._spec.shape:
+    if not same_shape(a._spec.shape, b._spec.shape):
         return False
     values = mode.value_of(a), mode.value_of(b)
     if values[0] is not None and values[1] is not None:
@@ -167,6 +165,16 @@ def higher_order(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any
 
 def count_writes(written: list[FakeTensor]) -> None:
     torch.autograd.graph.increment_version([fake for fake in written if not fake.is_inference()])
+
+
+@handles("aten::_sparse_mm_reduce_impl_backward")
+def sparse_mm_reduce_backward(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """The real kernel trusts the positions that it is given, and these are not known: it must not run on zeros."""
+    sparse, _, weight, _, _, (of_sparse, of_weight) = args
+    return (
+        make_new(mode, sparse._spec) if of_sparse else None,
+        make_new(mode, weight._spec.like()) if of_weight else None,
+    )
 
 
 # --- checks --------------------------------------------------------------------------------------------------

@@ -149,7 +149,9 @@ class FakeTensor(torch.Tensor):
     def is_pinned(self, device: Any = None) -> bool:
         return False
 
-    def new_tensor(self, data: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> torch.Tensor:
+    def new_tensor(  # type: ignore[override]
+        self, data: Any, *, dtype: Any = None, device: Any = None, **options: Any
+    ) -> torch.Tensor:
         device = self._spec.device if device is None else device
         with self.fake_mode:
             if isinstance(data, torch.Tensor):
@@ -300,7 +302,7 @@ class FakeTensor(torch.Tensor):
 
     def __format__(self, format_spec: str) -> str:
         if self._spec.shape or not format_spec:
-            return object.__format__(self, "") if not format_spec else format(str(self), "")
+            return object.__format__(self, format_spec)  # as on real tensors: only a single number has formats
         return format(self.item(), format_spec)
 
 

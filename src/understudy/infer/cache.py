@@ -30,17 +30,18 @@ class DispatchCacheInfo(NamedTuple):
 class Cache:
     """Reading is one dictionary look-up; the lock is taken only to add, evict and clear."""
 
-    def __init__(self, limit: int = LIMIT) -> None:
+    def __init__(self, limit: int = LIMIT, counters: Cache | None = None) -> None:
         self.plans: dict[Any, Plan] = {}
         self.hits = 0
         self.misses = 0
         self.bypasses: Counter[str] = Counter()
         self._limit = limit
+        self._counters = counters or self
         self._lock = threading.Lock()
 
     def add(self, key: Any, plan: Plan) -> None:
         with self._lock:
-            self.misses += 1
+            self._counters.misses += 1
             if len(self.plans) >= self._limit:
                 self._evict()
             self.plans[key] = plan

@@ -9,7 +9,7 @@ import torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.rules.dtype_sets import FLOATS, HALVES, check_cpu_dtype, check_one_dtype
 from understudy.rules.registry import rule
-from understudy.spec import TensorSpec, broadcast_shapes, check_expandable, preserved_copy
+from understudy.spec import TensorSpec, broadcast_shapes, check_expandable, preserved_copy, same_shape
 from understudy.spec.tensor_spec import Size
 
 Maybe = TensorSpec | None
@@ -65,7 +65,7 @@ def flash_on_cpu_backward(
     scale: float | None = None,
 ) -> tuple[TensorSpec, ...]:  # fmt: skip
     _check_flash(query, key, value, dropout_p)
-    if grad.shape != out.shape:
+    if not same_shape(grad.shape, out.shape):
         raise ShapeMismatch(f"scaled_dot_product_attention backward: {grad} is no gradient for {out}")
     return heads_inside(query), heads_inside(key), heads_inside(value)
 
@@ -119,7 +119,7 @@ def attention(
         query.device.type != "cpu"
         or query.ndim != 4
         or not query.is_contiguous
-        or query.stride != query.like().stride
+        or not same_shape(query.stride, query.like().stride)
     ):
         return NotImplemented
     if value.ndim != 4 or value.shape[3] != query.shape[3]:

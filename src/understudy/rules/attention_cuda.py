@@ -13,7 +13,7 @@ import torch
 from understudy.errors import ShapeMismatch
 from understudy.rules.attention import heads_inside
 from understudy.rules.registry import rule
-from understudy.spec import TensorSpec, preserved_copy
+from understudy.spec import TensorSpec, preserved_copy, same_shape
 from understudy.spec.tensor_spec import Size
 
 Maybe = TensorSpec | None
@@ -169,7 +169,7 @@ def efficient_attention_backward(
 
 def _laid_out_like(query: TensorSpec, shape: Size) -> TensorSpec:
     """Dense, with dimensions in the order that the query's have in memory."""
-    if query.shape == shape:
+    if same_shape(query.shape, shape):
         return preserved_copy(query)
     order = sorted(range(len(shape)), key=lambda dim: query.stride[dim], reverse=True)
     stride: list[Any] = [0] * len(shape)

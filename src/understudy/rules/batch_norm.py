@@ -16,7 +16,7 @@ from understudy.rules.dtype_sets import FLOATS, HALVES, check_cpu_dtype
 from understudy.rules.layouts import looks_channels_last, suggested_strides
 from understudy.rules.norms import accumulated
 from understudy.rules.registry import rule
-from understudy.spec import TensorSpec, preserved_copy
+from understudy.spec import TensorSpec, preserved_copy, same_shape
 
 Maybe = TensorSpec | None
 Mask = Sequence[bool]
@@ -141,7 +141,7 @@ def cudnn_batch_norm(
 def _gradients(
     grad: TensorSpec, x: TensorSpec, weight: Maybe, running: Maybe, output_mask: Mask
 ) -> tuple[Maybe, ...]:
-    if grad.shape != x.shape:
+    if not same_shape(grad.shape, x.shape):
         raise ShapeMismatch(f"batch_norm backward: {grad} is no gradient for {x}")
     check_cpu_dtype("batch_norm backward", x, FLOATS)
     if grad.dtype is not x.dtype:

@@ -10,7 +10,7 @@ import torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.rules.dtype_sets import FLOATS, check_any_dtype, check_cpu_dtype
 from understudy.rules.registry import rule
-from understudy.spec import TensorSpec, preserved_copy
+from understudy.spec import TensorSpec, preserved_copy, same_shape
 from understudy.spec.tensor_spec import Size
 
 Maybe = TensorSpec | None
@@ -62,13 +62,13 @@ def nll_loss_backward(
 
 
 def _check_gradient(what: str, grad: TensorSpec, shape: Size) -> None:
-    fits = grad.shape == shape if shape else grad.ndim <= 1 and grad.numel == 1
+    fits = same_shape(grad.shape, shape) if shape else grad.ndim <= 1 and grad.numel == 1
     if not fits:
         raise ShapeMismatch(f"{what} backward: {grad} is no gradient for a result of shape {list(shape)}")
 
 
 def _check_nll2d(x: TensorSpec, target: TensorSpec, weight: Maybe) -> None:
-    if x.ndim != 4 or target.ndim != 3 or target.shape != (x.shape[0], *x.shape[2:]):
+    if x.ndim != 4 or target.ndim != 3 or not same_shape(target.shape, (x.shape[0], *x.shape[2:])):
         raise ShapeMismatch(f"nll_loss2d: {target} are no targets for each point of {x}")
     _check_scores("nll_loss2d", x, target, weight, 1)
     if target.dtype is torch.uint8 and x.device.type == "cpu":
@@ -114,7 +114,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
 ) -> Any:  # fmt: skip
     """Arrives whole in inference mode."""
-    if label_smoothing != 0 or target.is_floating_point or target.shape == x.shape:
+    if label_smoothing != 0 or target.is_floating_point or same_shape(target.shape, x.shape):
         return NotImplemented
     return nll_loss(x, target, weight, reduction, ignore_index)
 
@@ -131,7 +131,7 @@ def _margin_shape(what: str, x: TensorSpec, reduction: int) -> Size:
 
 def _check_margin_target(what: str, x: TensorSpec, target: TensorSpec, shape: Size) -> None:
     check_any_dtype(what, target, {torch.int64})
-    if target.numel != 1 if not shape else target.shape != shape:
+    if target.numel != 1 if not shape else not same_shape(target.shape, shape):
         raise ShapeMismatch(f"{what}: {target} are no targets for {x}")
 
 

@@ -61,7 +61,7 @@ def _convolved(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, windo
     check_operands(x, weight, bias, window)
     _check_kernel_dtype(x, window)
     shape = output_shape(x, weight, window)
-    if any(size < 0 for size in shape[2:]):
+    if window.transposed and any(size < 0 for size in shape[2:]):
         raise ShapeMismatch(f"convolution: the result of {x} and {weight} would have shape {list(shape)}")
     if x.numel == 0:
         return x.like(shape)
@@ -69,9 +69,8 @@ def _convolved(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, windo
 
 
 def _check_kernel_dtype(x: TensorSpec, window: Window) -> None:
-    if x.numel != 0:
-        integers = {torch.int64} if window.transposed else INTEGERS
-        check_cpu_dtype("convolution", x, FLOATS | integers)
+    if x.dtype not in FLOATS and x.numel != 0:
+        check_cpu_dtype("convolution", x, {torch.int64} if window.transposed else INTEGERS)
 
 
 # --- the layout of results

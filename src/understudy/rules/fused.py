@@ -8,7 +8,7 @@ from typing import Any
 from understudy.errors import DtypeError, ShapeMismatch
 from understudy.rules.foreach import Specs, check_lists, each
 from understudy.rules.registry import rule
-from understudy.spec import Same, TensorSpec, preserved_copy
+from understudy.spec import Same, TensorSpec, preserved_copy, same_shape
 
 
 def check_step(name: str, parameters: Specs, grads: Specs, *states: Specs) -> None:
@@ -22,7 +22,7 @@ def check_step(name: str, parameters: Specs, grads: Specs, *states: Specs) -> No
 
 
 def _check_same_shape(name: str, a: TensorSpec, b: TensorSpec) -> None:
-    if a.shape != b.shape:
+    if not same_shape(a.shape, b.shape):
         raise ShapeMismatch(f"{name}: {b} does not go with the parameter {a}")
 
 

@@ -31,6 +31,7 @@ from understudy.spec import (
     elementwise_strides,
     preserved_copy,
     result_type,
+    same_shape,
 )
 
 INDEX_DTYPES = frozenset({torch.int64, torch.int32, torch.uint8, torch.bool})
@@ -85,7 +86,7 @@ def indexed(spec: TensorSpec, indices: Indices) -> TensorSpec:
     stride = (*(spec.stride[d] for d in before), *zeros, *(spec.stride[d] for d in after))
     source = spec.viewed(shape, stride)
     rows = [_index_row(entry, index_shape, len(before), len(after)) for _, entry in given]
-    if spec.device.type in UNIFORM_INDEX_DEVICES and any(row.stride != rows[0].stride for row in rows):
+    if spec.device.type in UNIFORM_INDEX_DEVICES and any(not same_shape(row.stride, rows[0].stride) for row in rows):
         rows = [row.like() for row in rows]
     return spec.like(shape, stride=elementwise_strides(shape, (source, *rows)))
 
@@ -107,7 +108,7 @@ def _check_not_from_nothing(spec: TensorSpec, dims: Sequence[int], index_shape: 
 def _index_row(entry: TensorSpec, index_shape: tuple[Any, ...], before: int, after: int) -> TensorSpec:
     """One index as it takes part in the iteration, of size 1 along the dimensions that are not indexed."""
     spread = entry
-    if entry.shape != index_shape:
+    if not same_shape(entry.shape, index_shape):
         spread = entry.viewed(*expand_strides(entry, index_shape))
     if entry.dtype is torch.int32:
         spread = preserved_copy(spread)  # converted to 64 bits after it was spread
@@ -129,7 +130,7 @@ def _check_values(what: str, spec: TensorSpec, indices: Indices, values: TensorS
         masked = True
         if entry.dtype is torch.uint8 and values.numel == 1 and not accumulate and _is_single(indices):
             raise DtypeError(f"{what}: one value is written by masked_fill_, which takes masks of b8, not {entry}")
-        if entry.shape != spec.shape[dim : dim + entry.ndim]:
+        if not same_shape(entry.shape, spec.shape[dim : dim + entry.ndim]):
             raise DimensionError(f"{what}: the mask {entry} does not have the sizes of {spec} from dimension {dim} on")
         dim += entry.ndim
     if masked:

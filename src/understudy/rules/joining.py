@@ -18,6 +18,7 @@ from understudy.spec import (
     common_device,
     contiguous_strides,
     result_type,
+    same_shape,
 )
 
 
@@ -79,7 +80,7 @@ def stack(tensors: Sequence[TensorSpec], dim: int = 0) -> TensorSpec:
         raise ArgumentError("stack: the list of tensors is empty")
     first = tensors[0]
     for position, tensor in enumerate(tensors):
-        if tensor.shape != first.shape:
+        if not same_shape(tensor.shape, first.shape):
             raise ShapeMismatch(
                 f"stack: all tensors must have one shape, but the first is {first} "
                 f"and tensor {position} of the list is {tensor}"

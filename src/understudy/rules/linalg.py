@@ -9,7 +9,14 @@ import torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.rules.dtype_sets import COMPLEX
 from understudy.rules.registry import rule
-from understudy.spec import TensorSpec, broadcast_shapes, complex_type, contiguous_strides, real_type
+from understudy.spec import (
+    TensorSpec,
+    broadcast_shapes,
+    complex_type,
+    contiguous_strides,
+    real_type,
+    same_shape,
+)
 from understudy.spec.tensor_spec import Size
 
 WIDE = frozenset({torch.float32, torch.float64}) | COMPLEX
@@ -167,7 +174,7 @@ def householder_product(a: TensorSpec, tau: TensorSpec) -> TensorSpec:
     _check_matrix("householder_product", a)
     if a.shape[-2] < a.shape[-1] or tau.ndim != a.ndim - 1 or tau.shape[-1] > a.shape[-1]:
         raise ShapeMismatch(f"householder_product: {tau} are no factors for {a}")
-    if tau.shape[:-1] != a.shape[:-2] or tau.dtype is not a.dtype:
+    if not same_shape(tau.shape[:-1], a.shape[:-2]) or tau.dtype is not a.dtype:
         raise ShapeMismatch(f"householder_product: {tau} and {a} differ in batch or dtype")
     return _columns(a, a.shape)
 
@@ -276,7 +283,7 @@ def lu_solve(
     _check_pair("lu_solve", lu, b)
     if pivots.dtype is not torch.int32:
         raise DtypeError(f"lu_solve: pivots are int32, got {pivots}")
-    if pivots.shape != lu.shape[:-1]:
+    if not same_shape(pivots.shape, lu.shape[:-1]):
         raise ShapeMismatch(f"lu_solve: {pivots} are no pivots of {lu}")
     return _solution(b, _solved_shape("lu_solve", lu, b, left), left)
 
@@ -309,7 +316,7 @@ def ldl_factor_ex(
 def ldl_solve(ld: TensorSpec, pivots: TensorSpec, b: TensorSpec, *, hermitian: bool = False) -> TensorSpec:
     _check_square("ldl_solve", ld)
     _check_pair("ldl_solve", ld, b)
-    if pivots.shape != ld.shape[:-1]:
+    if not same_shape(pivots.shape, ld.shape[:-1]):
         raise ShapeMismatch(f"ldl_solve: {pivots} are no pivots of {ld}")
     return _columns(b, _solved_shape("ldl_solve", ld, b, True))
 
@@ -338,7 +345,9 @@ def solve_whole(a: TensorSpec, b: TensorSpec, *, left: bool = True) -> TensorSpe
 
 
 @rule("linalg_svd")
-def svd_whole(a: TensorSpec, full_matrices: bool = True, *, driver: str | None = None) -> tuple[TensorSpec, ...]:
+def svd_whole(
+    a: TensorSpec, full_matrices: bool = True, *, driver: str | None = None
+) -> tuple[TensorSpec, ...]:
     return svd(a, full_matrices, driver=driver)
 
 

@@ -15,6 +15,7 @@ from understudy.spec import (
     preserved_copy,
     promote,
     result_type,
+    same_shape,
 )
 
 NONE, MEAN, SUM = 0, 1, 2
@@ -48,14 +49,14 @@ def huber_loss(a: TensorSpec, target: TensorSpec, reduction: int = MEAN, delta: 
         raise ArgumentError(f"huber_loss: delta must be positive, got {delta}")
     common = promote(a.dtype, target.dtype)
     check_dtype("huber_loss", common, "f", a.device)
-    if a.dtype is not target.dtype or broadcast_shapes(a.shape, target.shape) != a.shape:
+    if a.dtype is not target.dtype or not same_shape(broadcast_shapes(a.shape, target.shape), a.shape):
         return NotImplemented
     return reduced(preserved_copy(a), reduction)
 
 
 @rule("soft_margin_loss")
 def soft_margin_loss(a: TensorSpec, target: TensorSpec, reduction: int = MEAN) -> TensorSpec:
-    if a.dtype is not target.dtype or a.shape != target.shape:
+    if a.dtype is not target.dtype or not same_shape(a.shape, target.shape):
         return NotImplemented
     check_dtype("soft_margin_loss", a.dtype, "fc", a.device, COMPLEX_HALF)
     negated = elementwise((a,), a.dtype)
@@ -68,7 +69,7 @@ def binary_cross_entropy(
 ) -> TensorSpec:
     check_dtype("binary_cross_entropy", a.dtype, "f", a.device)
     check_same_dtype("binary_cross_entropy", a, target)
-    if a.shape != target.shape:
+    if not same_shape(a.shape, target.shape):
         raise ShapeMismatch(f"binary_cross_entropy: {a} and the target {target} must have the same shape")
     if weight is not None:
         check_expandable(weight.shape, a.shape, "binary_cross_entropy's weight")
@@ -91,7 +92,7 @@ def binary_cross_entropy_with_logits(
     pos_weight: TensorSpec | None = None, reduction: int = MEAN,
 ) -> TensorSpec:  # fmt: skip
     check_dtype("binary_cross_entropy_with_logits", a.dtype, "f", a.device)
-    if a.dtype is not target.dtype or a.shape != target.shape:
+    if a.dtype is not target.dtype or not same_shape(a.shape, target.shape):
         return NotImplemented
     loss = preserved_copy(target)
     for extra in (weight, pos_weight):
@@ -126,7 +127,7 @@ def _dense_gradient(name: str, kinds: str, *operands: TensorSpec) -> Any:
     if not grad.dtype is a.dtype is target.dtype:
         return NotImplemented
     check_dtype(name, a.dtype, kinds, a.device)
-    if broadcast_shapes(grad.shape, a.shape, target.shape) != a.shape:
+    if not same_shape(broadcast_shapes(grad.shape, a.shape, target.shape), a.shape):
         return NotImplemented
     return a.like()
 
@@ -135,7 +136,7 @@ def _dense_gradient(name: str, kinds: str, *operands: TensorSpec) -> Any:
 def soft_margin_loss_backward(
     grad: TensorSpec, a: TensorSpec, target: TensorSpec, reduction: int
 ) -> TensorSpec:
-    if not grad.dtype is a.dtype is target.dtype or a.shape != target.shape:
+    if not grad.dtype is a.dtype is target.dtype or not same_shape(a.shape, target.shape):
         return NotImplemented
     check_dtype("soft_margin_loss_backward", a.dtype, "fc", a.device, COMPLEX_HALF)
     exponent = elementwise((elementwise((target,), a.dtype), a), a.dtype)

@@ -17,7 +17,14 @@ from understudy.rules.dtype_sets import (
     check_one_dtype,
 )
 from understudy.rules.registry import rule
-from understudy.spec import TensorSpec, broadcast_shapes, check_expandable, elementwise_strides, result_type
+from understudy.spec import (
+    TensorSpec,
+    broadcast_shapes,
+    check_expandable,
+    elementwise_strides,
+    result_type,
+    same_shape,
+)
 from understudy.spec.tensor_spec import Size
 
 MATRIX_DTYPES = NUMBERS | FLOAT8
@@ -91,7 +98,7 @@ def addbmm(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alp
 
 def _added(what: str, bias: TensorSpec, result: TensorSpec) -> TensorSpec:
     check_one_dtype(what, bias, result)
-    if bias.shape != result.shape:
+    if not same_shape(bias.shape, result.shape):
         check_expandable(bias.shape, result.shape, what)
     return result
 
@@ -162,7 +169,7 @@ def _inner_product(a: TensorSpec, b: TensorSpec, lazily_conjugated: bool) -> Ten
     _check_rank("dot", b, 1)
     check_one_dtype("dot", a, b)
     check_cpu_dtype("dot", a, NUMBERS)
-    if a.shape != b.shape:
+    if not same_shape(a.shape, b.shape):
         raise ShapeMismatch(f"dot: {a} and {b} differ in size")
     result = a.like(())
     return result.viewed((), (), conj=True) if lazily_conjugated else result

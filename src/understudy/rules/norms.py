@@ -11,7 +11,7 @@ from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.rules.dtype_sets import COMPLEX, FLOATS, HALVES, check_cpu_dtype
 from understudy.rules.layouts import looks_channels_last, suggested_strides
 from understudy.rules.registry import rule
-from understudy.spec import TensorSpec, elementwise_strides, is_channels_last_contiguous
+from understudy.spec import TensorSpec, elementwise_strides, is_channels_last_contiguous, same_shape
 from understudy.spec.tensor_spec import Size
 
 Maybe = TensorSpec | None
@@ -53,10 +53,10 @@ def _leading_shape(what: str, x: TensorSpec, normalized: Sequence[Any], *paramet
     """The shape of the statistics: 1 for each normalised dimension."""
     count = len(normalized)
     wanted = tuple(normalized)
-    if x.shape[max(x.ndim - count, 0) :] != wanted:
+    if not same_shape(x.shape[max(x.ndim - count, 0) :], wanted):
         raise ShapeMismatch(f"{what}: the last dimensions of {x} are not {list(wanted)}")
     for parameter in parameters:
-        if parameter is not None and parameter.shape != wanted:
+        if parameter is not None and not same_shape(parameter.shape, wanted):
             raise ShapeMismatch(f"{what}: {parameter} has not the normalised shape {list(wanted)}")
     return (*x.shape[: x.ndim - count], *(1,) * count)
 
@@ -99,7 +99,7 @@ def layer_norm_backward(
 
 
 def _check_gradient(what: str, grad: TensorSpec, x: TensorSpec) -> None:
-    if grad.shape != x.shape:
+    if not same_shape(grad.shape, x.shape):
         raise ShapeMismatch(f"{what} backward: {grad} is no gradient for {x}")
     check_cpu_dtype(what, x, FLOATS)
     if grad.dtype is not x.dtype:

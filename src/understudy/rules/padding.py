@@ -11,7 +11,7 @@ from understudy.rules.dtype_sets import BOOL, COMPLEX, FLOATS, NUMBERS, check_cp
 from understudy.rules.layouts import suggested_strides
 from understudy.rules.registry import Rule, rule
 from understudy.rules.views import narrowed
-from understudy.spec import TensorSpec, preserved_copy, product
+from understudy.spec import TensorSpec, preserved_copy, product, same_shape
 
 BLOCK_DTYPES = FLOATS | COMPLEX | BOOL
 
@@ -90,7 +90,7 @@ def _pad_rules(kind: str, dims: int) -> tuple[Rule, Rule]:
 
     def pad_backward(grad_output: TensorSpec, spec: TensorSpec, padding: Sequence[Any]) -> TensorSpec:
         shape = padded_shape(kind, dims, spec, padding)
-        if grad_output.shape != shape:
+        if not same_shape(grad_output.shape, shape):
             raise ShapeMismatch(
                 f"{kind}_pad{dims}d_backward: expected a gradient of shape {list(shape)}, got {grad_output}"
             )

@@ -19,6 +19,7 @@ from understudy.spec import (
     elementwise,
     preserved_copy,
     result_type,
+    same_shape,
 )
 
 Dtypes = Iterable[torch.dtype]
@@ -75,7 +76,7 @@ def elu_backward(
 def prelu_kernel(a: TensorSpec, weight: TensorSpec) -> TensorSpec:
     check_same_dtype("prelu", a, weight)
     check_dtype("prelu", a.dtype, "f", a.device)
-    if broadcast_shapes(a.shape, weight.shape) != a.shape:
+    if not same_shape(broadcast_shapes(a.shape, weight.shape), a.shape):
         raise ShapeMismatch(f"prelu: the weight {weight} does not broadcast to {a}")
     return preserved_copy(a)
 
@@ -105,7 +106,7 @@ def log_sigmoid_backward(grad: TensorSpec, a: TensorSpec, buffer: TensorSpec) ->
         return elementwise((a, grad), grad.dtype)
     if a.dtype is not grad.dtype or buffer.dtype is not grad.dtype:
         return NotImplemented
-    if broadcast_shapes(grad.shape, a.shape) != grad.shape:
+    if not same_shape(broadcast_shapes(grad.shape, a.shape), grad.shape):
         return NotImplemented
     return preserved_copy(grad)
 
@@ -119,7 +120,7 @@ def rrelu_with_noise(
         check_same_dtype("rrelu_with_noise", a, noise)
         check_dtype("rrelu_with_noise", a.dtype, "f", a.device, (torch.float16,))
     check_dtype("rrelu_with_noise", a.dtype, "f", a.device)
-    if a.shape != noise.shape:
+    if not same_shape(a.shape, noise.shape):
         raise ShapeMismatch(f"rrelu_with_noise: {a} and its noise {noise} must have the same shape")
     return a.like()
 

@@ -11,7 +11,7 @@ from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.rules.dtype_sets import COMPLEX, FLOATS, INTEGERS, check_any_dtype, check_cpu_dtype
 from understudy.rules.layouts import looks_channels_last, suggested_strides
 from understudy.rules.registry import rule
-from understudy.spec import TensorSpec
+from understudy.spec import TensorSpec, same_shape
 from understudy.spec.tensor_spec import Size
 
 Numbers = Sequence[Any]
@@ -125,9 +125,9 @@ def _check_gradient(
     name: str, grad: TensorSpec, x: TensorSpec, shape: Size | None = None, indices: TensorSpec | None = None
 ) -> None:
     what = f"{name} backward"
-    if shape is not None and grad.shape != shape:
+    if shape is not None and not same_shape(grad.shape, shape):
         raise ShapeMismatch(f"{what}: {grad} is no gradient for a result of shape {list(shape)}")
-    if indices is not None and indices.shape != grad.shape:
+    if indices is not None and not same_shape(indices.shape, grad.shape):
         raise ShapeMismatch(f"{what}: {indices} are no indices for {grad}")
     if grad.dtype is not x.dtype:
         raise DtypeError(f"{what}: {grad} and {x} differ in dtype")
@@ -166,7 +166,7 @@ def _register_avg_pool(spatial: int) -> None:
         count_include_pad: bool, divisor_override: int | None,
     ) -> TensorSpec:  # fmt: skip
         shape = shape_of(x, kernel_size, stride, padding, ceil_mode, divisor_override)
-        if grad.shape != shape:
+        if not same_shape(grad.shape, shape):
             raise ShapeMismatch(f"{name} backward: {grad} is no gradient for a result of shape {list(shape)}")
         if grad.dtype is not x.dtype:
             raise DtypeError(f"{name} backward: {grad} and {x} differ in dtype")
@@ -204,7 +204,7 @@ def _register_adaptive(spatial: int) -> None:
     @rule(f"{name}_backward")
     def adaptive_avg_pool_backward(grad: TensorSpec, x: TensorSpec) -> TensorSpec:
         _check_gradient(name, grad, x)
-        if grad.ndim != x.ndim or grad.shape[: x.ndim - spatial] != x.shape[: x.ndim - spatial]:
+        if grad.ndim != x.ndim or not same_shape(grad.shape[: x.ndim - spatial], x.shape[: x.ndim - spatial]):
             raise ShapeMismatch(f"{name} backward: {grad} is no gradient for a pooled {x}")
         return _placed(x, x.shape, _keeps_format(x, spatial, keeps_format))
 
@@ -270,7 +270,7 @@ def _unpooled_shape(
     check_any_dtype(what, indices, {torch.int64})
     if x.numel != 0:
         check_cpu_dtype(what, x, FLOATS)
-    if x.shape != indices.shape:
+    if not same_shape(x.shape, indices.shape):
         raise ShapeMismatch(f"{what}: {indices} are no indices for {x}")
     return _adaptive_shape(what, x, spatial, output_size)
 

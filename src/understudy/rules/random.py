@@ -22,6 +22,7 @@ from understudy.spec import (
     preserved_copy,
     product,
     result_type,
+    same_shape,
 )
 from understudy.spec.devices import CPU
 
@@ -276,7 +277,7 @@ def binomial(count: TensorSpec, prob: TensorSpec, generator: Any = None) -> Tens
     if count.dtype is not prob.dtype:
         raise DtypeError(f"binomial: {count} and {prob} must have the same dtype")
     result = elementwise((count, prob), count.dtype)
-    return count.like() if result.shape == count.shape else result
+    return count.like() if same_shape(result.shape, count.shape) else result
 
 
 @rule("normal.Tensor_float")

@@ -21,7 +21,7 @@ import torch
 
 from understudy._torch import OpOverload
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
-from understudy.spec import New, Same, TensorSpec, normal
+from understudy.spec import New, Same, TensorSpec, normal, same_shape
 
 Rule = Callable[..., Any]
 
@@ -136,7 +136,7 @@ def _in_place_rule(functional: Rule, packet: str) -> Rule:
         outcome = normal(result)
         if not isinstance(outcome, New):
             return NotImplemented
-        if outcome.spec.shape != target.shape:
+        if not same_shape(outcome.spec.shape, target.shape):
             raise ShapeMismatch(
                 f"{packet}: the result has shape {list(outcome.spec.shape)}, "
                 f"which does not fit into {target}, written in place"
@@ -183,7 +183,7 @@ def _written(result: TensorSpec, out: TensorSpec, of: int, generated: bool, exac
     if exact and result.dtype is not out.dtype:
         raise DtypeError(f"out=: a result of {result.dtype} needs a tensor of that dtype, not {out}")
     check_castable("out=", result.dtype, out.dtype)
-    if result.shape == out.shape:
+    if same_shape(result.shape, out.shape):
         check_no_overlap("out=", out)
         return Same(of)
     # A tensor that is resized to fit keeps its offset and takes the strides of the result as well, unless

@@ -9,7 +9,7 @@ import torch
 from understudy.errors import ArgumentError, DtypeError, DynamicOutputShapeException, ShapeMismatch
 from understudy.rules.dtype_sets import BOOL, COMPLEX_HALF, FLOATS, NUMBERS, REAL_NUMBERS, check_cpu_dtype
 from understudy.rules.registry import rule
-from understudy.spec import TensorSpec, common_device, contiguous_strides
+from understudy.spec import TensorSpec, common_device, contiguous_strides, same_shape
 
 
 def _found(spec: TensorSpec, out_int32: bool) -> TensorSpec:
@@ -51,7 +51,7 @@ def searchsorted(
         raise ShapeMismatch(
             f"searchsorted: {spec} has no dimensions, so the sequence must be a vector, not {sorted_sequence}"
         )
-    if sorted_sequence.ndim != 1 and sorted_sequence.shape[:-1] != spec.shape[:-1]:
+    if sorted_sequence.ndim != 1 and not same_shape(sorted_sequence.shape[:-1], spec.shape[:-1]):
         raise ShapeMismatch(
             f"searchsorted: the sequence {sorted_sequence} must be a vector, or have the sizes of {spec} "
             f"in all dimensions but the last"
@@ -69,7 +69,7 @@ def _check_search(sequence: TensorSpec, right: bool, side: str | None, sorter: T
         if side == "left" and right:
             raise ArgumentError("searchsorted: side='left' contradicts right=True")
     if sorter is not None:
-        if sorter.shape != sequence.shape:
+        if not same_shape(sorter.shape, sequence.shape):
             raise ShapeMismatch(f"searchsorted: the sorter {sorter} must have the shape of the sequence {sequence}")
         if sorter.dtype is not torch.int64:
             raise DtypeError(f"searchsorted: the sorter must be i64, got {sorter}")

@@ -8,7 +8,7 @@ from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.rules.dtype_sets import BOOL, FLOATS, INTEGERS, UNSIGNED, check_cpu_dtype
 from understudy.rules.reduced_dims import wrap_dim
 from understudy.rules.registry import rule
-from understudy.spec import TensorSpec
+from understudy.spec import TensorSpec, same_shape
 
 Dtype = torch.dtype | None
 
@@ -41,7 +41,7 @@ def safe_softmax(x: TensorSpec, dim: int, dtype: Dtype = None) -> TensorSpec:
 @rule("_softmax_backward_data", "_log_softmax_backward_data")
 def softmax_backward(grad: TensorSpec, output: TensorSpec, dim: int, input_dtype: torch.dtype) -> TensorSpec:
     wrap_dim(dim, grad.ndim)
-    if grad.shape != output.shape:
+    if not same_shape(grad.shape, output.shape):
         raise ShapeMismatch(f"softmax backward: {grad} and {output} differ in shape")
     check_cpu_dtype("softmax backward", grad, FLOATS)
     narrowed = grad.dtype is torch.float32 and input_dtype is torch.float16

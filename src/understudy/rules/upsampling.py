@@ -11,7 +11,7 @@ from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.rules.dtype_sets import COMPLEX, FLOATS, REAL_NUMBERS, check_cpu_dtype
 from understudy.rules.layouts import suggested_strides
 from understudy.rules.registry import rule
-from understudy.spec import TensorSpec
+from understudy.spec import TensorSpec, same_shape
 from understudy.spec.tensor_spec import Size
 
 Numbers = Sequence[Any]
@@ -69,7 +69,7 @@ def _gradient(how: Resampling, grad: TensorSpec, sizes: Numbers, input_size: Num
         raise ArgumentError(
             f"{how.name} backward: input_size {list(shape)} has not {how.spatial + 2} numbers"
         )
-    if grad.shape != (*shape[:2], *sizes):
+    if not same_shape(grad.shape, (*shape[:2], *sizes)):
         raise ShapeMismatch(
             f"{how.name} backward: {grad} is no gradient for {list(shape)} made {list(sizes)}"
         )
@@ -162,7 +162,7 @@ def affine_grid(theta: TensorSpec, size: Numbers, align_corners: bool) -> Any:
     spatial = len(size) - 2
     if spatial not in (2, 3):
         raise ArgumentError(f"affine_grid_generator: size {list(size)} has 4 or 5 numbers")
-    if theta.shape != (size[0], spatial, spatial + 1):
+    if not same_shape(theta.shape, (size[0], spatial, spatial + 1)):
         raise ShapeMismatch(
             f"affine_grid_generator: {theta} is not of shape {[size[0], spatial, spatial + 1]}"
         )

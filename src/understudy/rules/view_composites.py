@@ -10,7 +10,7 @@ from understudy.rules.dims import complete_shape, wrap_dim, wrap_dims
 from understudy.rules.registry import Rule, rule
 from understudy.rules.view_strides import expand_strides, view_strides
 from understudy.rules.views import as_real, diagonal_of, selected, transposed, viewed_as, with_dimensions
-from understudy.spec import New, Same, TensorSpec, View, broadcast_shapes, product
+from understudy.spec import New, Same, TensorSpec, View, broadcast_shapes, product, same_shape
 
 
 def reshaped(spec: TensorSpec, shape: tuple[Any, ...]) -> New | View:
@@ -66,7 +66,7 @@ def broadcast_to(spec: TensorSpec, size: Sequence[Any]) -> View:
 def broadcast_tensors(tensors: Sequence[TensorSpec]) -> list[View | Same]:
     shape = broadcast_shapes(*(tensor.shape for tensor in tensors))
     return [
-        Same(position) if tensor.shape == shape else View(position, tensor.viewed(*expand_strides(tensor, shape)))
+        Same(position) if same_shape(tensor.shape, shape) else View(position, tensor.viewed(*expand_strides(tensor, shape)))
         for position, tensor in enumerate(tensors)
     ]
 

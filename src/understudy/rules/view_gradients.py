@@ -8,7 +8,7 @@ from typing import Any
 from understudy.errors import ShapeMismatch
 from understudy.rules.registry import rule
 from understudy.rules.views import diagonal_of, restrided, selected, sliced
-from understudy.spec import TensorSpec, check_expandable, is_contiguous, preserved_copy
+from understudy.spec import TensorSpec, check_expandable, is_contiguous, preserved_copy, same_shape
 
 
 @rule("slice_backward")
@@ -50,7 +50,7 @@ def copied_in_place(spec: TensorSpec) -> TensorSpec:
 
 
 def _check_source(what: str, src: TensorSpec, part: TensorSpec) -> None:
-    if src.shape != part.shape:
+    if not same_shape(src.shape, part.shape):
         raise ShapeMismatch(f"{what}: the source {src} does not have the shape {list(part.shape)} of what it fills")
 
 

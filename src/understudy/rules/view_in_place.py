@@ -12,7 +12,7 @@ from understudy.rules.copies import strides_in_format
 from understudy.rules.layouts import suggested_format
 from understudy.rules.registry import Rule, rule
 from understudy.rules.views import as_strided, squeeze, squeeze_dim, squeeze_dims, t, transpose, unsqueeze
-from understudy.spec import Same, TensorSpec, contiguous_strides
+from understudy.spec import Same, TensorSpec, contiguous_strides, same_shape
 
 VIEWS_IN_PLACE: dict[str, Rule] = {
     "squeeze_": squeeze,
@@ -51,7 +51,7 @@ def resized(spec: TensorSpec, size: Sequence[Any], memory_format: torch.memory_f
     """A tensor of the same shape keeps its strides; another shape, or a format, lays it out anew."""
     if any(s < 0 for s in size):
         raise ArgumentError(f"resize_: {list(size)} has a negative size")
-    if tuple(size) != spec.shape:
+    if not same_shape(tuple(size), spec.shape):
         spec = spec.viewed(size, contiguous_strides(size))
     if memory_format is None:
         return spec

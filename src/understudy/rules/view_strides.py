@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from understudy.errors import ArgumentError, ShapeMismatch
-from understudy.spec import TensorSpec, contiguous_strides
+from understudy.spec import TensorSpec, contiguous_strides, same_shape
 
 Size = tuple[Any, ...]
 
@@ -18,8 +18,8 @@ def view_strides(spec: TensorSpec, shape: Size) -> Size | None:
         return (1,) * len(shape)
     # A size of 0 anywhere makes the number of elements 0; comparing the sum of them costs one guard.
     if spec.numel == 0:
-        return stride if old == shape else _strides_without_elements(shape)
-    if stride == contiguous_strides(old):
+        return stride if same_shape(old, shape) else _strides_without_elements(shape)
+    if same_shape(stride, contiguous_strides(old)):
         return contiguous_strides(shape)
     return _strides_by_chunks(old, stride, shape)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from . import polynomials as poly
 from .expr import Algebra, Expr, one_of
-from .intervals import excludes_zero, expanded, is_nonnegative
+from .intervals import compact, excludes_zero, is_nonnegative
 from .polynomials import Size, constant_of
 from .printing import relation_text
 
@@ -134,7 +134,7 @@ def relation(kind: str, p: Size) -> bool | Condition:
         if kind == "ne":
             found = negated(relation("eq", p))
         else:
-            found = _normal(kind, expanded(algebra, p))
+            found = _normal(kind, compact(algebra, p))
         algebra.compared[kind, p] = found
     return found
 

@@ -25,6 +25,7 @@ class Proof(Enum):
 
 
 YES, NO, UNKNOWN = Proof
+MOST_ROUNDS = 4
 OPPOSITE = {YES: NO, NO: YES, UNKNOWN: UNKNOWN}
 
 
@@ -128,8 +129,17 @@ class Facts:
         return UNKNOWN if UNKNOWN in answers else OPPOSITE[decisive]
 
     def _relation(self, kind: str, expr: Expr) -> Proof:
+        """In both forms: with c*(p // c), where a product shows its sign, and with p - p % c, where sums cancel."""
         store = self._store
-        p = expanded(store, store.inside(expr))
+        inside = store.inside(expr)
+        found = self._compared(kind, inside)
+        if found is UNKNOWN:
+            longer = expanded(store, inside)
+            return found if longer is inside else self._compared(kind, longer)
+        return found
+
+    def _compared(self, kind: str, p: Size) -> Proof:
+        store = self._store
         if not isinstance(p, int):
             number = variable_content(p.terms)
             if number > 1 and (kind == "ge" or constant_of(p) % number == 0):
@@ -152,12 +162,20 @@ class Facts:
             return expr
         found = self._simplified.get(expr)
         if found is None:
-            try:
-                found = self._store.outside(self._rounded(self._store.inside(expr)))
-            except ArithmeticError:
-                found = expr
+            found = self._simplified_once(expr)
+            for _ in range(MOST_ROUNDS):  # a shorter form may show more
+                again = found if isinstance(found, int) else self._simplified_once(found)
+                if again is found:
+                    break
+                found = again
             self._simplified[expr] = found
         return found
+
+    def _simplified_once(self, expr: Expr) -> Size:
+        try:
+            return self._store.outside(self._rounded(self._store.inside(expr)))
+        except ArithmeticError:  # it can't be computed at any of the sizes that are left
+            return expr
 
     def _rounded(self, size: Size) -> Size:
         """With p - r in place of c*(p // c) where the remainder r is known."""

@@ -352,6 +352,12 @@ def expanded(knowledge: Knowledge, size: Size) -> Size:
     return size
 
 
+def compact(knowledge: Knowledge, size: Size) -> Size:
+    """`expanded`, where that makes it no longer: products of floor-divisions stay the products that they are."""
+    longer = expanded(knowledge, size)
+    return size if len(poly.terms_of(longer)) > len(poly.terms_of(size)) else longer
+
+
 def _expandable(expr: Expr) -> Iterator[tuple[Expr, Monomial, int]]:
     """(floor-division p // q, rest, n) for each term that contains n * rest * q * (p // q)."""
     for monomial, coefficient in expr.terms:

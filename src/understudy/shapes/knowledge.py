@@ -109,23 +109,40 @@ class Store:
             return size
         if size.kind not in ("sum", "symbol"):
             return self.algebra.apply(size.kind, *[self.outside(arg) for arg in size.args])
+        shown: Size = size
+        while not isinstance(shown, int):
+            hidden = [atom for atom in shown.atoms if atom.is_hidden]
+            if not hidden:
+                return self.algebra.mapped(shown, lambda atom: atom if atom.is_symbol else self.outside(atom))
+            shown = self._without(shown, max(hidden, key=lambda atom: atom.order))
+        return shown
+
+    def _without(self, size: Expr, k: Expr) -> Size:
+        """With x - r in place of c*k where the coefficients allow it, else x // c in place of k."""
         algebra = self.algebra
+        x, c, r = self.hidden[k]
         total: Size = 0
         for monomial, coefficient in size.terms:
             term: Size = 1
             for atom, exponent in monomial:
-                if not atom.is_hidden:
-                    term = algebra.mul(term, algebra.pow(self.outside(atom), exponent))
+                if atom is not k:
+                    term = algebra.mul(term, algebra.pow(atom, exponent))
                     continue
-                origin, c, r = self.hidden[atom]
                 for _ in range(exponent):
                     if coefficient % c == 0:
                         coefficient //= c
-                        factor = algebra.sub(origin, r)
+                        term = algebra.mul(term, algebra.sub(x, r))
                     else:
-                        factor = algebra.floordiv(origin, c)
-                    term = algebra.mul(term, self.outside(factor))
+                        term = algebra.mul(term, algebra.floordiv(x, c))
             total = algebra.add(total, algebra.mul(coefficient, term))
+        return total
+
+    def scale(self, x: Expr) -> int:
+        """How many of x go into the user's symbol that it is a part of."""
+        total = 1
+        while x in self.hidden:
+            x, c, _ = self.hidden[x]
+            total *= c
         return total
 
     def part(self, x: Expr, c: int, r: int) -> Expr:

@@ -16,7 +16,7 @@ from math import gcd
 from . import polynomials as poly
 from .conditions import HOLDS
 from .expr import Expr
-from .intervals import Interval, by_terms, excludes_zero, expanded, is_nonnegative
+from .intervals import Interval, by_terms, compact, excludes_zero, is_nonnegative
 from .knowledge import Store
 from .polynomials import Monomial, Size, constant_of
 
@@ -24,7 +24,7 @@ from .polynomials import Monomial, Size, constant_of
 # left out beyond them makes answers weaker, never wrong.
 MOST_NARROWINGS = 100
 MOST_TASKS = 10_000
-MOST_SPLITS = 8  # 2*x == 3*x*y makes x a multiple of 3, then of 9, …
+LARGEST_DIVISOR = 1 << 20  # 2*x == 3*x*x makes x a multiple of 3, then of 9, …
 
 Task = tuple[str, Size]
 
@@ -38,7 +38,6 @@ class Lesson:
         self.tasks: deque[Task] = deque()
         self.to_propagate: deque[Expr] = deque()
         self.narrowings = 0
-        self.splits = 0
 
     def take(self, kind: str, p: Size) -> None:
         self.tasks.append((kind, p))
@@ -56,6 +55,22 @@ class Lesson:
             else:
                 break
         self.store.forget_derived()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Replacements were found with less knowledge than there is now."""
+        store = self.store
+        changed = False
+        for atom, old in store.replacements.items():
+            try:
+                new = store.inside(old)
+            except ArithmeticError:
+                continue
+            if new is not old:
+                store.replacements[atom] = new
+                changed = True
+        if changed:
+            store.forget_derived()
 
     def perform(self, kind: str, p: Size) -> None:
         p = self.simplest(kind, p)
@@ -67,7 +82,7 @@ class Lesson:
     def simplest(self, kind: str, p: Size) -> Size:
         """The relation without what is known, common factors, or a leading minus (unless it is >=)."""
         store, normal = self.store, self.algebra.normal
-        p = expanded(store, store.inside(p))
+        p = compact(store, store.inside(p))
         while not isinstance(p, int):
             factor = poly.common_monomial(p.terms)
             interval = store.interval(normal({factor: 1})) if factor else (None, None)
@@ -257,10 +272,9 @@ class Lesson:
             return
         variable = [term for term in p.terms if term[0]]
         monomial, coefficient = variable[0]
-        lone = len(variable) == 1 and len(monomial) == 1 and monomial[0][1] == 1
-        if lone and monomial[0][0].is_symbol and gcd(coefficient, c) == 1 and self.splits < MOST_SPLITS:
-            self.splits += 1
-            x = monomial[0][0]
+        x = monomial[0][0]
+        lone = len(variable) == 1 and len(monomial) == 1 and monomial[0][1] == 1 and x.is_symbol
+        if lone and gcd(coefficient, c) == 1 and c * self.store.scale(x) <= LARGEST_DIVISOR:
             r = -constant_of(p) * pow(coefficient, -1, c) % c
             k = self.store.part(x, c, r)
             self.replace(x, self.algebra.add(self.algebra.mul(c, k), r))

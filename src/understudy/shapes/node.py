@@ -3,42 +3,102 @@
 To torch it is a node: C++ and torch's shape functions call its methods (`add`, `eq`, `guard_bool`, …) with other nodes.
 To our rules it is a number: `size * 2`, `size == 1`, `max(a, b)`. A comparison answers True or False; the environment
 decides it, by proof or by the example at hand, and records what was assumed.
+
+Models ask these methods a million times, and mostly the same: each looks first whether its environment has the answer.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import pickle
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch.fx.experimental.sym_node import SymNode as TorchSymNode
 
 from understudy.shapes import conditions
 from understudy.shapes.expr import Expr
+from understudy.shapes.floats import FUNCTIONS
+from understudy.shapes.layouts import CHANNELS_LAST_2D, CHANNELS_LAST_3D, by_example, is_dense
 
 if TYPE_CHECKING:
     from understudy.shapes.env import ShapeEnv
 
 _SYMBOLIC = {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}
+Method = Callable[["SymNode", "SymNode"], "SymNode"]
+
+
+def _binary(operation: str) -> Method:
+    def method(self: SymNode, other: SymNode) -> SymNode:
+        env = self.shape_env
+        found = env.computed.get((operation, self, other))
+        return env.arithmetic(operation, self, other) if found is None else found
+
+    return method
+
+
+def _relation(relation: str) -> Method:
+    def method(self: SymNode, other: SymNode) -> SymNode:
+        env = self.shape_env
+        found = env.computed.get((relation, self, other))
+        return env.comparison(relation, self, other) if found is None else found
+
+    return method
+
+
+def _rounding(operation: str) -> Callable[[SymNode], SymNode]:
+    return lambda self: self.shape_env.rounded(operation, self)
+
+
+def _on_numbers(operation: str, swapped: bool = False) -> Callable[[SymNode, Any], Any]:
+    """An operator of Python, for rules: other numbers and nodes in, a number or a node out."""
+
+    def method(self: SymNode, other: Any) -> Any:
+        if type(other) not in _NUMBERS:
+            return NotImplemented
+        return self.shape_env.size(operation, other, self) if swapped else self.shape_env.size(operation, self, other)
+
+    return method
+
+
+def _compared(relation: str) -> Callable[[SymNode, Any], Any]:
+    def method(self: SymNode, other: Any) -> Any:
+        if type(other) not in _NUMBERS:
+            return NotImplemented
+        return self.shape_env.compare(relation, self, other)
+
+    return method
 
 
 class SymNode:
     """One for each value of an environment: equal values are the same node."""
 
-    __slots__ = ("__weakref__", "_symbolic", "kind", "shape_env", "value")
+    __slots__ = ("__weakref__", "_example", "_symbolic", "constant", "is_plain", "kind", "shape_env", "value")
 
     def __init__(self, shape_env: ShapeEnv, value: Any, kind: type) -> None:
         self.shape_env = shape_env
         self.value = value
         self.kind = kind
+        self.is_plain = isinstance(value, (int, float))
+        self.constant = value if self.is_plain else None
         self._symbolic: Any = None
+        self._example: Any = None
+
+    # torch asks `isinstance(node, <its own class>)` before it chooses between two nodes or unwraps a constant.
+    def _claimed_class(self) -> Any:
+        return TorchSymNode
+
+    __class__ = property(_claimed_class)
 
     # --- what it is --------------------------------------------------------------------------------------
 
     @property
     def symbolic(self) -> Any:
         """The `SymInt`, `SymFloat` or `SymBool` of this node; the number itself if it is constant."""
-        if self._symbolic is None:
-            self._symbolic = self.value if self.is_constant() else _SYMBOLIC[self.kind](self)
-        return self._symbolic
+        found = self._symbolic
+        if found is None:
+            found = self._symbolic = self.value if self.is_plain else _SYMBOLIC[self.kind](self)
+        return found
 
     def is_int(self) -> bool:
         return self.kind is int
@@ -55,49 +115,56 @@ class SymNode:
     def nested_int(self) -> None:
         return None
 
+    def nested_int_coeff(self) -> None:
+        return None
+
     def is_symbolic(self) -> bool:
         return True
 
     def is_constant(self) -> bool:
-        return isinstance(self.value, (int, float))
-
-    @property
-    def constant(self) -> Any:
-        return self.value if self.is_constant() else None
+        return self.is_plain
 
     @property
     def pytype(self) -> type:
         return self.kind
 
     def maybe_as_int(self) -> int | None:
-        return self.value if isinstance(self.value, int) else None
+        return self.constant if self.kind is int else None
 
     def maybe_as_float(self) -> float | None:
-        return self.value if isinstance(self.value, float) else None
+        return self.constant if self.kind is float else None
 
     def maybe_as_bool(self) -> bool | None:
-        return self.value if isinstance(self.value, bool) else None
+        return self.constant if self.kind is bool else None
+
+    constant_int = maybe_as_int
+    constant_bool = maybe_as_bool
 
     @property
     def hint(self) -> Any:
         """The value at the example's sizes, None if it depends on a symbol without example."""
-        return self.shape_env.hint_of(self.value)
+        found = self._example
+        if found is None:
+            found = self._example = self.shape_env.hint_of(self.value)
+        return found
+
+    _hint = hint
 
     def has_hint(self) -> bool:
         return self.hint is not None
+
+    def require_hint(self, fallback: Any = None) -> Any:
+        hint = fallback if self.hint is None else self.hint
+        if hint is None:
+            raise self.shape_env.undecidable(self.value)
+        return hint
 
     @property
     def expr(self) -> Any:
         """As a sympy expression, for tools of torch that want one."""
         return self.shape_env.to_sympy(self.value)
 
-    @property
-    def _expr(self) -> Any:
-        return self.expr
-
-    @property
-    def _hint(self) -> Any:
-        return self.hint
+    _expr = expr
 
     @property
     def fx_node(self) -> None:
@@ -123,6 +190,12 @@ class SymNode:
     def __format__(self, spec: Any) -> Any:
         return format(self.str(), spec)
 
+    def _value_eq(self, other: SymNode) -> bool:
+        return self is other
+
+    def _value_hash(self) -> int:
+        return hash(self)
+
     def wrap_int(self, number: int) -> SymNode:
         return self.shape_env.node(number, int)
 
@@ -134,49 +207,24 @@ class SymNode:
 
     # --- arithmetic, for torch ---------------------------------------------------------------------------
 
-    def _new(self, value: Any, kind: type) -> SymNode:
-        return self.shape_env.node(value, kind)
-
-    def add(self, other: SymNode) -> SymNode:
-        return self.shape_env.arithmetic("add", self, other)
-
-    def sub(self, other: SymNode) -> SymNode:
-        return self.shape_env.arithmetic("sub", self, other)
-
-    def mul(self, other: SymNode) -> SymNode:
-        return self.shape_env.arithmetic("mul", self, other)
-
-    def mod(self, other: SymNode) -> SymNode:
-        return self.shape_env.arithmetic("mod", self, other)
-
-    def floordiv(self, other: SymNode) -> SymNode:
-        return self.shape_env.arithmetic("floordiv", self, other)
-
-    int_floordiv = floordiv
-
-    def pow(self, other: SymNode) -> SymNode:
-        return self.shape_env.arithmetic("pow", self, other)
-
-    pow_by_natural = pow
-    float_pow = pow
-
-    def truediv(self, other: SymNode) -> SymNode:
-        return self.shape_env.quotient(self, other)
-
-    int_truediv = truediv
-    float_truediv = truediv
-
-    def sym_min(self, other: SymNode) -> SymNode:
-        return self.shape_env.arithmetic("min", self, other)
-
-    def sym_max(self, other: SymNode) -> SymNode:
-        return self.shape_env.arithmetic("max", self, other)
+    add = _binary("add")
+    sub = _binary("sub")
+    mul = _binary("mul")
+    mod = _binary("mod")
+    floordiv = int_floordiv = _binary("floordiv")
+    truediv = int_truediv = float_truediv = _binary("truediv")
+    pow = pow_by_natural = float_pow = _binary("pow")
+    sym_min = _binary("min")
+    sym_max = _binary("max")
+    and_ = sym_and = bitwise_and = _binary("and")
+    or_ = sym_or = bitwise_or = _binary("or")
+    bitwise_xor = _binary("xor")
 
     def neg(self) -> SymNode:
-        return self.shape_env.unary("neg", self)
+        return self.shape_env.negative(self)
 
     def abs(self) -> SymNode:
-        return self.shape_env.unary("abs", self)
+        return self.shape_env.absolute(self)
 
     def pos(self) -> SymNode:
         return self
@@ -193,62 +241,37 @@ class SymNode:
             total = total.add(part)
         return total
 
-    def floor(self) -> SymNode:
-        return self.shape_env.rounded("floor", self)
-
-    def ceil(self) -> SymNode:
-        return self.shape_env.rounded("ceil", self)
-
-    def trunc(self) -> SymNode:
-        return self.shape_env.rounded("trunc", self)
-
-    sym_int = trunc
+    floor = _rounding("floor")
+    ceil = _rounding("ceil")
+    trunc = sym_int = _rounding("trunc")
 
     def round(self, digits: int | None = None) -> SymNode:
-        return self.shape_env.rounded("round", self) if digits is None else self.shape_env.unary("round", self, digits)
+        if digits is None or (self.kind is not float and digits >= 0):
+            return self.shape_env.rounded("round", self)
+        if self.kind is not float:
+            return self.shape_env.opaque(self.shape_env.float_expr("round", self.value, digits))
+        return self.shape_env.function("round", self, digits)
 
     def sym_float(self) -> SymNode:
         return self.shape_env.to_float(self)
 
     def is_integer(self) -> SymNode:
-        return self if self.kind is not float else self.eq(self.floor().sym_float())
+        return self.wrap_bool(True) if self.kind is not float else self.eq(self.floor().sym_float())
 
     # --- comparisons, for torch --------------------------------------------------------------------------
 
-    def eq(self, other: SymNode) -> SymNode:
-        return self.shape_env.comparison("==", self, other)
-
-    def ne(self, other: SymNode) -> SymNode:
-        return self.shape_env.comparison("!=", self, other)
-
-    def lt(self, other: SymNode) -> SymNode:
-        return self.shape_env.comparison("<", self, other)
-
-    def le(self, other: SymNode) -> SymNode:
-        return self.shape_env.comparison("<=", self, other)
-
-    def gt(self, other: SymNode) -> SymNode:
-        return self.shape_env.comparison(">", self, other)
-
-    def ge(self, other: SymNode) -> SymNode:
-        return self.shape_env.comparison(">=", self, other)
-
-    def and_(self, other: SymNode) -> SymNode:
-        return self._new(conditions.both(self.value, other.value), bool)
-
-    def or_(self, other: SymNode) -> SymNode:
-        return self._new(conditions.either(self.value, other.value), bool)
-
-    sym_and = and_
-    sym_or = or_
-    bitwise_and = and_
-    bitwise_or = or_
+    eq = _relation("==")
+    ne = _relation("!=")
+    lt = _relation("<")
+    le = _relation("<=")
+    gt = _relation(">")
+    ge = _relation(">=")
 
     def sym_not(self) -> SymNode:
-        return self._new(conditions.negated(self.value), bool)
+        return self.shape_env.node(self.shape_env.negated(self.value), bool)
 
     def sym_ite(self, then: SymNode, otherwise: SymNode) -> SymNode:
-        return then if self.shape_env.decide(self.value) else otherwise
+        return self.shape_env.chosen(self, then, otherwise)
 
     # --- decisions ---------------------------------------------------------------------------------------
 
@@ -261,17 +284,21 @@ class SymNode:
     def guard_int(self, file: Any = "", line: int = 0) -> int:
         return int(self.shape_env.specialise(self.value))
 
+    guard_as_int = guard_int
+
     def int_(self) -> int:
         return self.guard_int()
 
     def guard_float(self, file: Any = "", line: int = 0) -> float:
         return float(self.shape_env.specialise(self.value))
 
-    def guard_size_oblivious(self, file: Any = "", line: int = 0) -> bool:
-        return bool(self.shape_env.decide(self.value, fallback=False))
+    def evaluate(self, size_oblivious: bool = False) -> Any:
+        return self.shape_env.evaluate_sym_node(self, size_oblivious)
 
     def guard_or_false(self, file: Any = "", line: int = 0) -> bool:
         return bool(self.shape_env.decide(self.value, fallback=False))
+
+    guard_size_oblivious = guard_or_false
 
     def guard_or_true(self, file: Any = "", line: int = 0) -> bool:
         return bool(self.shape_env.decide(self.value, fallback=True))
@@ -285,71 +312,77 @@ class SymNode:
     def expect_size(self, file: Any = "", line: int = 0) -> bool:
         return self.shape_env.expect(conditions.ge(self.value, 0))
 
-    def guard_as_int(self) -> int:
-        return self.guard_int()
-
     # --- layouts: C++ asks when it derives what a tensor's sizes and strides mean ----------------------------
 
     def is_contiguous(self, sizes: list[SymNode], strides: list[SymNode]) -> SymNode:
-        return self.wrap_bool(_is_dense(sizes, strides, range(len(sizes) - 1, -1, -1)))
+        return self.wrap_bool(is_dense(sizes, strides, range(len(sizes) - 1, -1, -1)))
 
     def is_channels_last_contiguous_2d(self, sizes: list[SymNode], strides: list[SymNode]) -> SymNode:
-        return self.wrap_bool(len(sizes) == 4 and _is_dense(sizes, strides, (1, 3, 2, 0)))
+        return self.wrap_bool(len(sizes) == 4 and is_dense(sizes, strides, CHANNELS_LAST_2D))
 
     def is_channels_last_contiguous_3d(self, sizes: list[SymNode], strides: list[SymNode]) -> SymNode:
-        return self.wrap_bool(len(sizes) == 5 and _is_dense(sizes, strides, (1, 4, 3, 2, 0)))
+        return self.wrap_bool(len(sizes) == 5 and is_dense(sizes, strides, CHANNELS_LAST_3D))
 
-    def is_channels_last_strides_2d(self, sizes: list[SymNode], strides: list[SymNode]) -> SymNode:
-        return self.is_channels_last_contiguous_2d(sizes, strides)
-
-    def is_channels_last_strides_3d(self, sizes: list[SymNode], strides: list[SymNode]) -> SymNode:
-        return self.is_channels_last_contiguous_3d(sizes, strides)
+    is_channels_last_strides_2d = is_channels_last_contiguous_2d
+    is_channels_last_strides_3d = is_channels_last_contiguous_3d
 
     def is_non_overlapping_and_dense(self, sizes: list[SymNode], strides: list[SymNode]) -> SymNode:
-        order = sorted(range(len(sizes)), key=lambda i: (_example(strides[i]), -i))
-        return self.wrap_bool(_is_dense(sizes, strides, order))
+        return self.wrap_bool(is_dense(sizes, strides, by_example(strides)))
 
     def is_non_overlapping_and_dense_indicator(self, sizes: list[SymNode], strides: list[SymNode]) -> SymNode:
-        return self.wrap_int(int(self.is_non_overlapping_and_dense(sizes, strides).value))
+        return self.wrap_int(int(is_dense(sizes, strides, by_example(strides))))
 
     # --- a number, for our rules -------------------------------------------------------------------------
 
-    def __add__(self, other: Any) -> Any:
-        return self.shape_env.size("add", self, other)
+    __add__ = __radd__ = _on_numbers("add")
+    __sub__ = _on_numbers("sub")
+    __rsub__ = _on_numbers("sub", swapped=True)
+    __mul__ = __rmul__ = _on_numbers("mul")
+    __floordiv__ = _on_numbers("floordiv")
+    __rfloordiv__ = _on_numbers("floordiv", swapped=True)
+    __mod__ = _on_numbers("mod")
+    __rmod__ = _on_numbers("mod", swapped=True)
+    __pow__ = _on_numbers("pow")
+    __rpow__ = _on_numbers("pow", swapped=True)
+    __truediv__ = _on_numbers("truediv")
+    __rtruediv__ = _on_numbers("truediv", swapped=True)
+    __lt__ = _compared("<")
+    __le__ = _compared("<=")
+    __gt__ = _compared(">")
+    __ge__ = _compared(">=")
 
-    __radd__ = __add__
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
 
-    def __sub__(self, other: Any) -> Any:
-        return self.shape_env.size("sub", self, other)
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
 
-    def __rsub__(self, other: Any) -> Any:
-        return self.shape_env.size("sub", other, self)
+    def __lshift__(self, other: Any) -> Any:
+        return self * 2**other
 
-    def __mul__(self, other: Any) -> Any:
-        return self.shape_env.size("mul", self, other)
-
-    __rmul__ = __mul__
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self.shape_env.size("floordiv", self, other)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return self.shape_env.size("floordiv", other, self)
-
-    def __mod__(self, other: Any) -> Any:
-        return self.shape_env.size("mod", self, other)
-
-    def __rmod__(self, other: Any) -> Any:
-        return self.shape_env.size("mod", other, self)
-
-    def __pow__(self, other: Any) -> Any:
-        return self.shape_env.size("pow", self, other)
+    def __rshift__(self, other: Any) -> Any:
+        return self // 2**other
 
     def __neg__(self) -> Any:
         return self.shape_env.size("sub", 0, self)
 
+    def __pos__(self) -> SymNode:
+        return self
+
     def __abs__(self) -> Any:
-        return self if self.shape_env.decide(conditions.ge(self.value, 0)) else -self
+        return _plain(self.abs())
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return _plain(self.round(digits))
+
+    def __floor__(self) -> Any:
+        return _plain(self.floor())
+
+    def __ceil__(self) -> Any:
+        return _plain(self.ceil())
+
+    def __trunc__(self) -> Any:
+        return _plain(self.trunc())
 
     def __eq__(self, other: Any) -> Any:
         if other is self:
@@ -365,51 +398,52 @@ class SymNode:
             return NotImplemented
         return not self.shape_env.compare("==", self, other)
 
-    def __lt__(self, other: Any) -> Any:
-        return self.shape_env.compare("<", self, other)
-
-    def __le__(self, other: Any) -> Any:
-        return self.shape_env.compare("<=", self, other)
-
-    def __gt__(self, other: Any) -> Any:
-        return self.shape_env.compare(">", self, other)
-
-    def __ge__(self, other: Any) -> Any:
-        return self.shape_env.compare(">=", self, other)
-
     __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
-        return bool(self.shape_env.decide(conditions.ne(self.value, 0)))
+        if self.kind is bool:
+            return bool(self.shape_env.decide(self.value))
+        return self != 0
 
     def __int__(self) -> int:
         return self.guard_int()
 
     __index__ = __int__
 
+    def __float__(self) -> float:
+        return self.guard_float()
+
+    # --- copies ------------------------------------------------------------------------------------------
+
+    def __copy__(self) -> SymNode:
+        return self
+
     def __deepcopy__(self, memo: Any) -> SymNode:
         return self
 
+    def __reduce__(self) -> NoReturn:
+        raise pickle.PicklingError(
+            f"the size {self} is a symbol of a ShapeEnv, which lives in this process only: pickle tensors with plain "
+            "sizes (from_tensor(..., static_shapes=True)), or the specs as text"
+        )
 
-_NUMBERS = frozenset({int, bool, SymNode})
-
-
-def _is_dense(sizes: list[SymNode], strides: list[SymNode], order: Any) -> bool:
-    """Whether the dimensions, taken from the fastest to the slowest, leave no gaps. Unknown counts as no."""
-    expected: Any = 1
-    for i in order:
-        env = sizes[i].shape_env
-        if env.decide(conditions.eq(sizes[i].value, 1), fallback=False):
-            continue
-        if not env.decide(conditions.eq(strides[i].value, expected), fallback=False):
-            return False
-        expected = env.algebra.mul(sizes[i].value, expected)
-    return True
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        self.__reduce__()
 
 
-def _example(node: SymNode) -> Any:
-    hint = node.hint
-    return float("inf") if hint is None else hint
+def _function(name: str) -> Callable[[SymNode], SymNode]:
+    return lambda self: self.shape_env.function(name, self)
+
+
+for _name in FUNCTIONS:
+    setattr(SymNode, f"sym_{_name}", _function(_name))
+    setattr(SymNode, f"_sym_{_name}", _function(_name))
+
+_NUMBERS = frozenset({int, bool, float, SymNode})
+
+
+def _plain(node: SymNode) -> Any:
+    return node.value if node.is_plain else node
 
 
 def value_of(number: Any) -> Any:

@@ -20,6 +20,13 @@ def surely_equal(a: Any, b: Any) -> bool:
     return bool(env.decide(conditions.eq(value_of(a), value_of(b)), fallback=False))
 
 
+def surely_differ(a: Any, b: Any) -> bool:
+    """Whether two sizes differ whatever the symbols are; no guard comes of asking."""
+    if type(a) is int and type(b) is int:
+        return a != b
+    return bool(_env_of(a, b).is_known(conditions.ne(value_of(a), value_of(b))))
+
+
 def must_be_equal(a: Any, b: Any) -> bool:
     """As `surely_equal`, but what only data can answer is taken for granted, and checked when the program runs."""
     if a is b:

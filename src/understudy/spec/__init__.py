@@ -23,7 +23,7 @@ from understudy.spec.strides import (
     packed_strides,
     preserved_strides,
 )
-from understudy.spec.tensor_spec import TensorSpec, contiguous_strides, is_contiguous, product
+from understudy.spec.tensor_spec import TensorSpec, contiguous_strides, is_contiguous, product, same_shape
 
 __all__ = [
     "New",
@@ -57,4 +57,5 @@ __all__ = [
     "promote",
     "real_type",
     "result_type",
+    "same_shape",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from understudy.errors import ShapeMismatch
-from understudy.spec.tensor_spec import Size
+from understudy.spec.tensor_spec import Size, same_shape
 
 
 def broadcast_shapes(*shapes: Sequence[Any]) -> Size:
@@ -15,7 +15,7 @@ def broadcast_shapes(*shapes: Sequence[Any]) -> Size:
         return ()
     result = tuple(shapes[0])
     for shape in shapes[1:]:
-        if shape is not result and tuple(shape) != result:
+        if shape is not result and not same_shape(shape, result):
             result = _broadcast_pair(result, tuple(shape))
     return result
 

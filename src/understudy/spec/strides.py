@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from understudy.spec.tensor_spec import Size, TensorSpec, contiguous_strides, is_contiguous
+from understudy.spec.tensor_spec import Size, TensorSpec, contiguous_strides, is_contiguous, same_shape
 
 CHANNELS_LAST_ORDER = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}  # from the fastest dimension to the slowest
 
@@ -68,7 +68,7 @@ def elementwise_strides(shape: Size, operands: Sequence[TensorSpec], numbers: bo
     """
     if len(shape) < 2:
         return (1,) if shape else ()
-    if not numbers and all(operand.shape is shape or operand.shape == shape for operand in operands):
+    if not numbers and all(operand.shape is shape or same_shape(operand.shape, shape) for operand in operands):
         strides = _strides_of_one_shape(shape, operands)
         if strides is not None:
             return strides
@@ -96,7 +96,7 @@ def _strides_of_one_shape(shape: Size, operands: Sequence[TensorSpec]) -> Size |
     if len(shape) == 4 and all(is_channels_last_contiguous(shape, operand.stride) for operand in operands):
         return channels_last_strides(shape)
     stride = operands[0].stride
-    if all(operand.stride == stride for operand in operands) and is_dense(shape, stride):
+    if all(same_shape(operand.stride, stride) for operand in operands) and is_dense(shape, stride):
         return stride
     return None
 

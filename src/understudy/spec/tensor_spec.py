@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from understudy.shapes.sizes import at_least_one, surely_equal
+from understudy.shapes.sizes import at_least_one, surely_differ, surely_equal
 
 Size = tuple[Any, ...]  # of int, or of symbolic sizes
 
@@ -53,6 +53,18 @@ def product(sizes: Sequence[Any]) -> Any:
     for size in sizes:
         result = result * size
     return result
+
+
+def same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two shapes (or strides) are equal.
+
+    What is plain to see comes first (other ranks, sizes that differ in any case), so that no question about symbols is
+    asked whose answer can't matter.
+    """
+    if len(a) != len(b):
+        return False
+    pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not y]
+    return not any(surely_differ(x, y) for x, y in pairs) and all(x == y for x, y in pairs)
 
 
 class TensorSpec:

@@ -1,0 +1,266 @@
+"""Arithmetic and comparisons of nodes: integers by the algebra, floats by trees, truth values by conditions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from understudy.shapes import conditions
+from understudy.shapes.conditions import Condition
+from understudy.shapes.expr import Algebra, Expr
+from understudy.shapes.floats import (
+    INTEGER_RELATIONS,
+    OPERATIONS,
+    Combination,
+    FloatCondition,
+    FloatExpr,
+    as_fraction,
+    as_integer_condition,
+    bounds_of,
+    compared_by_bounds,
+    evaluated,
+)
+from understudy.shapes.node import SymNode
+
+if TYPE_CHECKING:
+    from understudy.shapes.env import ShapeEnv
+
+NUMBERS = (int, float)  # and bool, which is an int
+LEAST = -(1 << 63)
+BITWISE = frozenset({"and", "or", "xor"})
+INTEGER: dict[str, Callable[[Algebra, Any, Any], Any]] = {
+    "add": Algebra.add, "sub": Algebra.sub, "mul": Algebra.mul, "floordiv": Algebra.floordiv, "mod": Algebra.mod,
+    "pow": Algebra.pow, "min": Algebra.minimum, "max": Algebra.maximum,
+}  # fmt: skip
+
+
+class Arithmetic:
+    """Mixed into `ShapeEnv`. What was computed once is found in `computed`; nodes look there first themselves."""
+
+    computed: dict[tuple[Any, ...], Any]
+    _nodes: dict[Any, SymNode]
+    _floats: dict[Any, Any]
+
+    # --- nodes ---------------------------------------------------------------------------------------------
+
+    def node(self: ShapeEnv, value: Any, kind: type) -> SymNode:
+        key = (kind, value)
+        found = self._nodes.get(key)
+        if found is None:
+            found = self._nodes[key] = SymNode(self, value, kind)
+        return found
+
+    def node_of(self: ShapeEnv, number: Any) -> SymNode:
+        """The node of a plain number, of a symbolic one, or the node itself."""
+        if type(number) is SymNode:
+            return number
+        if type(number) in (int, float, bool):
+            return self.node(number, type(number))
+        return number.node  # type: ignore[no-any-return]
+
+    def float_expr(self: ShapeEnv, operation: str, *arguments: Any) -> FloatExpr:
+        return self._interned(FloatExpr, operation, arguments)  # type: ignore[no-any-return]
+
+    def _interned(self: ShapeEnv, kind: Any, *parts: Any) -> Any:
+        # The types take part: 1, 1.0 and True are different operands, but equal keys.
+        key = (kind, *parts, *(type(p) for part in parts for p in (part if type(part) is tuple else (part,))))
+        found = self._floats.get(key)
+        if found is None:
+            found = self._floats[key] = kind(*parts)
+        return found
+
+    # --- for rules: numbers and nodes in, a number or a node out ---------------------------------------------
+
+    def size(self: ShapeEnv, operation: str, a: Any, b: Any) -> Any:
+        if type(a) is float or type(b) is float:  # 2.0 and 2 are equal keys
+            return self._plain(self.arithmetic(operation, self.node_of(a), self.node_of(b)))
+        key = (operation, a, b, "size")
+        found = self.computed.get(key)
+        if found is None:
+            found = self.computed[key] = self._plain(self.arithmetic(operation, self.node_of(a), self.node_of(b)))
+        return found
+
+    @staticmethod
+    def _plain(node: SymNode) -> Any:
+        return node.value if node.is_plain else node
+
+    # --- for torch: nodes in, a node out -----------------------------------------------------------------------
+
+    def arithmetic(self: ShapeEnv, operation: str, a: SymNode, b: SymNode) -> SymNode:
+        key = (operation, a, b)
+        found = self.computed.get(key)
+        if found is None:
+            found = self.computed[key] = self._arithmetic(operation, a, b)
+        return found  # type: ignore[no-any-return]
+
+    def _arithmetic(self: ShapeEnv, operation: str, a: SymNode, b: SymNode) -> SymNode:
+        if operation in BITWISE:
+            return self._bitwise(operation, a, b)
+        if a.kind is float or b.kind is float or operation == "truediv":
+            left, right = self._as_number(a), self._as_number(b)
+            if isinstance(left, NUMBERS) and isinstance(right, NUMBERS):
+                return self.node(float(OPERATIONS[operation](left, right)), float)
+            return self.node(self.float_expr(operation, left, right), float)
+        return self.node(INTEGER[operation](self.algebra, self._as_number(a), self._as_number(b)), int)
+
+    def _bitwise(self: ShapeEnv, operation: str, a: SymNode, b: SymNode) -> SymNode:
+        if a.kind is bool and b.kind is bool:
+            if operation == "xor":
+                return self.joined("or", self.joined("and", a, b.sym_not()), self.joined("and", a.sym_not(), b))
+            return self.joined(operation, a, b)
+        left, right = self._as_number(a), self._as_number(b)
+        if isinstance(left, int) and isinstance(right, int):
+            return self.node(OPERATIONS[operation](left, right), int)
+        return self.opaque(self.float_expr(operation, left, right))
+
+    def _as_number(self: ShapeEnv, node: SymNode) -> Any:
+        """A truth value that takes part in arithmetic is 0 or 1."""
+        value = node.value
+        if node.kind is not bool:
+            return value
+        if isinstance(value, bool):
+            return int(value)
+        symbol = self.truths.get(value)
+        return int(self.decide(value)) if symbol is None else symbol
+
+    def negative(self: ShapeEnv, a: SymNode) -> SymNode:
+        return self.arithmetic("sub", self.node(0, int), a) if a.kind is not float else self.function("neg", a)
+
+    def absolute(self: ShapeEnv, a: SymNode) -> SymNode:
+        if a.kind is float:
+            return self.function("abs", a)
+        return self.node(self.algebra.absolute(self._as_number(a)), int)
+
+    def function(self: ShapeEnv, name: str, a: SymNode, *more: Any) -> SymNode:
+        """A function of floats."""
+        value = self._as_number(a)
+        if isinstance(value, NUMBERS):
+            return self.node(float(OPERATIONS[name](value, *more)), float)
+        return self.node(self.float_expr(name, value, *more), float)
+
+    def to_float(self: ShapeEnv, a: SymNode) -> SymNode:
+        if a.kind is float:
+            return a
+        value = self._as_number(a)
+        return self.node(float(value) if isinstance(value, int) else self.float_expr("to_float", value), float)
+
+    def rounded(self: ShapeEnv, operation: str, a: SymNode) -> SymNode:
+        """A float back to an integer: exactly, where it is a quotient of sizes."""
+        if a.kind is not float:
+            return a if a.kind is int else self.node(self._as_number(a), int)
+        if a.is_plain:
+            return self.node(int(OPERATIONS[operation](a.value)), int)
+        fraction = as_fraction(a.value)
+        if fraction is not None and operation != "round":
+            top, bottom = fraction
+            if operation == "ceil":
+                return self.node(self.algebra.neg(self.algebra.floordiv(self.algebra.neg(top), bottom)), int)
+            if operation == "floor" or self.is_known(conditions.ge(top, 0)):
+                return self.node(self.algebra.floordiv(top, bottom), int)
+        return self.opaque(self.float_expr(operation, a.value))
+
+    def opaque(self: ShapeEnv, expression: FloatExpr) -> SymNode:
+        """An integer of which nothing is known but how to compute it, and between which numbers it lies."""
+        key = ("opaque", expression)
+        found = self.computed.get(key)
+        if found is None:
+            low, high = bounds_of(expression, self.facts.interval)
+            symbol = self.algebra.symbol(
+                str(expression),
+                math.floor(low) if low > LEAST else LEAST,
+                math.ceil(high) if high < -LEAST else None,
+            )
+            self.definitions[symbol] = expression
+            hint = self.hint_of(expression)
+            if hint is not None:
+                self.hints[symbol] = int(hint)
+            found = self.computed[key] = self.node(symbol, int)
+        return found  # type: ignore[no-any-return]
+
+    def chosen(self: ShapeEnv, condition: SymNode, then: SymNode, otherwise: SymNode) -> SymNode:
+        """`then if condition else otherwise`, without deciding what is open."""
+        known = self.known_truth(condition.value)
+        if known is not None or then is otherwise:
+            return otherwise if known is False else then
+        if then.kind is bool:
+            return self.joined(
+                "or", self.joined("and", condition, then), self.joined("and", condition.sym_not(), otherwise)
+            )
+        expression = self.float_expr("ite", condition.value, then.value, otherwise.value)
+        if then.kind is float or otherwise.kind is float:
+            return self.node(expression, float)
+        return self.opaque(expression)
+
+    # --- conditions ----------------------------------------------------------------------------------------
+
+    def comparison(self: ShapeEnv, relation: str, a: SymNode, b: SymNode) -> SymNode:
+        key = (relation, a, b)
+        found = self.computed.get(key)
+        if found is None:
+            found = self.computed[key] = self.node(self.condition(relation, a, b), bool)
+        return found  # type: ignore[no-any-return]
+
+    def condition(self: ShapeEnv, relation: str, a: SymNode, b: SymNode) -> Any:
+        if a.kind is bool and b.kind is bool and relation in ("==", "!="):
+            differ = self._bitwise("xor", a, b)
+            return (differ if relation == "!=" else differ.sym_not()).value
+        left, right = self._as_number(a), self._as_number(b)
+        if a.kind is not float and b.kind is not float:
+            return INTEGER_RELATIONS[relation](left, right)
+        if isinstance(left, NUMBERS) and isinstance(right, NUMBERS):
+            return FloatCondition.RELATIONS[relation](left, right)
+        integral = as_integer_condition(relation, left, right)
+        return self._interned(FloatCondition, relation, left, right) if integral is None else integral
+
+    def joined(self: ShapeEnv, kind: str, *nodes: SymNode) -> SymNode:
+        """The conjunction or disjunction of truth values."""
+        values = [node.value for node in nodes]
+        if all(isinstance(value, (bool, Condition)) for value in values):
+            return self.node(conditions.joined(kind, values), bool)
+        absorbing = kind == "or"
+        if absorbing in values:
+            return self.node(absorbing, bool)
+        parts = tuple(dict.fromkeys(value for value in values if not isinstance(value, bool)))
+        return self.node(parts[0] if len(parts) == 1 else self._interned(Combination, kind, parts), bool)
+
+    def negated(self: ShapeEnv, condition: Any) -> Any:
+        if isinstance(condition, (bool, Condition)):
+            return conditions.negated(condition)
+        if isinstance(condition, FloatCondition):
+            return self._interned(FloatCondition, condition.OPPOSITE[condition.relation], condition.left, condition.right)
+        opposite = "or" if condition.kind == "and" else "and"
+        return self._interned(Combination, opposite, tuple(self.negated(part) for part in condition.parts))
+
+    def known_truth(self: ShapeEnv, condition: Any) -> bool | None:
+        """True or False if it is proved, else None."""
+        if isinstance(condition, bool):
+            return condition
+        if isinstance(condition, Condition):
+            return KNOWN[self.facts.prove(condition).name]
+        if condition in self.float_facts:
+            return self.float_facts[condition]
+        if isinstance(condition, FloatCondition):
+            sides = [bounds_of(side, self.facts.interval) for side in (condition.left, condition.right)]
+            return compared_by_bounds(condition.relation, *sides)
+        known = [self.known_truth(part) for part in condition.parts]
+        decisive = condition.kind == "or"
+        if decisive in known:
+            return decisive
+        return None if None in known else not decisive
+
+    # --- examples ------------------------------------------------------------------------------------------
+
+    def hint_of(self: ShapeEnv, value: Any) -> Any:
+        """The value at the example's sizes, None if it depends on a symbol without example."""
+        if isinstance(value, NUMBERS):
+            return value
+        if any(symbol not in self.hints for symbol in value.symbols):
+            return None
+        return evaluated(value, self.hints)
+
+    def simplify(self: ShapeEnv, value: Any) -> Any:
+        return self.facts.simplify(value) if isinstance(value, Expr) else value
+
+
+KNOWN: dict[str, bool | None] = {"YES": True, "NO": False, "UNKNOWN": None}
