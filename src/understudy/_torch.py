@@ -25,8 +25,8 @@ from torch._library.custom_ops import OPDEFS as _custom_definitions
 from torch._library.simple_registry import singleton as _custom_registry
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 __all__ = [
     "DispatchKey",
@@ -56,7 +56,6 @@ forbid_data_pointer = torch._C._set_throw_on_mutable_data_ptr
 native_device = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
 native_data: Any = torch._C.TensorBase.data
 set_native_data: Callable[[Tensor, Tensor], None] = native_data.__set__
-dispatch_keys_of = torch._C._dispatch_keys
 DispatchKeySet = torch._C.DispatchKeySet
 native_storage = torch._C.TensorBase.untyped_storage
 native_clone = torch._C.TensorBase.clone
@@ -66,10 +65,6 @@ NoTorchFunction = torch._C.DisableTorchFunctionSubclass
 def storage_id(tensor: Tensor) -> int:
     """A number that two tensors share exactly when they share their storage."""
     return native_storage(tensor)._cdata
-
-
-def same_tensor(a: Tensor, b: Tensor) -> bool:
-    return a is b
 
 
 def is_alone_on_storage(tensor: Tensor, nbytes: int) -> bool:
@@ -102,14 +97,6 @@ def share_storage(tensor: Tensor, storage: Any) -> None:
         del guard
 
 
-def is_wrapped_number(tensor: Tensor) -> bool:
-    """Whether this is a Python number on its way through C++."""
-    return bool(torch._C._is_wrapped_number(tensor)) if _knows_wrapped_numbers else False
-
-
-_knows_wrapped_numbers = hasattr(torch._C, "_is_wrapped_number")
-
-
 def as_result(leaf: Tensor) -> Any:
     """A tensor on the same storage with the same metadata that autograd takes for the result of a computation."""
     return _Result.apply(leaf)
@@ -125,8 +112,7 @@ class _Result(torch.autograd.Function):
         return grad
 
 
-def weak_storage(storage: Any) -> Any:
-    return StorageWeakRef(storage)
+weak_storage = StorageWeakRef
 
 
 def is_expired(reference: Any) -> bool:
@@ -144,7 +130,7 @@ def hide_from_compiler(function: Any) -> None:
     eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
 
 
-def allow_foreach(kind: type) -> None:
+def allow_foreach(kind: Any) -> None:
     """Let optimizers take tensors of this class for as good as plain ones when they choose their kernels."""
     for supported in (_foreach_utils._foreach_supported_types, _optimizer._foreach_supported_types):
         if kind not in supported:
@@ -331,38 +317,29 @@ class PastDispatch:
         self._guard = None
 
 
-class BelowAutocast:
-    """Operators that were already cast, or not, when they were recorded: they are not cast again."""
+class AsRecorded:
+    """Recorded operators run on real tensors: past every mode, not cast again, with the default dtype of then."""
 
-    __slots__ = ("_guard",)
+    __slots__ = ("_dtype", "_dtype_before", "_guards")
+
+    def __init__(self, default_dtype: torch.dtype) -> None:
+        self._dtype = default_dtype
 
     def __enter__(self) -> None:
-        self._guard = torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS)
-        self._guard.__enter__()
+        self._guards = NoDispatch(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS)
+        self._guards[1].__enter__()
+        self._dtype_before = torch.get_default_dtype()
+        if self._dtype_before is not self._dtype:
+            torch.set_default_dtype(self._dtype)
 
     def __exit__(self, *exception: Any) -> None:
-        self._guard.__exit__(*exception)
+        if self._dtype_before is not self._dtype:
+            torch.set_default_dtype(self._dtype_before)
+        self._guards[1].__exit__(*exception)
+        del self._guards
 
 
 _AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastCPU)
-
-
-class default_dtype:
-    """The default dtype for a moment."""
-
-    __slots__ = ("_before", "_wanted")
-
-    def __init__(self, wanted: torch.dtype) -> None:
-        self._wanted = wanted
-
-    def __enter__(self) -> None:
-        self._before = torch.get_default_dtype()
-        if self._before is not self._wanted:
-            torch.set_default_dtype(self._wanted)
-
-    def __exit__(self, *exception: Any) -> None:
-        if self._before is not self._wanted:
-            torch.set_default_dtype(self._before)
 
 
 @contextmanager
@@ -492,10 +469,6 @@ def argument_names(op: OpOverload) -> tuple[str, ...]:
 def takes_tensor(op: OpOverload, position: int) -> bool:
     arguments = op._schema.arguments
     return position < len(arguments) and isinstance(arguments[position].type, torch.TensorType)
-
-
-def returns_alias(op: OpOverload) -> bool:
-    return any(r.alias_info is not None for r in op._schema.returns)
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------

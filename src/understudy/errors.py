@@ -121,7 +121,9 @@ class DynamicOutputShapeException(UnderstudyError, RuntimeError):
 
 
 class GuardOnDataDependentSymNode(UnderstudyError, RuntimeError):
-    """A decision depends on a symbol that has no example value."""
+    """A decision depends on a symbol that has no example value. `cond` is what was asked."""
+
+    cond: Any = None
 
 
 class UnsupportedOperatorException(UnderstudyError, RuntimeError):

@@ -6,6 +6,8 @@ import functools
 import linecache
 import os
 import sys
+from collections.abc import Iterator
+from types import FrameType
 
 import torch
 
@@ -22,16 +24,22 @@ def _is_the_users(file: str) -> bool:
     return not file.startswith(_LIBRARY) or file[len(_LIBRARY) :].split(os.sep)[0].endswith("-packages")
 
 
+def user_frames() -> Iterator[FrameType]:
+    """The frames of code that is neither torch's nor ours, from the innermost outwards."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if _is_the_users(frame.f_code.co_filename):
+            yield frame
+        frame = frame.f_back
+
+
 def user_line() -> str:
     """The innermost line of code that is neither torch's nor ours: `train.py:88: y = x @ w`."""
-    frame = sys._getframe(1)
-    while frame is not None:
+    for frame in user_frames():
         name = frame.f_code.co_filename
-        if _is_the_users(name):
-            source = linecache.getline(name, frame.f_lineno).strip()
-            place = f"{_short_path(name)}:{frame.f_lineno}"
-            return f"{place}: {source}" if source else place
-        frame = frame.f_back  # type: ignore[assignment]
+        source = linecache.getline(name, frame.f_lineno).strip()
+        place = f"{_short_path(name)}:{frame.f_lineno}"
+        return f"{place}: {source}" if source else place
     return ""
 
 

@@ -28,7 +28,9 @@ def with_index(device: str) -> str:
 
 def facts(result: Any, home: str) -> list[Any]:
     """What can be said of each leaf without its data; `home` stands for the device that the program was given."""
-    return [_facts_of(leaf, home) if isinstance(leaf, torch.Tensor) else leaf for leaf in tree_flatten(result)[0]]
+    return [
+        _facts_of(leaf, home) if isinstance(leaf, torch.Tensor) else leaf for leaf in tree_flatten(result)[0]
+    ]
 
 
 def _facts_of(tensor: torch.Tensor, home: str) -> tuple[Any, ...]:
@@ -43,7 +45,9 @@ def run_fake(program: Program, device: str, **options: Any) -> Any:
     with FakeTensorMode(**options):
         result = program(device)
     for leaf in tree_flatten(result)[0]:
-        assert not isinstance(leaf, torch.Tensor) or type(leaf) is FakeTensor, f"a real tensor came out: {leaf!r}"
+        assert not isinstance(leaf, torch.Tensor) or type(leaf) is FakeTensor, (
+            f"a real tensor came out: {leaf!r}"
+        )
     return result
 
 

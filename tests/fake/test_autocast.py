@@ -36,7 +36,9 @@ TO_LOW: dict[str, Callable[[str], torch.Tensor]] = {
     "einsum": lambda d: torch.einsum("ij,jk->ik", x(d), x(d)),
     "conv2d": lambda d: F.conv2d(x(d, 1, 2, 6, 6), x(d, 3, 2, 3, 3)),
     "conv_transpose1d": lambda d: F.conv_transpose1d(x(d, 1, 2, 6), x(d, 2, 3, 3)),
-    "attention": lambda d: F.scaled_dot_product_attention(x(d, 1, 2, 5, 8), x(d, 1, 2, 5, 8), x(d, 1, 2, 5, 8)),
+    "attention": lambda d: F.scaled_dot_product_attention(
+        x(d, 1, 2, 5, 8), x(d, 1, 2, 5, 8), x(d, 1, 2, 5, 8)
+    ),
     "prelu": lambda d: F.prelu(x(d), x(d, 4)),
     "gru cell": lambda d: nn.GRUCell(4, 4).to(d)(x(d)),
     "mv": lambda d: torch.mv(x(d), x(d, 4)),
@@ -257,6 +259,22 @@ def test_grad_scaler(device: str) -> None:
             scaler.step(optimizer)
             scaler.update()
         assert model.weight.grad.device == model.weight.device
+        assert scaler.get_scale() == 2.0**16
+        assert model.weight._version > 2, "gradients without data have no infinities: the step is taken"
+
+
+@on_cuda
+@pytest.mark.parametrize("fused", [True, False])
+def test_grad_scaler_with_adamw(device: str, fused: bool) -> None:
+    with FakeTensorMode():
+        model = nn.Linear(4, 2).to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+        scaler = torch.amp.GradScaler("cuda", growth_interval=1)
+        scaler.scale(model(x(device, 3, 4)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == 2.0**17
+        assert optimizer.state[model.weight]["exp_avg"].device == model.weight.device
 
 
 def test_under_vmap() -> None:

@@ -75,8 +75,11 @@ def test_functional_derivatives(device: str) -> None:
 
         v = torch.randn(3, device=device)
         functional = torch.autograd.functional
-        return functional.jacobian(f, x), functional.vjp(f, x, v), functional.jvp(f, x, v), functional.hessian(
-            lambda x: f(x).sum(), x
+        return (
+            functional.jacobian(f, x),
+            functional.vjp(f, x, v),
+            functional.jvp(f, x, v),
+            functional.hessian(lambda x: f(x).sum(), x),
         )
 
     assert_like_eager(program, device)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from understudy import FakeCopyMode, FakeTensor, FakeTensorMode
 
@@ -212,6 +213,34 @@ def test_attributes_are_copied(mode: FakeTensorMode) -> None:
     twin = copy.deepcopy(fake)
     assert twin.note == ["a"] and twin.note is not fake.note
     assert by_pickle(fake).note == ["a"]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@each_copy
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_layouts(layout: torch.layout, copied: Any, mode: FakeTensorMode) -> None:
+    fake = mode.from_tensor(torch.eye(3).to_sparse(layout=layout))
+    twin = copied(fake)
+    assert type(twin) is FakeTensor and twin is not fake
+    assert (twin.spec, twin.layout, twin._nnz()) == (fake.spec, layout, 3)
+
+
+def test_wrapper_subclasses(mode: FakeTensorMode) -> None:
+    fake = mode.from_tensor(TwoTensor(torch.ones(2), torch.ones(2)))
+    for copied in (copy.deepcopy, by_torch_save_unsafe):
+        twin = copied(fake)
+        assert type(twin) is TwoTensor and type(twin.a) is FakeTensor and twin.a is not fake.a
+    with mode:
+        real = copy.deepcopy(TwoTensor(REAL_ONES, REAL_ONES))
+    assert type(real.a) is torch.Tensor and torch.equal(real.a, REAL_ONES)
+
+
+REAL_ONES = torch.ones(2)
+
+
+def test_modes_keep_their_options() -> None:
+    twin = by_pickle(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False))
+    assert type(twin) is FakeTensorMode and twin.allow_non_fake_inputs and not twin.allow_fallback_kernels
 
 
 # --- values that are known --------------------------------------------------------------------------------------

@@ -19,7 +19,9 @@ each_name = pytest.mark.parametrize("name", NAMES)
 def meant(name: str) -> torch.device:
     """The device that a tensor made on `name` says it is on."""
     device = torch.device(name)
-    return device if device.type in ("cpu", "meta") or device.index is not None else torch.device(device.type, 0)
+    return (
+        device if device.type in ("cpu", "meta") or device.index is not None else torch.device(device.type, 0)
+    )
 
 
 FACTORIES: dict[str, Callable[[Any], torch.Tensor]] = {
@@ -50,7 +52,9 @@ FACTORIES: dict[str, Callable[[Any], torch.Tensor]] = {
     "to device=": lambda d: torch.empty(2).to(device=d),
     "to with dtype": lambda d: torch.empty(2).to(d, torch.float16),
     "complex": lambda d: torch.complex(torch.zeros(2, device=d), torch.zeros(2, device=d)),
-    "sparse": lambda d: torch.sparse_coo_tensor(torch.zeros(1, 2, dtype=torch.int64, device=d), torch.zeros(2, device=d), (3,)),
+    "sparse": lambda d: torch.sparse_coo_tensor(
+        torch.zeros(1, 2, dtype=torch.int64, device=d), torch.zeros(2, device=d), (3,)
+    ),
     "Parameter": lambda d: nn.Parameter(torch.empty(2, device=d)),
     "Buffer": lambda d: nn.Buffer(torch.empty(2, device=d)),
     "Linear": lambda d: nn.Linear(2, 2, device=d).weight,
@@ -118,7 +122,7 @@ def test_cuda_by_number_and_name() -> None:
         assert x.cuda("cuda:1").device == torch.device("cuda:1")
         assert x.to(2).device == torch.device("cuda:2")
         assert x.to(x.cuda(3)).device == torch.device("cuda:3")
-        assert x.cuda().cuda() .device == torch.device("cuda:0")
+        assert x.cuda().cuda().device == torch.device("cuda:0")
         assert x.xpu().device == torch.device("xpu:0")
         assert x.cuda(non_blocking=True).device.type == "cuda"
         assert x.type(torch.float16).dtype is torch.float16
@@ -217,7 +221,13 @@ def test_indices_may_be_on_the_cpu() -> None:
 def test_default_device(name: str) -> None:
     with FakeTensorMode():
         with torch.device(name):
-            made = [torch.zeros(2), torch.tensor([1.0]), torch.arange(3), nn.Linear(2, 2).weight, torch.randn(2)]
+            made = [
+                torch.zeros(2),
+                torch.tensor([1.0]),
+                torch.arange(3),
+                nn.Linear(2, 2).weight,
+                torch.randn(2),
+            ]
             assert {t.device for t in made} == {meant(name)}
             assert torch.zeros(2, device="cpu").device.type == "cpu"
             assert torch.zeros_like(torch.zeros(1, device="cpu")).device.type == "cpu"
@@ -243,7 +253,11 @@ def test_default_dtype() -> None:
     def program(device: str) -> Any:
         torch.set_default_dtype(torch.float64)
         try:
-            return torch.zeros(2, device=device), torch.tensor([1.0], device=device), torch.arange(3, device=device) / 2
+            return (
+                torch.zeros(2, device=device),
+                torch.tensor([1.0], device=device),
+                torch.arange(3, device=device) / 2,
+            )
         finally:
             torch.set_default_dtype(torch.float32)
 

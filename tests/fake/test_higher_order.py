@@ -41,7 +41,10 @@ def test_cond_on_a_known_value_takes_that_branch() -> None:
     with FakeTensorMode():
         for value in (True, False):
             torch.cond(
-                torch.tensor(value), lambda x: calls.append(True) or x, lambda x: calls.append(False) or x, (torch.ones(2),)
+                torch.tensor(value),
+                lambda x: calls.append(True) or x,
+                lambda x: calls.append(False) or x,
+                (torch.ones(2),),
             )
     assert calls == [True, False]
 
@@ -56,17 +59,25 @@ def test_cond_with_branches_that_differ_is_refused() -> None:
 def test_cond_with_structures() -> None:
     with FakeTensorMode():
         x = torch.randn(3)
-        out = torch.cond(x.sum() > 0, lambda x: {"a": x, "b": (x * 2,)}, lambda x: {"a": x + 1, "b": (x,)}, (x,))
+        out = torch.cond(
+            x.sum() > 0, lambda x: {"a": x, "b": (x * 2,)}, lambda x: {"a": x + 1, "b": (x,)}, (x,)
+        )
         assert shapes(out["a"], out["b"][0]) == [(3,), (3,)]
 
 
 @on_each_device
 def test_while_loop(device: str) -> None:
     with FakeTensorMode():
-        count, x = while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), torch.ones(2, device=device)))
+        count, x = while_loop(
+            lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), torch.ones(2, device=device))
+        )
         assert count.item() == 3
         assert x.tolist() == [8.0, 8.0]
-        count, x = while_loop(lambda i, x: x.sum() < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), torch.randn(2, device=device)))
+        count, x = while_loop(
+            lambda i, x: x.sum() < 3,
+            lambda i, x: (i + 1, x * 2),
+            (torch.tensor(0), torch.randn(2, device=device)),
+        )
         assert x.device == torch.device(with_index(device))
 
 
@@ -139,7 +150,9 @@ def test_invoke_subgraph() -> None:
 @on_each_device
 def test_checkpoint_around_and_inside(device: str) -> None:
     def body(x: torch.Tensor) -> torch.Tensor:
-        return torch.cond(x.sum() > 0, lambda x: checkpoint(torch.sin, x, use_reentrant=False), lambda x: x.cos(), (x,))
+        return torch.cond(
+            x.sum() > 0, lambda x: checkpoint(torch.sin, x, use_reentrant=False), lambda x: x.cos(), (x,)
+        )
 
     with FakeTensorMode():
         x = torch.randn(3, device=device, requires_grad=True)
@@ -150,7 +163,9 @@ def test_checkpoint_around_and_inside(device: str) -> None:
 def test_under_transforms() -> None:
     with FakeTensorMode():
         x = torch.randn(4, 3)
-        out = torch.vmap(lambda x: torch.cond(torch.tensor(True), lambda x: x.sin(), lambda x: x.cos(), (x,)))(x)
+        out = torch.vmap(
+            lambda x: torch.cond(torch.tensor(True), lambda x: x.sin(), lambda x: x.cos(), (x,))
+        )(x)
         assert out.shape == (4, 3)
         gradient = torch.func.grad(lambda x: scan(lambda c, x: (c + x, c * x), x[0], x)[1].sum())(x)
         assert gradient.shape == (4, 3)

@@ -276,6 +276,79 @@ def test_several_outputs_written_at_once(mode: FakeTensorMode) -> None:
             xs[0].item()
 
 
+def test_one_call_that_writes_to_several_views(mode: FakeTensorMode) -> None:
+    with mode:
+        x = torch.zeros(4)
+        torch._foreach_add_([x[:2], x[2:]], [1.0, 2.0])
+        assert x.tolist() == [1, 1, 2, 2]
+
+
+def test_writes_that_the_schema_does_not_mention(mode: FakeTensorMode) -> None:
+    with mode:
+        norm = torch.nn.BatchNorm1d(3)
+        assert norm.running_mean.tolist() == [0, 0, 0]
+        norm.eval()(torch.rand(4, 3))
+        assert norm.running_mean.tolist() == [0, 0, 0]
+        norm.train()(torch.rand(4, 3))
+        assert norm.num_batches_tracked.item() == 1
+        for buffer in (norm.running_mean, norm.running_var):
+            with pytest.raises(DataDependentOutputException):
+                buffer.tolist()
+
+
+ALIASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "view": lambda x: x.view(3),
+    "as_strided": lambda x: x.as_strided((2,), (1,)),
+    "chunk": lambda x: x.chunk(3)[0],
+    "detach": lambda x: x.detach(),
+    "data": lambda x: x.data,
+    "copy": copy.copy,
+    "parameter": lambda x: torch.nn.Parameter(x, requires_grad=False),
+    "set_ tensor": lambda x: torch.empty(3).set_(x),
+    "set_ storage": lambda x: torch.empty(0).set_(x.untyped_storage(), 0, (3,), (1,)),
+    "data of another": lambda x: put(torch.empty(3), x),
+    "other dtype": lambda x: x.view(torch.int32).view(torch.float32),
+    "expand": lambda x: x.unsqueeze(0),
+}
+
+
+def put(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    tensor.data = data
+    return tensor
+
+
+@pytest.mark.parametrize("alias", ALIASES.values(), ids=ALIASES)
+@pytest.mark.parametrize("begun", ["zeros", "zero_", "literal"])
+def test_no_alias_writes_unseen(alias: Callable[[torch.Tensor], torch.Tensor], begun: str, mode: FakeTensorMode) -> None:
+    with mode:
+        x = {"zeros": torch.zeros, "zero_": torch.empty, "literal": lambda n: torch.tensor([0.0] * n)}[begun](3)
+        x.zero_()
+        other = alias(x)
+        other.fill_(1)
+        assert x[0].item() == 1
+        other.uniform_()
+        with pytest.raises(DataDependentOutputException):
+            x.tolist()
+
+
+def test_parameters_in_use_are_not_followed_any_longer(mode: FakeTensorMode) -> None:
+    """Their calls would be sent past the hot path, and nobody decides by their first values."""
+    with mode:
+        norm = torch.nn.LayerNorm(3)
+        alias = norm.weight.detach()
+        norm(torch.rand(2, 3))
+        for tensor in (norm.weight, alias):
+            with pytest.raises(DataDependentOutputException):
+                tensor.tolist()
+
+
+def test_values_do_not_depend_on_autocast_at_the_time_of_reading(mode: FakeTensorMode) -> None:
+    with mode:
+        product = torch.full((2, 2), 1.001) @ torch.eye(2)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert product[0, 0].item() == torch.tensor(1.001).item()
+
+
 def test_a_write_between_two_uses(mode: FakeTensorMode) -> None:
     with mode:
         x = torch.zeros(2)

@@ -41,7 +41,10 @@ def tokens(device: str) -> dict[str, Any]:
 
 
 def pixels(device: str) -> dict[str, Any]:
-    return {"pixel_values": torch.randn(2, 3, 32, 32, device=device), "labels": torch.randint(0, 3, (2,), device=device)}
+    return {
+        "pixel_values": torch.randn(2, 3, 32, 32, device=device),
+        "labels": torch.randint(0, 3, (2,), device=device),
+    }
 
 
 def pairs(device: str) -> dict[str, Any]:
@@ -102,7 +105,10 @@ def training(name: str, dtype: torch.dtype = torch.float32) -> Callable[[str], A
         config = getattr(transformers, config_class)(**sizes)
         model = getattr(transformers, model_class)(config).to(device, dtype).train(name not in SKIP_LAYERS)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-        given = {k: v.to(dtype) if getattr(v, "is_floating_point", bool)() else v for k, v in inputs(device).items()}
+        given = {
+            k: v.to(dtype) if getattr(v, "is_floating_point", bool)() else v
+            for k, v in inputs(device).items()
+        }
         loss = loss_of(model(**given))
         loss.backward()
         optimizer.step()
@@ -140,7 +146,9 @@ def test_layers_that_are_skipped_by_chance_are_named() -> None:
 def test_checkpointing_of_layers(name: str) -> None:
     model_class, config_class, sizes, inputs = MODELS[name]
     with FakeTensorMode():
-        model = getattr(transformers, model_class)(getattr(transformers, config_class)(**sizes)).cuda().train()
+        model = (
+            getattr(transformers, model_class)(getattr(transformers, config_class)(**sizes)).cuda().train()
+        )
         model.gradient_checkpointing_enable()
         loss_of(model(**inputs("cuda"))).backward()
         assert all(p.grad is None or p.grad.device == torch.device("cuda:0") for p in model.parameters())
@@ -150,7 +158,9 @@ def test_checkpointing_of_layers(name: str) -> None:
 def test_under_autocast(name: str) -> None:
     model_class, config_class, sizes, inputs = MODELS[name]
     with FakeTensorMode():
-        model = getattr(transformers, model_class)(getattr(transformers, config_class)(**sizes)).cuda().train()
+        model = (
+            getattr(transformers, model_class)(getattr(transformers, config_class)(**sizes)).cuda().train()
+        )
         with torch.autocast("cuda", dtype=torch.bfloat16):
             out = model(**inputs("cuda"))
         assert out.logits.dtype is torch.bfloat16

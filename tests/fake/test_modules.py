@@ -115,15 +115,26 @@ DATA_DEPENDENT = {"AdaptiveLogSoftmaxWithLoss": "takes the targets of each clust
 
 ACTIVATIONS = """ReLU ReLU6 LeakyReLU ELU SELU CELU GELU SiLU Mish Hardswish Hardsigmoid Hardtanh Hardshrink Softshrink
     Tanhshrink Threshold Softplus Softsign Sigmoid LogSigmoid Tanh Softmin Softmax LogSoftmax Softmax2d""".split()
-_ARGUMENTS: dict[str, tuple[Any, ...]] = {"Threshold": (0.1, 20.0), "Softmin": (1,), "Softmax": (1,), "LogSoftmax": (1,)}
+_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "Threshold": (0.1, 20.0),
+    "Softmin": (1,),
+    "Softmax": (1,),
+    "LogSoftmax": (1,),
+}
 for _name in ACTIVATIONS:
-    LAYERS[_name] = (lambda name=_name: getattr(nn, name)(*_ARGUMENTS.get(name, ())), lambda: (r(2, 3, 4, 4),))
+    LAYERS[_name] = (
+        lambda name=_name: getattr(nn, name)(*_ARGUMENTS.get(name, ())),
+        lambda: (r(2, 3, 4, 4),),
+    )
 
 LOSSES: dict[str, Case] = {
     "L1Loss": (nn.L1Loss, lambda: (r(3, 4), r(3, 4))),
     "MSELoss": (nn.MSELoss, lambda: (r(3, 4), r(3, 4))),
     "CrossEntropyLoss": (lambda: nn.CrossEntropyLoss(label_smoothing=0.1), lambda: (r(3, 4), classes(4, 3))),
-    "CrossEntropyLoss, 2-D": (lambda: nn.CrossEntropyLoss(ignore_index=0), lambda: (r(3, 4, 5, 5), classes(4, 3, 5, 5))),
+    "CrossEntropyLoss, 2-D": (
+        lambda: nn.CrossEntropyLoss(ignore_index=0),
+        lambda: (r(3, 4, 5, 5), classes(4, 3, 5, 5)),
+    ),
     "CrossEntropyLoss, shares": (nn.CrossEntropyLoss, lambda: (r(3, 4), r(3, 4).softmax(1))),
     "NLLLoss": (nn.NLLLoss, lambda: (r(3, 4), classes(4, 3))),
     "KLDivLoss": (lambda: nn.KLDivLoss(reduction="batchmean"), lambda: (r(3, 4), r(3, 4))),
@@ -141,7 +152,9 @@ LOSSES: dict[str, Case] = {
     "TripletMarginLoss": (nn.TripletMarginLoss, lambda: (r(3, 4), r(3, 4), r(3, 4))),
     "PoissonNLLLoss": (nn.PoissonNLLLoss, lambda: (r(3, 4), r(3, 4))),
     "CTCLoss, tensors": (
-        nn.CTCLoss, lambda: (r(5, 2, 4).log_softmax(2), classes(3, 2, 3) + 1, torch.tensor([5, 5]), torch.tensor([3, 2]))),
+        nn.CTCLoss,
+        lambda: (r(5, 2, 4).log_softmax(2), classes(3, 2, 3) + 1, torch.tensor([5, 5]), torch.tensor([3, 2])),
+    ),
 }
 
 
@@ -200,15 +213,16 @@ def test_evaluated_without_gradients(name: str, device: str) -> None:
         model = build().to(device).eval()
         given = moved(inputs(), device)
         with torch.no_grad():
-            quiet = tensors(model(*given))
-        return quiet
+            return tensors(model(*given))
 
     assert_like_eager(program, device)
 
 
 def test_channels_last() -> None:
     def program(device: str) -> Any:
-        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 4, 1))
+        model = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 4, 1)
+        )
         model = model.to(device, memory_format=torch.channels_last)
         x = torch.randn(2, 3, 8, 8, device=device).to(memory_format=torch.channels_last)
         y = model(x)
@@ -487,7 +501,9 @@ ATTENTION = [
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_attention_on_cuda(dtype: torch.dtype, masked: bool, kernel: str, dropout: float) -> None:
     with FakeTensorMode(), Names() as stream:
-        q, k, v = (torch.randn(2, 4, 16, 32, device="cuda:3", dtype=dtype, requires_grad=True) for _ in range(3))
+        q, k, v = (
+            torch.randn(2, 4, 16, 32, device="cuda:3", dtype=dtype, requires_grad=True) for _ in range(3)
+        )
         mask = torch.ones(16, 16, dtype=torch.bool, device="cuda:3").tril() if masked else None
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=not masked)
         out.sum().backward()
@@ -515,12 +531,16 @@ def test_attention_with_grouped_heads() -> None:
         return out, q.grad, k.grad
 
     assert_like_eager(program, "cpu")
-    out, q_grad, k_grad = run_fake(program, "cuda")
+    _, q_grad, k_grad = run_fake(program, "cuda")
     assert (q_grad.shape, k_grad.shape) == ((2, 8, 16, 32), (2, 2, 16, 32))
 
 
 def test_the_backend_that_was_asked_for() -> None:
-    with FakeTensorMode(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), Names() as stream:
+    with (
+        FakeTensorMode(),
+        torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+        Names() as stream,
+    ):
         q = torch.randn(2, 4, 16, 32, device="cuda", dtype=torch.float16)
         F.scaled_dot_product_attention(q, q, q)
     assert "_scaled_dot_product_flash_attention" not in stream.names

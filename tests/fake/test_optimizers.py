@@ -27,7 +27,9 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "RMSprop": lambda p, **o: torch.optim.RMSprop(p, momentum=0.9, centered=True, **o),
     "Rprop": lambda p, **o: torch.optim.Rprop(p, **o),
     "SGD": lambda p, **o: torch.optim.SGD(p, lr=0.1, **o),
-    "SGD, momentum": lambda p, **o: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, **o),
+    "SGD, momentum": lambda p, **o: torch.optim.SGD(
+        p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, **o
+    ),
 }
 FUSED = ("Adagrad", "Adam", "Adam, amsgrad", "AdamW", "SGD", "SGD, momentum")
 WAYS = ("single", "foreach", "fused")
@@ -45,7 +47,9 @@ class Stream(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def training(make: Callable[..., torch.optim.Optimizer], steps: int = 2, **options: Any) -> Callable[[str], Any]:
+def training(
+    make: Callable[..., torch.optim.Optimizer], steps: int = 2, **options: Any
+) -> Callable[[str], Any]:
     def program(device: str) -> Any:
         model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).to(device)
         optimizer = make(model.parameters(), **options)
@@ -57,7 +61,10 @@ def training(make: Callable[..., torch.optim.Optimizer], steps: int = 2, **optio
         state = [dict(optimizer.state[p]) for p in parameters]
         if not options.get("fused") and not options.get("capturable"):
             # Counters stay on the CPU, and their values are known.
-            state = [{k: v.item() if getattr(v, "ndim", 1) == 0 else v for k, v in entry.items()} for entry in state]
+            state = [
+                {k: v.item() if getattr(v, "ndim", 1) == 0 else v for k, v in entry.items()}
+                for entry in state
+            ]
         return parameters, [p.grad for p in parameters], state, [p._version for p in parameters]
 
     return program
@@ -140,7 +147,9 @@ def test_the_mode_calls_the_same_operators_as_eager_for_foreach() -> None:
     assert steps[0] == steps[1]
 
 
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "RAdam", "Adadelta", "Adamax", "ASGD", "RMSprop", "Rprop"])
+@pytest.mark.parametrize(
+    "name", ["Adam", "AdamW", "NAdam", "RAdam", "Adadelta", "Adamax", "ASGD", "RMSprop", "Rprop"]
+)
 def test_capturable_keeps_steps_on_the_device(name: str) -> None:
     program = training(getattr(torch.optim, name), capturable=True)
     parameters, _, state, _ = run_fake(program, "cuda")
@@ -167,7 +176,7 @@ def test_closures_and_lbfgs() -> None:
 
         assert sgd.step(closure).shape == ()
         # L-BFGS decides by the size of the gradient when to stop.
-        with pytest.raises(DataDependentOutputException, match="lbfgs|test_optimizers"):
+        with pytest.raises(DataDependentOutputException, match=r"lbfgs|test_optimizers"):
             torch.optim.LBFGS([weight]).step(closure)
 
 
@@ -175,7 +184,9 @@ def test_parameter_groups_on_several_devices() -> None:
     with FakeTensorMode():
         first = nn.Linear(3, 3, device="cuda:0")
         second = nn.Linear(3, 2, device="cuda:1", dtype=torch.bfloat16)
-        optimizer = torch.optim.AdamW([{"params": first.parameters()}, {"params": second.parameters(), "lr": 0.1}])
+        optimizer = torch.optim.AdamW(
+            [{"params": first.parameters()}, {"params": second.parameters(), "lr": 0.1}]
+        )
         out = second(first(torch.randn(2, 3, device="cuda:0")).to("cuda:1", torch.bfloat16))
         out.float().sum().backward()
         norm = nn.utils.clip_grad_norm_([*first.parameters(), *second.parameters()], 1.0)
@@ -195,7 +206,10 @@ def test_clipping(device: str, foreach: bool | None) -> None:
         parameters = [p for layer in layers for p in layer.parameters()]
         for layer, dtype in zip(layers, (torch.float32, torch.float64), strict=True):
             layer(torch.randn(2, 3, device=device, dtype=dtype)).sum().backward()
-        norms = [nn.utils.clip_grad_norm_(parameters, 1.0, norm_type=n, foreach=foreach) for n in (2.0, 1.0, float("inf"))]
+        norms = [
+            nn.utils.clip_grad_norm_(parameters, 1.0, norm_type=n, foreach=foreach)
+            for n in (2.0, 1.0, float("inf"))
+        ]
         nn.utils.clip_grad_value_(parameters, 0.5, foreach=foreach)
         total = nn.utils.get_total_norm([p.grad for p in parameters], foreach=foreach)
         return norms, total, [p.grad for p in parameters]
@@ -255,7 +269,9 @@ def test_averaged_models(device: str) -> None:
     def program(device: str) -> Any:
         model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).to(device)
         averaged = swa_utils.AveragedModel(model)
-        ema = swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9), use_buffers=True)
+        ema = swa_utils.AveragedModel(
+            model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9), use_buffers=True
+        )
         for _ in range(2):
             averaged.update_parameters(model)
             ema.update_parameters(model)

@@ -122,7 +122,6 @@ def test_modes_that_end_in_any_order() -> None:
 def test_the_cache_stays_bounded_and_right(monkeypatch: Any) -> None:
     small = Cache(limit=16)
     monkeypatch.setattr(mode_module, "cache", small)
-    monkeypatch.setattr(mode_module, "find_plan", small.plans.get)
     mode = FakeTensorMode()
 
     def shapes(seed: int) -> Callable[[], Any]:

@@ -39,12 +39,16 @@ PROGRAMS: dict[str, Any] = {
     "vmap": lambda x: vmap(torch.sin)(x),
     "vmap, in and out": lambda x: vmap(lambda a, b: a * b, in_dims=(0, 1), out_dims=1)(x, x),
     "vmap, not in all": lambda x: vmap(lambda a, b: a @ b, in_dims=(0, None))(x, x),
-    "vmap, nested": lambda x: vmap(vmap(lambda a, b: a * b, in_dims=(0, None)), in_dims=(None, 0))(x[0], x[1]),
+    "vmap, nested": lambda x: vmap(vmap(lambda a, b: a * b, in_dims=(0, None)), in_dims=(None, 0))(
+        x[0], x[1]
+    ),
     "vmap, tree": lambda x: vmap(lambda d: {"y": d["x"] * 2, "z": (d["x"].sum(),)})({"x": x}),
     "vmap, chunks": lambda x: vmap(lambda a: a.cos(), chunk_size=2)(x),
     "vmap of grad": lambda x: vmap(grad(cube))(x),
     "vmap, softmax": lambda x: vmap(lambda a: a.softmax(-1).log())(x),
-    "vmap, index": lambda x: vmap(lambda a, i: a[i], in_dims=(0, None))(x, torch.tensor([0, 2], device=x.device)),
+    "vmap, index": lambda x: vmap(lambda a, i: a[i], in_dims=(0, None))(
+        x, torch.tensor([0, 2], device=x.device)
+    ),
     "vmap, in place": lambda x: vmap(lambda a: a.clone().mul_(2))(x),
     "jvp": lambda x: jvp(torch.sin, (x,), (torch.ones_like(x),)),
     "jvp, linear": lambda x: jvp(lambda a, b: a @ b, (x, x), (x, x)),
@@ -54,7 +58,9 @@ PROGRAMS: dict[str, Any] = {
     "jacfwd": lambda x: jacfwd(lambda x: x[0].sin() * x[1].sum())(x),
     "hessian": lambda x: hessian(lambda x: x.pow(3).sum())(x[0]),
     "functionalize": lambda x: functionalize(lambda x: x.clone().add_(1).view(-1).mul_(2))(x),
-    "functionalize, no views": lambda x: functionalize(lambda x: x.t().clone(), remove="mutations_and_views")(x),
+    "functionalize, no views": lambda x: functionalize(lambda x: x.t().clone(), remove="mutations_and_views")(
+        x
+    ),
     "functionalize of vmap": lambda x: functionalize(vmap(lambda a: a.clone().add_(1)))(x),
 }
 
@@ -70,7 +76,9 @@ def test_each_transform(name: str, device: str) -> None:
 def test_vmap_randomness(device: str, randomness: str) -> None:
     def program(device: str) -> Any:
         x = torch.randn(3, 4, device=device)
-        return vmap(lambda a: (a + torch.randn_like(a), torch.rand(2, device=device)), randomness=randomness)(x)
+        return vmap(lambda a: (a + torch.randn_like(a), torch.rand(2, device=device)), randomness=randomness)(
+            x
+        )
 
     assert_like_eager(program, device)
 
@@ -84,7 +92,9 @@ def test_vmap_refuses_randomness_by_default(device: str) -> None:
 @on_each_device
 def test_vmap_with_dropout(device: str) -> None:
     with FakeTensorMode():
-        out = vmap(lambda a: nn.functional.dropout(a, 0.5), randomness="different")(torch.randn(3, 4, device=device))
+        out = vmap(lambda a: nn.functional.dropout(a, 0.5), randomness="different")(
+            torch.randn(3, 4, device=device)
+        )
         assert out.shape == (3, 4)
 
 

@@ -41,6 +41,9 @@ class Plan:
     samples: int | None = None
     other_dtypes: int | None = None
 
+    def run(self, name: str) -> dict[str, Any]:
+        return sweep_op(name, self)
+
 
 def sweep_op(name: str, plan: Plan) -> dict[str, Any]:
     """All cases of one operator: for each engine its cells, by `dtype/variant`."""
@@ -115,7 +118,7 @@ def _work(pipe: Connection, plan: Plan) -> None:
     torch.set_num_threads(1)
     logging.disable()  # torch's engine logs a traceback for each refusal
     while (name := pipe.recv()) is not None:
-        pipe.send(sweep_op(name, plan))
+        pipe.send(plan.run(name))
 
 
 @dataclass

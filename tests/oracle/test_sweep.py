@@ -16,7 +16,7 @@ from tests.oracle.gaps import GAPS, gap_for
 from tests.oracle.sweep import Plan, operator_names, sweep, sweep_op
 
 CHUNKS = 24
-SHORT = Plan(engines=(UNDER_TEST,), samples=2, other_dtypes=1)
+SHORT = Plan(engines=(UNDER_TEST,), samples=3, other_dtypes=1)
 FULL = Plan(engines=(UNDER_TEST,))
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -1,8 +1,8 @@
 """Autocast on devices that are not here.
 
-C++ casts only tensors whose device it knows, and a stand-in for `cuda:0` is none of those. So stand-ins carry an autocast
-dispatch key of their own (one that belongs to a backend without users: `AutocastIPU`), on which the kernels of this
-file are registered. They ask torch whether autocast is on for the device that the tensors *say* they are on, cast
+C++ casts only tensors whose device it knows, and a stand-in for `cuda:0` is none of those. So stand-ins carry an
+autocast dispatch key of their own (one that belongs to a backend without users: `AutocastIPU`), on which the kernels of
+this file are registered. They ask torch whether autocast is on for the device that the tensors *say* they are on, cast
 as torch documents for that operator, and go on below the key.
 """
 
@@ -26,9 +26,9 @@ LOWER_PRECISION = """_convolution.deprecated _convolution conv1d conv2d conv3d c
     scaled_dot_product_attention""".split()
 
 FLOAT32 = """acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
-    pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim nuclear_norm
-    nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss
-    kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss
+    pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim
+    nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d
+    hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss
     triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp
     upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d
     upsample_bicubic2d""".split()
@@ -43,17 +43,16 @@ UNCAST = [name for name in PATHS if name not in LOWER_PRECISION]
 BANNED = {"binary_cross_entropy": "unsafe in 16 bit: use binary_cross_entropy_with_logits"}
 
 _LOW = (torch.float16, torch.bfloat16)
-_library: Any = None
+_libraries: list[Any] = []
 _registering = threading.Lock()
 _casts = threading.local()
 
 
 def register_kernels() -> None:
     """Once, when the first device that is not here is named."""
-    global _library
     with _registering:
-        if _library is None:
-            _library = _torch.kernel_libraries(_torch.SPARE_AUTOCAST)
+        if not _libraries:
+            _libraries.extend(_torch.kernel_libraries(_torch.SPARE_AUTOCAST))
             for policy, names in (
                 (_lower, LOWER_PRECISION),
                 (_to_float32, FLOAT32),
@@ -63,7 +62,7 @@ def register_kernels() -> None:
                 (_as_they_are, UNCAST),
             ):
                 for name in names:
-                    _library[0].impl(name, _kernel(_torch.operator_named(name), policy))
+                    _libraries[0].impl(name, _kernel(_torch.operator_named(name), policy))
 
 
 Policy = Callable[[Any, str, Any, Any], tuple[Any, Any]]

@@ -84,22 +84,14 @@ def set_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     source = _torch.checkpoint_source()
     if source is not None:
         return _put_on_loaded_storage(mode, fake, source, offset, shape, stride)
-    guard = _torch.NoDispatch()
-    try:
-        func(*args, **kwargs)
-    finally:
-        del guard
-    return _as_native(fake)
+    return set_whole_storage(mode, func, args, kwargs)
 
 
 @handles("aten::set_.source_Storage", "aten::set_")
 def set_whole_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
-    guard = _torch.NoDispatch()
-    try:
+    with _torch.PastDispatch():
         func(*args, **kwargs)
-    finally:
-        del guard
-    return _as_native(args[0])
+    return _as_native(args[0], getattr(args[1], "known", None) if len(args) > 1 else None)
 
 
 @handles("aten::set_.source_Tensor")
@@ -108,12 +100,12 @@ def set_tensor(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     return args[0]
 
 
-def _as_native(fake: FakeTensor) -> FakeTensor:
+def _as_native(fake: FakeTensor, known: Any) -> FakeTensor:
     """The spec of a tensor whose geometry C++ has changed."""
     spec = fake._spec
     geometry = tuple(fake.shape), fake.stride(), fake.storage_offset()
     fake._spec = TensorSpec(*geometry, dtype=spec.dtype, device=spec.device)
-    fake._known = None
+    fake._known = known
     return fake
 
 

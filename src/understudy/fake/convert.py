@@ -155,7 +155,7 @@ class FakeTensorConverter:
             if getattr(t, mark, False):
                 setattr(fake, mark, True)
         if isinstance(t, torch.nn.Parameter):
-            fake._is_param = True  # type: ignore[attr-defined]
+            fake._is_param = True
         if t.is_leaf and t.grad is not None:
             fake.grad = mode.from_tensor(t.grad)
         return fake
@@ -165,7 +165,8 @@ class FakeTensorConverter:
         if t._is_view() and t._base is not None and t.is_complex() <= t._base.is_complex():
             base = mode.from_tensor(t._base)
             if not base.requires_grad:
-                return fake.requires_grad_()
+                fake.requires_grad_()
+                return fake
             with torch.enable_grad(), mode:
                 return _viewed(base, t)
         fake.requires_grad_()

@@ -12,7 +12,9 @@ from understudy.fake.checkpoints import where_to
 from understudy.fake.known import Known, Literal
 from understudy.fake.realise import make_new, make_view
 from understudy.fake.tensor import FakeTensor
+from understudy.infer.sparse import SparseParts
 from understudy.spec import TensorSpec
+from understudy.spec.tensor_spec import _rebuild as rebuild_spec
 
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
@@ -23,7 +25,7 @@ NOT_COPIED = frozenset("_spec fake_mode _known _nonzero_memo _item_memo _unique_
 def deep_copy(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, Any]) -> FakeTensor:
     """An independent tensor in the same mode; tensors that share a storage share one in the copy too."""
     if id(fake) in memo:
-        return memo[id(fake)]  # type: ignore[no-any-return]
+        return memo[id(fake)]
     if not fake.is_leaf:
         raise RuntimeError(
             "only tensors that the user made can be deep-copied: this one is the result of a computation "
@@ -42,7 +44,7 @@ def deep_copy(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, Any]) -> F
 def _twin(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, Any]) -> FakeTensor:
     spec = fake._spec
     if spec.layout is not torch.strided:
-        return fake.detach().clone()  # type: ignore[return-value]
+        return make_new(mode, spec)
     storage_key = ("understudy storage", _torch.storage_id(fake))
     base = memo.get(storage_key)  # type: ignore[call-overload]
     if base is None:
@@ -70,7 +72,7 @@ def shallow_copy(mode: FakeTensorMode, fake: FakeTensor) -> FakeTensor:
     for name, value in fake.__dict__.items():
         if name not in NOT_COPIED:
             twin.__dict__[name] = value
-    return twin  # type: ignore[no-any-return]
+    return twin
 
 
 # --- pickle ----------------------------------------------------------------------------------------------------
@@ -102,13 +104,18 @@ class PickledStorage:
 
 
 def reduce(fake: FakeTensor) -> Any:
+    if fake._spec.layout is not torch.strided:
+        return rebuild_sparse, (fake.fake_mode, fake._spec, str(fake.device), fake.requires_grad, _state(fake))
     token = _pickled_storage(fake)
     if _torch.writes_as_real():
         return _reduce_as_real(fake, token)
     spec = fake._spec
-    state = {name: value for name, value in fake.__dict__.items() if name not in NOT_COPIED}
     geometry = (tuple(spec.shape), tuple(spec.stride), spec.offset, spec.dtype, str(spec.device), spec.conj, spec.neg)
-    return rebuild, (fake.fake_mode, token, geometry, fake.requires_grad, state)
+    return rebuild, (fake.fake_mode, token, geometry, fake.requires_grad, _state(fake))
+
+
+def _state(fake: FakeTensor) -> dict[str, Any]:
+    return {name: value for name, value in fake.__dict__.items() if name not in NOT_COPIED}
 
 
 def _pickled_storage(fake: FakeTensor) -> PickledStorage:
@@ -152,13 +159,32 @@ def rebuild(mode: FakeTensorMode, token: PickledStorage, geometry: Any, requires
     return fake
 
 
-def mode_for_unpickling() -> FakeTensorMode:
+def rebuild_sparse(
+    mode: FakeTensorMode, spec: TensorSpec, location: str, requires_grad: bool, state: Any
+) -> FakeTensor:
+    fake = make_new(mode, spec.on(where_to(location, 0)))
+    fake.requires_grad_(requires_grad)
+    fake.__dict__.update(state)
+    return fake
+
+
+def mode_for_unpickling(
+    allow_fallback_kernels: bool = True, allow_non_fake_inputs: bool = False, export: bool = False,
+    crosscheck: bool = False,
+) -> FakeTensorMode:  # fmt: skip
     """Unpickled stand-ins belong to the active mode, or to one made for all of them."""
     from understudy.fake.mode import FakeTensorMode  # why: the mode imports this module
 
     active = _torch.active_fake_mode()
-    return active if type(active) is FakeTensorMode else FakeTensorMode()
+    if type(active) is FakeTensorMode:
+        return active
+    return FakeTensorMode(
+        allow_fallback_kernels=allow_fallback_kernels, allow_non_fake_inputs=allow_non_fake_inputs, export=export,
+        crosscheck=crosscheck,
+    )  # fmt: skip
 
 
 # What a file may name for `torch.load(weights_only=True)` to take it: these make stand-ins and nothing else.
-torch.serialization.add_safe_globals([rebuild, mode_for_unpickling, PickledStorage])
+torch.serialization.add_safe_globals(
+    [rebuild, rebuild_sparse, mode_for_unpickling, PickledStorage, rebuild_spec, SparseParts]
+)

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
-
-from understudy.fake.realise import make_new
 from understudy.fake.handlers import handles
+from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.shapes.sizes import from_torch
 from understudy.spec import TensorSpec

@@ -1,8 +1,8 @@
 """Composite operators that go another way on an accelerator.
 
-C++ chooses by the device that it sees, and a stand-in for `cuda:0` shows it a meta device. So these functions choose, for
-tensors that *say* they are on such a device, as C++ does for real ones. They return `NotImplemented` where the common
-way is the right one. The kernels of `autocast.py` ask them, because those see every call on such tensors first.
+C++ chooses by the device that it sees, and a stand-in for `cuda:0` shows it a meta device. So these functions choose,
+for tensors that *say* they are on such a device, as C++ does for real ones. They return `NotImplemented` where the
+common way is the right one. The kernels of `autocast.py` ask them, because those see every call on such tensors first.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def _check_devices(**tensors: torch.Tensor) -> None:
     (first, device), *others = devices.items()
     for name, other in others:
         if other != device:
-            error = FakeTensorDeviceMismatchError(f"attention: {first} is on {device}, but {name} is on {other}")
+            error = FakeTensorDeviceMismatchError(
+                f"attention: {first} is on {device}, but {name} is on {other}"
+            )
             raise with_line(error, "scaled_dot_product_attention", ", ".join(map(str, devices.values())))
 
 
@@ -61,7 +63,9 @@ def _fused_attention_takes(
     if _torch.inner_device(query).type != "cuda" or (is_causal and mask is not None):
         return False
     alike = query.dtype is key.dtype is value.dtype and query.dim() == key.dim() == value.dim() == 4
-    return alike and all(t.shape[0] == query.shape[0] and t.shape[2] > 0 and t.stride(-1) == 1 for t in (query, key, value))
+    return alike and all(
+        t.shape[0] == query.shape[0] and t.shape[2] > 0 and t.stride(-1) == 1 for t in (query, key, value)
+    )
 
 
 def _flash_takes(
@@ -80,7 +84,12 @@ def _flash_takes(
 
 
 def _flash(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float, is_causal: bool, scale: float | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
 ) -> torch.Tensor:
     """Heads are padded to a multiple of 8, and scaled as if they were not."""
     width = query.shape[3]
@@ -88,7 +97,9 @@ def _flash(
     missing = -width % 8
     if missing:
         query, key, value = (F.pad(t, (0, missing)) for t in (query, key, value))
-    out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+    out = aten._scaled_dot_product_flash_attention(
+        query, key, value, dropout_p, is_causal, False, scale=scale
+    )[0]
     return out[..., :width] if missing else out
 
 

@@ -82,7 +82,7 @@ def _masked_select(mode: FakeTensorMode, x: FakeTensor, mask: FakeTensor) -> Any
     if not is_known(mask):
         return NotImplemented
     with mode:
-        x, mask = torch.broadcast_tensors(x, mask)  # type: ignore[assignment]
+        x, mask = torch.broadcast_tensors(x, mask)
         return aten.index.Tensor(x, [mask])
 
 
@@ -104,7 +104,7 @@ def readable(mode: FakeTensorMode, real: torch.Tensor) -> FakeTensor:
     fake._spec = TensorSpec(tuple(real.shape), dtype=real.dtype, device=real.device)
     fake.fake_mode = mode
     mode.remember_literal(fake, real)
-    return fake  # type: ignore[no-any-return]
+    return fake
 
 
 def _ctc_loss(

@@ -1,9 +1,9 @@
 """Higher-order operators as plain code.
 
 `torch.cond`, `scan` and their like call functions that they are given. Where nothing records the program, a run with
-stand-ins calls these functions as eager would: autograd and the transforms of torch.func see what happens inside. Where eager
-would ask a value that nobody knows, both ways (`cond`) or one round (`while_loop`) show what comes out: torch demands
-that it has the same metadata whatever the value.
+stand-ins calls these functions as eager would: autograd and the transforms of torch.func see what happens inside.
+Where eager would ask a value that nobody knows, both ways (`cond`) or one round (`while_loop`) show what comes out:
+torch demands that it has the same metadata whatever the value.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 
 from understudy import _torch
 from understudy.errors import Context, DataDependentOutputException, OperatorError
-from understudy.fake.boundary import user_line
 from understudy.fake.tensor import FakeTensor
+from understudy.lines import user_line
 
 RUNS: dict[str, Callable[..., Any]] = {}
 """By the operator's name."""
@@ -52,9 +52,7 @@ def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
 
 
 @runs("while_loop")
-def while_loop(
-    cond_fn: Any, body_fn: Any, carried: Any, additional: Any = (), **ignored: Any
-) -> Any:
+def while_loop(cond_fn: Any, body_fn: Any, carried: Any, additional: Any = (), **ignored: Any) -> Any:
     carried = tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in carried)
     for _ in range(MOST_ROUNDS):
         decided = _decided(cond_fn(*carried, *additional))
@@ -71,11 +69,13 @@ def while_loop(
 @runs("scan")
 def scan(combine_fn: Any, init: Any, xs: Any, additional_inputs: Any = ()) -> Any:
     carry, steps = list(init), []
-    spec = None
+    spec: Any = None
     for step in range(xs[0].shape[0]):
         result = combine_fn(*carry, *[x[step] for x in xs], *additional_inputs)
         # Functions of users return (carry, output) in any structure; graphs return one flat list.
-        nested = isinstance(result, tuple) and len(result) == 2 and not isinstance(combine_fn, torch.nn.Module)
+        nested = (
+            isinstance(result, tuple) and len(result) == 2 and not isinstance(combine_fn, torch.nn.Module)
+        )
         leaves, spec = _torch.tree_flatten(result)
         before, carry = carry, leaves[: len(init)]
         _check_alike("scan: the carry before and after a step", before, carry)
@@ -106,14 +106,14 @@ def _stacked(parts: Sequence[Any]) -> Any:
 
 
 def _check_alike(what: str, first: Any, second: Any) -> None:
-    one, structure = _torch.tree_flatten(first)
-    two, other_structure = _torch.tree_flatten(second)
+    one, two = _torch.tree_flatten(first)[0], _torch.tree_flatten(second)[0]
     # Lists and tuples are as good as each other.
     alike = len(one) == len(two) and all(_facts(a) == _facts(b) for a, b in zip(one, two, strict=True))
     if not alike:
         shown = ", ".join(_described(leaf) for leaf in one), ", ".join(_described(leaf) for leaf in two)
         raise OperatorError(
-            f"{what} must have the same metadata: [{shown[0]}] and [{shown[1]}]", context=Context(line=user_line())
+            f"{what} must have the same metadata: [{shown[0]}] and [{shown[1]}]",
+            context=Context(line=user_line()),
         )
 
 

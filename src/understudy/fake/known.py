@@ -109,7 +109,7 @@ class Event:
     def tensors(self) -> list[torch.Tensor]:
         """What the call returned; if it wrote in place, its inputs as they were afterwards."""
         if self._tensors is None:
-            with _computing, _torch.PastDispatch(), _torch.BelowAutocast(), _torch.default_dtype(self.default_dtype):
+            with _computing, _torch.AsRecorded(self.default_dtype):
                 if self._tensors is None:
                     self._tensors = self._written() if self.is_write else self._returned()
                     self.op = self.args = self.kwargs = None
@@ -164,7 +164,7 @@ def copied_storage(real: torch.Tensor) -> torch.Tensor:
         return real.clone()
     fresh = torch.empty(0, dtype=real.dtype, device=CPU)
     storage = real.untyped_storage().clone()
-    return fresh.set_(storage, real.storage_offset(), real.shape, real.stride())  # type: ignore[call-overload, no-any-return]
+    return fresh.set_(storage, real.storage_offset(), real.shape, real.stride())
 
 
 def on_storage(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
@@ -174,7 +174,7 @@ def on_storage(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
             view = real.as_strided(spec.shape, spec.stride, spec.offset)
         else:
             view = torch.empty(0, dtype=spec.dtype, device=CPU)
-            view.set_(real.untyped_storage(), spec.offset, spec.shape, spec.stride)  # type: ignore[call-overload]
+            view.set_(real.untyped_storage(), spec.offset, spec.shape, spec.stride)
         if spec.conj != view.is_conj():
             _torch.set_conj(view, spec.conj)
         if spec.neg != view.is_neg():
@@ -257,6 +257,7 @@ def after_call(op: Any, plan: Plan, before: Any, inputs: list[Any], results: lis
             content = Outcome(event, position, fake._spec)
             if fake._known is None:
                 fake._known = Known(content)
+                fake.untyped_storage()  # lets it be found by whoever has the storage in hand
             else:
                 fake._known.content = content
         return

@@ -10,7 +10,7 @@ import torch
 
 from understudy import _torch
 from understudy.errors import DataDependentOutputException, DynamicOutputShapeException, UnderstudyError
-from understudy.fake import autocast, handlers, checkpoints, copying, from_values, known, special
+from understudy.fake import autocast, copying, from_values, handlers, known, special
 from understudy.fake import patches as _patches  # noqa: F401  (registers them)
 from understudy.fake.boundary import located
 from understudy.fake.convert import FakeTensorConverter
@@ -337,7 +337,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         return self
 
     def __reduce__(self) -> Any:
-        return copying.mode_for_unpickling, ()
+        options = (self.allow_fallback_kernels, self.allow_non_fake_inputs, self.export, self.crosscheck)
+        return copying.mode_for_unpickling, options
 
     # --- the cache -----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 
-def pad_packed(data: torch.Tensor, counts: list[int], batch_first: bool, value: Any, total_length: int) -> Any:
+def pad_packed(
+    data: torch.Tensor, counts: list[int], batch_first: bool, value: Any, total_length: int
+) -> Any:
     """`counts` says, for each step, how many sequences are as long as that."""
     steps = max(total_length, len(counts))
     if 0 < total_length < len(counts):

@@ -55,7 +55,10 @@ def group_by_device_that_is_meant(original: Function) -> Function:
 
     def grouped(*args: Any, **kwargs: Any) -> Any:
         meant = _torch.stand_in_devices
-        return {(meant.get(device, device), dtype): rest for (device, dtype), rest in original(*args, **kwargs).items()}
+        return {
+            (meant.get(device, device), dtype): rest
+            for (device, dtype), rest in original(*args, **kwargs).items()
+        }
 
     return grouped
 
@@ -63,15 +66,22 @@ def group_by_device_that_is_meant(original: Function) -> Function:
 @while_active("deepcopy of a parameter")
 @while_active("deepcopy of a tensor")
 def real_stays_real(original: Function) -> Function:
-    """`copy.deepcopy` of a real tensor copies its storage by operators; inside a fake mode, too, it gives a real one."""
+    """`copy.deepcopy` of a real tensor copies its storage by operators; in a fake mode, too, it gives a real one."""
 
     def deepcopy(self: torch.Tensor, memo: Any) -> Any:
-        if _torch.uses_python_dispatch(type(self)):
+        if not _is_real(self):
             return original(self, memo)
         with _torch.without_fake_mode():
             return original(self, memo)
 
     return deepcopy
+
+
+def _is_real(tensor: Any) -> bool:
+    if _torch.is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        return all(_is_real(getattr(tensor, name)) for name in names)
+    return not _torch.uses_python_dispatch(type(tensor))
 
 
 # The wrappers of torch.func are plain tensors, and C++ answers for them with the device that stands for another.
@@ -115,7 +125,12 @@ def run_in_the_open(original: Function) -> Function:
     def dispatch(self: Any, key: Any, /, *args: Any, **kwargs: Any) -> Any:
         run = higher_order.RUNS.get(self.name())
         mode = active_fake_mode()
-        if run is None or mode is None or type(mode) is _torch.torch_fake_mode_class() or _torch.is_recording():
+        if (
+            run is None
+            or mode is None
+            or type(mode) is _torch.torch_fake_mode_class()
+            or _torch.is_recording()
+        ):
             return original(self, key, *args, **kwargs)
         return run(*args, **kwargs)
 

@@ -71,7 +71,10 @@ def make_view(mode: FakeTensorMode, base: FakeTensor, spec: TensorSpec) -> FakeT
         fake = from_template(spec)
     else:
         fake = make_wrapper(FakeTensor, *(spec.prepared or prepare(spec)))
-    give_storage(fake, base)
+    try:
+        give_storage(fake, base)
+    except RuntimeError:  # a storage that has grown is on the meta device to C++, and is refused
+        fake = _viewed_past_dispatch(base, spec)
     fake._spec = spec
     fake.fake_mode = mode
     if spec.conj:
@@ -81,6 +84,17 @@ def make_view(mode: FakeTensorMode, base: FakeTensor, spec: TensorSpec) -> FakeT
     if base._known is not None:
         fake._known = base._known
     return fake
+
+
+def _viewed_past_dispatch(base: FakeTensor, spec: TensorSpec) -> FakeTensor:
+    shape, stride, offset = map(to_torch, spec.shape), map(to_torch, spec.stride), to_torch(spec.offset)
+    with torch.no_grad():
+        guard = NoDispatch()
+        try:
+            view = torch.Tensor.as_strided(base, tuple(shape), tuple(stride), offset)
+            return make_subclass(FakeTensor, view)  # type: ignore[no-any-return]
+        finally:
+            del guard
 
 
 def realise(mode: FakeTensorMode, outcomes: Any, inputs: list[FakeTensor]) -> Any:

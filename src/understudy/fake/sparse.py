@@ -9,7 +9,7 @@ import torch
 from understudy import _torch
 from understudy.fake.native import canonical
 from understudy.fake.tensor import FakeTensor
-from understudy.infer.sparse import spec_of_sparse, sparse_on
+from understudy.infer.sparse import sparse_on, spec_of_sparse
 from understudy.spec import TensorSpec
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from understudy.fake.native import canonical
-from understudy.shapes.contexts import DUCK, DYNAMIC, STATIC, Policy, policies
+from understudy.shapes.contexts import DUCK, DYNAMIC, STATIC, policies, size_of
 from understudy.spec import TensorSpec
+from understudy.spec.tensor_spec import contiguous_strides
 
 
 def symbolic_spec(env: Any, t: torch.Tensor, source: Any, context: Any) -> TensorSpec:
@@ -16,11 +17,11 @@ def symbolic_spec(env: Any, t: torch.Tensor, source: Any, context: Any) -> Tenso
     name = _name_of(source, env)
     default = STATIC if env.settings.assume_static_by_default else (DUCK if env.settings.duck_shape else DYNAMIC)
     shape = tuple(
-        _size(env, policy, example, f"{name}.size({dim})")
+        size_of(env, policy, example, f"{name}.size({dim})")
         for dim, (policy, example) in enumerate(zip(policies(t, context, default), t.shape, strict=True))
     )
     stride = _strides(t, shape)
-    env.add_input(name, t, shape, stride)
+    env.add_input(name, shape, stride, t.storage_offset())
     return TensorSpec(
         shape, stride, t.storage_offset(), dtype=t.dtype, device=canonical(t.device), conj=t.is_conj(), neg=t.is_neg()
     )
@@ -33,17 +34,10 @@ def _name_of(source: Any, env: Any) -> str:
     return str(name() if callable(name) else name)
 
 
-def _size(env: Any, policy: Policy, example: int, source: str) -> Any:
-    if policy.kind == STATIC:
-        return example
-    return env.create_symbol(
-        example, source, name=policy.name, low=policy.low, high=policy.high, duck=policy.kind == DUCK,
-        keep_dynamic=policy.kind == DYNAMIC,
-    )  # fmt: skip
-
-
 def _strides(t: torch.Tensor, shape: tuple[Any, ...]) -> tuple[Any, ...]:
     """Strides in terms of the sizes, wherever the example's strides are products of them; numbers otherwise."""
+    if t.stride() == contiguous_strides(t.shape):
+        return contiguous_strides(shape)
     candidates: dict[int, Any] = {1: 1}
     strides: list[Any] = list(t.stride())
     for dim in sorted(range(t.ndim), key=lambda i: (t.stride(i), t.size(i), -i)):

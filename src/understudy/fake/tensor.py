@@ -176,7 +176,10 @@ class FakeTensor(torch.Tensor):
 
     def untyped_storage(self) -> Any:
         _torch.forbid_data_pointer(self)
-        return _torch.native_storage(self)
+        storage: Any = _torch.native_storage(self)
+        if self._known is not None:
+            storage.known = self._known  # for another tensor that is set on this storage
+        return storage
 
     @property
     def constant(self) -> torch.Tensor | None:

@@ -42,6 +42,11 @@ UNCACHEABLE = {
     "as_strided_": "depends on the size of the storage",
 }
 
+HIDDEN_WRITES = dict.fromkeys(
+    ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), ("running_mean", "running_var")
+)
+"""Arguments that are written to in training although the schema does not say so."""
+
 cache = Cache()
 """One for the process: a plan depends on nothing that belongs to a mode."""
 
@@ -51,8 +56,8 @@ pure_operators: set[str] = set()
 def mark_pure(op: Any, *, pure: bool = True) -> None:
     """Let the answers for a custom operator (an overload, or its name) be kept in the cache.
 
-    Say so of operators whose results' metadata depends on the metadata of the inputs and the other arguments alone: not on
-    global state, and not on when they are called.
+    Say so of operators whose results' metadata depends on the metadata of the inputs and the other arguments alone:
+    not on global state, and not on when they are called.
     """
     name = full_name(op)
     if pure:
@@ -92,16 +97,18 @@ def infer(call: Call, stage: Stage) -> Plan:
 
 
 def written_inputs(call: Call) -> tuple[int, ...]:
-    """The positions of the inputs that the call writes to, by the operator's schema."""
+    """The positions of the inputs that the call writes to, by the operator's schema and by `HIDDEN_WRITES`."""
     written = _torch.written_arguments(call.op)
-    if not written:
-        return ()
     packet = call.op.overloadpacket.__name__
+    if not written and packet not in HIDDEN_WRITES:
+        return ()
+    arguments = [*zip(_torch.argument_names(call.op), call.args, strict=False), *call.kwargs.items()]
     names = {name for _, name in written if (packet, name) not in KEEPS_VALUE}
+    if packet in HIDDEN_WRITES and dict(arguments)["training"]:
+        names.update(HIDDEN_WRITES[packet])
     positions: list[int] = []
     seen = 0
-    order = _torch.argument_names(call.op)
-    for name, value in [*zip(order, call.args, strict=False), *call.kwargs.items()]:
+    for name, value in arguments:
         count = len(flat(TensorSpec, (value,), {}))
         if name in names:
             positions.extend(range(seen, seen + count))

@@ -39,7 +39,7 @@ def _normalised(
     if x.device.type != "cpu":
         statistics = x.like((channels,), dtype=accumulated(x.dtype))
         return preserved_copy(x), statistics, statistics
-    if training and x.numel == 0:
+    if training and x.is_empty:
         raise ShapeMismatch(f"batch_norm: {x} has no elements to normalise by")
     dtype = _parameter_dtype(x, weight, bias, mean, var)
     statistics = x.like((channels if training else 0,), dtype=dtype)

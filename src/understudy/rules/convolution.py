@@ -63,13 +63,13 @@ def _convolved(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, windo
     shape = output_shape(x, weight, window)
     if window.transposed and any(size < 0 for size in shape[2:]):
         raise ShapeMismatch(f"convolution: the result of {x} and {weight} would have shape {list(shape)}")
-    if x.numel == 0:
+    if x.is_empty:
         return x.like(shape)
     return x.like(shape, stride=_strides(shape, _in_channels_last(x, weight, window)))
 
 
 def _check_kernel_dtype(x: TensorSpec, window: Window) -> None:
-    if x.dtype not in FLOATS and x.numel != 0:
+    if x.dtype not in FLOATS and not x.is_empty:
         check_cpu_dtype("convolution", x, {torch.int64} if window.transposed else INTEGERS)
 
 
@@ -159,7 +159,7 @@ def convolution_backward(
         )
     for_input, for_weight, for_bias = output_mask
     bias = grad.like((shape[1],)) if for_bias else None
-    if x.numel == 0:
+    if x.is_empty:
         return _empty_gradients(x, weight, output_mask, bias)
     check_cpu_dtype("convolution backward", x, FLOATS)
     in_channels_last = _in_channels_last(x, weight, window)

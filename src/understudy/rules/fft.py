@@ -79,7 +79,7 @@ def _prepared(what: str, x: TensorSpec, dims: Dims) -> TensorSpec:
     if x.device.type == "cpu":
         if x.dtype in HALVES or x.dtype is torch.complex32:
             raise DtypeError(f"{what}: no CPU kernel for {x.dtype}, given as {x}")
-        if x.numel == 0:
+        if x.is_empty:
             raise ShapeMismatch(f"{what}: {x} has no elements")
     return preserved_copy(x) if x.conj or x.neg else x
 

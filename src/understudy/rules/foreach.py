@@ -269,7 +269,7 @@ def foreach_max(tensors: Specs) -> list[Any]:
     check_lists("_foreach_max", tensors)
 
     def greatest(a: TensorSpec) -> TensorSpec:
-        if a.numel == 0:
+        if a.is_empty:
             raise ShapeMismatch(f"_foreach_max: {a} has no greatest element")
         check_dtype("_foreach_max", a.dtype, "bif", a.device)
         return a.like(())

@@ -72,7 +72,7 @@ def indexed(spec: TensorSpec, indices: Indices) -> TensorSpec:
     """The result of indexing with integers only."""
     given = [(dim, entry) for dim, entry in enumerate(indices) if entry is not None]
     if not given:
-        if spec.numel == 0:
+        if spec.is_empty:
             return spec.like(stride=elementwise_strides(spec.shape, (spec,)))
         raise ArgumentError("index: all of the indices are None")
     index_shape = _common_shape([entry for _, entry in given])

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from understudy.shapes.sizes import surely_less
 from understudy.spec import TensorSpec, channels_last_strides, contiguous_strides
 from understudy.spec.strides import CHANNELS_LAST_ORDER
 
@@ -18,15 +19,15 @@ def looks_channels_last(spec: TensorSpec) -> bool:
     order = CHANNELS_LAST_ORDER.get(spec.ndim)
     if order is None or spec.stride[1] == 0:
         return False
-    least: Any = 0
-    for dim in order:
-        size, step = spec.shape[dim], spec.stride[dim]
-        if size == 0 or step < least:
+    ends: list[Any] = [0, *(spec.shape[dim] * spec.stride[dim] for dim in order)]
+    if any(surely_less(spec.stride[dim], least) for dim, least in zip(order, ends, strict=False)):
+        return False
+    for dim, least in zip(order, ends, strict=False):
+        if spec.shape[dim] == 0 or spec.stride[dim] < least:
             return False
         if dim == 0 and least == spec.stride[1]:
             # All sizes but the first are 1, and their strides say nothing.
             return False
-        least = step * size if size > 1 else step
     return True
 
 

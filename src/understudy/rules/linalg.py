@@ -9,11 +9,13 @@ import torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.rules.dtype_sets import COMPLEX
 from understudy.rules.registry import rule
+from understudy.rules.view_strides import expand_strides
 from understudy.spec import (
     TensorSpec,
     broadcast_shapes,
     complex_type,
     contiguous_strides,
+    is_contiguous,
     real_type,
     same_shape,
 )
@@ -72,7 +74,7 @@ def cholesky_ex(a: TensorSpec, *, upper: bool = False, check_errors: bool = Fals
 
 @rule("cholesky")
 def cholesky(a: TensorSpec, upper: bool = False) -> TensorSpec:
-    if a.numel == 0:  # eager looks no further
+    if a.is_empty:  # eager looks no further
         return a.like()
     _check_square("cholesky", a)
     return _columns(a, a.shape)
@@ -137,7 +139,7 @@ def eig(a: TensorSpec) -> tuple[TensorSpec, ...]:
 @rule("linalg_lu_factor_ex")
 def lu_factor_ex(a: TensorSpec, *, pivot: bool = True, check_errors: bool = False) -> tuple[TensorSpec, ...]:
     _check_matrix("lu_factor", a)
-    if not pivot and a.device.type == "cpu" and a.numel != 0:
+    if not pivot and a.device.type == "cpu" and not a.is_empty:
         raise ArgumentError("lu_factor: on CPU there is no LU without pivoting")
     return _columns(a, a.shape), _pivots(a), _info(a)
 
@@ -145,7 +147,7 @@ def lu_factor_ex(a: TensorSpec, *, pivot: bool = True, check_errors: bool = Fals
 @rule("linalg_lu")
 def lu(a: TensorSpec, *, pivot: bool = True) -> tuple[TensorSpec, ...]:
     _check_matrix("lu", a)
-    if not pivot and a.device.type == "cpu" and a.numel != 0:
+    if not pivot and a.device.type == "cpu" and not a.is_empty:
         raise ArgumentError("lu: on CPU there is no LU without pivoting")
     (*batch, rows, columns), least = a.shape, _least(a)
     permutation = a.like((*batch, rows, rows) if pivot else (0,))
@@ -177,6 +179,22 @@ def householder_product(a: TensorSpec, tau: TensorSpec) -> TensorSpec:
     if not same_shape(tau.shape[:-1], a.shape[:-2]) or tau.dtype is not a.dtype:
         raise ShapeMismatch(f"householder_product: {tau} and {a} differ in batch or dtype")
     return _columns(a, a.shape)
+
+
+@rule("ormqr")
+def ormqr(
+    a: TensorSpec, tau: TensorSpec, other: TensorSpec, left: bool = True, transpose: bool = False
+) -> TensorSpec:
+    if a.ndim < 2 or other.ndim != a.ndim or tau.ndim != a.ndim - 1:
+        raise ShapeMismatch(f"ormqr: {a}, {tau} and {other} do not fit together")
+    if other.shape[-2 if left else -1] != a.shape[-2] or tau.shape[-1] > a.shape[-2]:
+        raise ShapeMismatch(f"ormqr: {a}, {tau} and {other} do not fit together")
+    batch = a.shape[:-2]
+    if not same_shape(tau.shape[:-1], batch) or not same_shape(other.shape[:-2], batch):
+        raise ShapeMismatch(f"ormqr: {a}, {tau} and {other} differ in batch")
+    if tau.dtype is not a.dtype or other.dtype is not a.dtype or a.dtype not in WIDE:
+        raise DtypeError(f"ormqr: expected one dtype, of float32, float64 or complex numbers: {a}, {tau}, {other}")
+    return _columns(other, other.shape)
 
 
 @rule("_linalg_svd")
@@ -250,7 +268,16 @@ def solve_triangular(
     shape = _solved_shape("solve_triangular", a, b, left)
     if a.device.type != "cpu":
         return NotImplemented
+    if a.conj and _is_column_major(a, (*shape[:-2], *a.shape[-2:])):
+        return b.like(shape)  # spares a copy of the matrices: the adjoint problem is solved, and transposed
     return _columns(a, shape)
+
+
+def _is_column_major(a: TensorSpec, shape: Size) -> bool:
+    """Whether these matrices, broadcast to this shape, lie column by column without gaps."""
+    stride = a.stride if same_shape(a.shape, shape) else expand_strides(a, shape)[1]
+    transposed = (*shape[:-2], shape[-1], shape[-2]), (*stride[:-2], stride[-1], stride[-2])
+    return is_contiguous(*transposed)
 
 
 @rule("triangular_solve")

@@ -16,8 +16,9 @@ from understudy.rules.dtype_sets import (
     check_cpu_dtype,
     check_one_dtype,
 )
-from understudy.rules.registry import rule
+from understudy.rules.registry import check_no_overlap, rule
 from understudy.spec import (
+    Same,
     TensorSpec,
     broadcast_shapes,
     check_expandable,
@@ -96,6 +97,18 @@ def addbmm(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alp
     return _added("addbmm", bias, products.like(products.shape[1:]))
 
 
+@rule("addbmm_")
+def addbmm_in_place(
+    target: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alpha: Any = 1
+) -> Same:
+    """Alone among its kind, it resizes a target that has to be broadcast."""
+    result = addbmm(target, a, b)
+    check_no_overlap("addbmm_", target)
+    if same_shape(result.shape, target.shape):
+        return Same(0)
+    return Same(0, target.viewed(result.shape, result.stride))
+
+
 def _added(what: str, bias: TensorSpec, result: TensorSpec) -> TensorSpec:
     check_one_dtype(what, bias, result)
     if not same_shape(bias.shape, result.shape):
@@ -150,7 +163,7 @@ def addmv(
 ) -> TensorSpec:
     result = _added("addmv", bias, mv(matrix, vector))
     # Without elements in the matrix, eager scales the bias and forgets to expand it.
-    return result if matrix.numel != 0 or beta == 0 else result.like(bias.shape)
+    return result if not matrix.is_empty or beta == 0 else result.like(bias.shape)
 
 
 @rule("dot")

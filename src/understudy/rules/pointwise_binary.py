@@ -20,7 +20,9 @@ from understudy.spec import (
     float_type,
     is_integral,
     number_dtype,
+    preserved_copy,
     result_type,
+    same_shape,
 )
 
 Dtypes = Iterable[torch.dtype]
@@ -203,6 +205,21 @@ def _pow_dtype(base: Any, exponent: Any) -> torch.dtype:
     common = result_type(base, exponent)
     check_dtype("pow", common, "ifc", common_device((base, exponent)), COMPLEX_HALF)
     return common
+
+
+@rule("ldexp.Tensor")
+def ldexp(a: TensorSpec, exponent: TensorSpec) -> TensorSpec:
+    """A kernel of its own for integer exponents of real numbers; else a product with a power of two."""
+    if a.is_floating_point and is_integral(exponent.dtype, True):
+        check_dtype("ldexp", exponent.dtype, "i", a.device)
+        result = elementwise((a, exponent), a.dtype)
+        return preserved_copy(a) if same_shape(result.shape, a.shape) else result
+    if a.dtype is torch.float32 or is_integral(a.dtype, True):
+        power = pow_of_number(2.0, exponent)
+    else:
+        power = pow_tensor(a.like(()), exponent)
+    common = result_type(a, power)
+    return elementwise((a, power), common, common)
 
 
 @rule("heaviside")

@@ -268,7 +268,7 @@ def _unpooled_shape(
     what: str, x: TensorSpec, indices: TensorSpec, spatial: int, output_size: Numbers
 ) -> Size:
     check_any_dtype(what, indices, {torch.int64})
-    if x.numel != 0:
+    if not x.is_empty:
         check_cpu_dtype(what, x, FLOATS)
     if not same_shape(x.shape, indices.shape):
         raise ShapeMismatch(f"{what}: {indices} are no indices for {x}")

@@ -319,7 +319,7 @@ def multinomial(
 
 @rule("native_dropout")
 def native_dropout(a: TensorSpec, p: float, train: bool | None) -> Any:
-    if a.numel == 0:
+    if a.is_empty:
         return (Same(0), preserved_copy(a)) if a.device.type == "cpu" else NotImplemented
     mask = preserved_copy(a, torch.bool)
     if train is False:

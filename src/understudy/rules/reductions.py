@@ -100,7 +100,7 @@ def mean_dims(x: TensorSpec, dim: Dims, keepdim: bool = False, *, dtype: Dtype =
 
 @rule("logsumexp")
 def logsumexp(x: TensorSpec, dim: Sequence[int], keepdim: bool = False) -> TensorSpec:
-    if not dim and x.shape and not keepdim and x.numel != 0:
+    if not dim and x.shape and not keepdim and not x.is_empty:
         raise ArgumentError("logsumexp: an empty list of dimensions needs keepdim")
     if is_integral(x.dtype, include_bool=True):
         x = x.like(dtype=float_type(x.dtype))

@@ -30,7 +30,7 @@ def running_total(spec: TensorSpec, dim: int, *, dtype: torch.dtype | None = Non
 
 @rule("cummax", "cummin")
 def running_extreme(spec: TensorSpec, dim: int) -> tuple[TensorSpec, TensorSpec]:
-    if spec.numel != 0:
+    if not spec.is_empty:
         wrap_dim(dim, spec.ndim)
     check_cpu_dtype("cummax and cummin", spec, REAL_NUMBERS | BOOL)
     return spec.like(), spec.like(dtype=torch.int64)

@@ -34,7 +34,7 @@ def _check_ranks(what: str, spec: TensorSpec, index: TensorSpec, name: str) -> N
 def gather(spec: TensorSpec, dim: int, index: TensorSpec, *, sparse_grad: bool = False) -> TensorSpec:
     dim = wrap_dim(dim, spec.ndim)
     check_cpu_dtype("gather", spec, MOVED_DTYPES)
-    if index.numel != 0:
+    if not index.is_empty:
         _check_index("gather", index)
         _check_ranks("gather", spec, index, "the input")
         _check_not_larger("gather", spec, index, dim)
@@ -53,7 +53,7 @@ def _check_scatter(what: str, spec: TensorSpec, dim: int, index: TensorSpec, src
     dim = wrap_dim(dim, spec.ndim)
     if src is not None and src.dtype is not spec.dtype:
         raise DtypeError(f"{what}: {spec} and the source {src} must have one dtype")
-    if index.numel == 0:
+    if index.is_empty:
         return spec.like()
     _check_index(what, index)
     _check_ranks(what, spec, index, "the input")
@@ -104,7 +104,7 @@ def _check_flat_index(what: str, spec: TensorSpec, index: TensorSpec) -> None:
     check_cpu_dtype(what, spec, MOVED_DTYPES)
     if index.dtype is not torch.int64:
         raise DtypeError(f"{what}: the index must be i64, got {index}")
-    if spec.numel == 0 and index.numel != 0:
+    if spec.is_empty and not index.is_empty:
         raise DimensionError(f"{what}: {spec} has no elements")
 
 

@@ -89,7 +89,7 @@ def roll(spec: TensorSpec, shifts: Any, dims: Any = ()) -> TensorSpec:
     along_dims = bool(dim_list) or len(shift_list) != 1
     if along_dims and len(shift_list) != len(dim_list):
         raise ArgumentError(f"roll: {len(shift_list)} shifts for {len(dim_list)} dimensions")
-    if (along_dims or spec.ndim == 1) and spec.numel == 0:
+    if (along_dims or spec.ndim == 1) and spec.is_empty:
         return preserved_copy(spec)  # without a look at the dimensions
     if along_dims and not spec.shape:
         raise DimensionError(f"roll: {spec} has no dimension to roll along")
@@ -199,7 +199,7 @@ def pixel_unshuffle(spec: TensorSpec, downscale_factor: Any) -> TensorSpec:
     *batch, channels, height, width = spec.shape
     if height % factor != 0 or width % factor != 0:
         raise ShapeMismatch(f"pixel_unshuffle: {height} × {width} of {spec} are not divisible by {factor}")
-    if spec.device.type == "cpu" and spec.numel == 0:
+    if spec.device.type == "cpu" and spec.is_empty:
         return preserved_copy(spec)  # the CPU kernel gives up before it looks at the factor
     return _shuffled(spec, (*batch, channels * factor * factor, height // factor, width // factor))
 
@@ -218,6 +218,6 @@ def channel_shuffle(spec: TensorSpec, groups: Any) -> TensorSpec | View:
         raise ShapeMismatch(f"channel_shuffle: expected at least 3 dimensions, got {spec}")
     if groups <= 0 or spec.shape[1] % groups != 0:
         raise ShapeMismatch(f"channel_shuffle: {spec.shape[1]} channels of {spec} can't be put in {groups} groups")
-    if spec.numel == 0:
+    if spec.is_empty:
         return View(0, spec)
     return _shuffled(spec, spec.shape)

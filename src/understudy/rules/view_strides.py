@@ -16,8 +16,7 @@ def view_strides(spec: TensorSpec, shape: Size) -> Size | None:
     old, stride = spec.shape, spec.stride
     if not old:
         return (1,) * len(shape)
-    # A size of 0 anywhere makes the number of elements 0; comparing the sum of them costs one guard.
-    if spec.numel == 0:
+    if spec.is_empty:
         return stride if same_shape(old, shape) else _strides_without_elements(shape)
     if same_shape(stride, contiguous_strides(old)):
         return contiguous_strides(shape)

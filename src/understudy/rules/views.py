@@ -20,6 +20,7 @@ from understudy.rules.dims import (
 )
 from understudy.rules.registry import rule
 from understudy.rules.view_strides import expand_strides, view_strides
+from understudy.shapes.sizes import is_symbolic
 from understudy.spec import TensorSpec, View, complex_type, real_type
 
 
@@ -147,7 +148,7 @@ def clamped_range(size: Any, start: Any, end: Any) -> tuple[Any, Any]:
     elif start > size:
         start = size
     # The largest 64-bit number is how C++ says "to the end".
-    if end is None or end is _TO_THE_END or end == _TO_THE_END:
+    if end is None or (not is_symbolic((end,)) and end == _TO_THE_END):
         return start, size
     if end < 0:
         end = end + size

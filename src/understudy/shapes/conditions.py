@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import polynomials as poly
-from .expr import Algebra, Expr, one_of
+from .expr import Algebra, Expr
 from .intervals import compact, excludes_zero, is_nonnegative
 from .polynomials import Size, constant_of
 from .printing import relation_text
@@ -102,8 +102,11 @@ def lt(a: Size, b: Size) -> bool | Condition:
 
 
 def _compared(kind: str, a: Size, b: Size) -> bool | Condition:
-    algebra = a.algebra if isinstance(a, Expr) else one_of(a, b)
-    if algebra is None:
+    if type(a) is Expr:
+        algebra = a.algebra
+    elif type(b) is Expr:
+        algebra = b.algebra
+    else:
         return PLAIN[kind](a, b)
     found = algebra.compared.get((kind, a, b))
     if found is None:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import keyword
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-STATIC, DYNAMIC, DUCK = "static", "dynamic", "duck"
+from understudy.shapes.floats import OPERATIONS
+
+STATIC, DYNAMIC, DUCK, UNBACKED = "static", "dynamic", "duck", "unbacked"
+KINDS = (STATIC, DYNAMIC, DUCK, UNBACKED)
 
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """A dimension with a name of its own: the same name is the same size wherever it is used."""
+    """A dimension with a name of its own, from `min` to `max`: the same name is the same size wherever it is used."""
 
     name: str
     min: int | None = None
     max: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier() or keyword.iskeyword(self.name) or self.name in OPERATIONS:
+            raise ValueError(f"{self.name!r} can't name a dimension: guards are written in Python with it")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"dimension {self.name!r} has no sizes from {self.min} to {self.max}")
 
 
 def dims(*names: str, min: int | None = None, max: int | None = None) -> tuple[Dim, ...]:
@@ -25,29 +35,36 @@ def dims(*names: str, min: int | None = None, max: int | None = None) -> tuple[D
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What is asked for one dimension."""
+    """What is asked for one dimension. `derive` gives the size if it is computed from the one that `name` names."""
 
     kind: str
     name: str | None = None
     low: int | None = None
     high: int | None = None
+    derive: Callable[[Any], Any] | None = None
 
 
 def policies(tensor: Any, context: Any, default: str) -> list[Policy]:
     """One policy for each dimension, from the context, from marks on the tensor, or the default."""
     given = _given(context, tensor.ndim)
-    marked = [
-        (STATIC, getattr(tensor, "_dynamo_static_indices", ())),
-        (DYNAMIC, getattr(tensor, "_dynamo_dynamic_indices", ())),
-        (DYNAMIC, getattr(tensor, "_dynamo_weak_dynamic_indices", ())),
-    ]
-    result = []
-    for dim, wanted in enumerate(given):
-        if wanted is None:
-            mark = next((kind for kind, indices in marked if dim in indices), None)
-            wanted = Policy(mark or default)
-        result.append(wanted)
-    return result
+    return [_marked(tensor, dim) or Policy(default) if wanted is None else wanted for dim, wanted in enumerate(given)]
+
+
+MARKS = {
+    STATIC: ("_dynamo_static_indices",),
+    UNBACKED: ("_dynamo_unbacked_indices", "_dynamo_strict_unbacked_indices"),
+    DYNAMIC: ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices"),
+}
+"""What `torch._dynamo.mark_static`, `mark_unbacked`, `mark_dynamic` and `maybe_mark_dynamic` leave on a tensor."""
+
+
+def _marked(tensor: Any, dim: int) -> Policy | None:
+    for kind, attributes in MARKS.items():
+        if any(dim in getattr(tensor, attribute, ()) for attribute in attributes):
+            bounds = [r for r in getattr(tensor, "_dynamo_dynamic_range", ()) if r.dim == dim]
+            low, high = (bounds[0].min, bounds[0].max) if bounds and kind == DYNAMIC else (None, None)
+            return Policy(kind, None, low, high)
+    return None
 
 
 def _given(context: Any, ndim: int) -> list[Policy | None]:
@@ -56,7 +73,9 @@ def _given(context: Any, ndim: int) -> list[Policy | None]:
     if hasattr(context, "dynamic_sizes"):  # torch's own contexts
         constraints = getattr(context, "constraint_sizes", None) or [None] * ndim
         return [_from_torch(kind, bound) for kind, bound in zip(context.dynamic_sizes, constraints, strict=True)]
-    if isinstance(context, Sequence) and len(context) == ndim:
+    if isinstance(context, dict):  # as in torch.export: by dimension, the others static
+        return [_policy(context.get(dim, STATIC)) for dim in range(ndim)]
+    if isinstance(context, Sequence) and not isinstance(context, str) and len(context) == ndim:
         return [_policy(entry) for entry in context]
     raise ValueError(f"a symbolic context has one entry for each of the {ndim} dimensions, got {context!r}")
 
@@ -68,20 +87,33 @@ def _policy(entry: Any) -> Policy | None:
         return Policy(DYNAMIC, entry.name, entry.min, entry.max)
     if isinstance(entry, int):
         return Policy(STATIC)
-    if entry in (STATIC, DYNAMIC, DUCK):
-        return Policy(entry)
     if isinstance(entry, str):
-        return Policy(DYNAMIC, entry)
-    if hasattr(entry, "__name__") or hasattr(entry, "min"):  # torch.export.Dim
-        return Policy(DYNAMIC, getattr(entry, "__name__", None), getattr(entry, "min", None), getattr(entry, "max", None))
-    raise ValueError(f"a dimension is a name, a Dim, 'static', 'dynamic', 'duck' or None, not {entry!r}")
+        return Policy(entry) if entry in KINDS else _policy(Dim(entry))
+    if hasattr(entry, "min") and hasattr(entry, "max"):
+        return _from_export(entry)
+    raise ValueError(f"a dimension is a name, a Dim, one of {', '.join(map(repr, KINDS))} or None, not {entry!r}")
+
+
+HINTS: dict[str, str | None] = {"AUTO": None, "STATIC": STATIC, "DYNAMIC": DYNAMIC}
+
+
+def _from_export(entry: Any) -> Policy | None:
+    """A `torch.export.Dim`: a name, `2*batch + 1` of one, or a hint such as `Dim.AUTO`."""
+    hint = getattr(getattr(entry, "type", None), "name", None)
+    if hint in HINTS:
+        kind = HINTS[hint]
+        return None if kind is None else Policy(kind, None, entry.min, entry.max)
+    root = getattr(entry, "root", None)
+    if root is not None:
+        return Policy(DYNAMIC, root.__name__, _number(root.min), _number(root.max), entry.fn)
+    return Policy(DYNAMIC, entry.__name__, _number(entry.min), _number(entry.max))
 
 
 def _from_torch(kind: Any, constraint: Any) -> Policy:
     name = getattr(kind, "name", str(kind)).lower()
     bounds = getattr(constraint, "vr", None)
     low, high = (None, None) if bounds is None else (_number(bounds.lower), _number(bounds.upper))
-    return Policy(STATIC if "static" in name else DUCK if name == "duck" else DYNAMIC, None, low, high)
+    return Policy(name if name in KINDS else DYNAMIC, None, low, high)
 
 
 def _number(bound: Any) -> int | None:
@@ -90,3 +122,26 @@ def _number(bound: Any) -> int | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return None if abs(number) >= 1 << 62 else number
+
+
+def size_of(env: Any, policy: Policy, example: int, source: str) -> Any:
+    """The size that stands for a dimension: a number, or a node of the environment."""
+    if policy.kind == STATIC:
+        return example
+    if policy.kind == UNBACKED:
+        return env.create_unbacked_symint(low=policy.low or 0, high=policy.high, what=source).node
+    if policy.derive is not None:
+        return _derived(env, policy, example, source)
+    return env.create_symbol(
+        example, source, name=policy.name, low=policy.low, high=policy.high, duck=policy.kind == DUCK,
+        keep_dynamic=policy.kind == DYNAMIC,
+    )  # fmt: skip
+
+
+def _derived(env: Any, policy: Policy, example: int, source: str) -> Any:
+    assert policy.derive is not None
+    start, step = policy.derive(0), policy.derive(1) - policy.derive(0)
+    root, rest = divmod(example - start, step)
+    if rest:
+        raise ValueError(f"{source} is {example}, which is not {step}*{policy.name} + {start} for any {policy.name}")
+    return policy.derive(size_of(env, Policy(DYNAMIC, policy.name, policy.low, policy.high), root, source))

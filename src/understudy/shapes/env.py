@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from understudy.errors import Context, GuardOnDataDependentSymNode
+from understudy.errors import GuardOnDataDependentSymNode
 from understudy.lines import user_line
-from understudy.shapes import conditions
+from understudy.shapes import conditions, undecidable
+from understudy.shapes.arithmetic import LEAST, Arithmetic
+from understudy.shapes.checking import Checking
 from understudy.shapes.conditions import Condition
 from understudy.shapes.expr import Algebra, Expr
 from understudy.shapes.facts import Facts, Proof
-from understudy.shapes.floats import FloatCondition, FloatExpr, as_fraction
-from understudy.shapes.guards import Birth, Guard, Inputs, InputSize
+from understudy.shapes.floats import INTEGER_RELATIONS, FloatExpr
+from understudy.shapes.guards import Birth, Guard, Inputs, Specialisation
 from understudy.shapes.node import SymNode, value_of
 from understudy.shapes.torch_side import TorchSide
-
-RELATIONS: dict[str, Callable[[Any, Any], Any]] = {
-    "==": conditions.eq, "!=": conditions.ne, "<": conditions.lt,
-    "<=": conditions.le, ">": conditions.gt, ">=": conditions.ge,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,6 +29,7 @@ class Settings:
     """How an environment makes symbols.
 
     `duck_shape`: equal example sizes share a symbol. `specialize_zero_one`: sizes of 0 and 1 stay numbers.
+    `assume_static_by_default`: sizes stay numbers unless a context or a mark says otherwise.
     `allow_scalar_outputs`, `allow_dynamic_output_shape_ops`: data-dependent numbers and sizes become symbols.
     """
 
@@ -42,8 +40,18 @@ class Settings:
     duck_shape: bool = True
 
 
-class ShapeEnv(TorchSide):
-    """Owns symbols and facts. Everything that it answers is true for all sizes that its guards admit."""
+class ShapeEnv(Arithmetic, Checking, TorchSide):
+    """Owns symbols and facts. Everything that it answers is true for all sizes that its guards admit.
+
+        env = ShapeEnv()
+        mode = FakeTensorMode(shape_env=env)
+        x = mode.from_tensor(torch.randn(8, 128), source="x", symbolic_context=dims("batch", "seq"))
+        y = x.view(-1, 4)
+        print(y.spec)         f32[batch*seq//4, 4]@cpu
+        print(*env.guards)    batch*seq % 4 == 0    because model.py:12: y = x.view(-1, 4)
+
+    Options are those of `Settings`: `ShapeEnv(duck_shape=False, specialize_zero_one=False)`.
+    """
 
     def __init__(self, *, settings: Settings | None = None, **options: Any) -> None:
         self.settings = replace(settings or Settings(), **options)
@@ -51,20 +59,25 @@ class ShapeEnv(TorchSide):
         self.facts = Facts(self.algebra)
         self.guards: list[Guard] = []
         self.runtime_asserts: list[Guard] = []
+        self.specialisations: list[Specialisation] = []
         self.inputs = Inputs()
         self.hints: dict[Expr, int] = {}
         self.births: dict[Expr, Birth] = {}
         self.definitions: dict[Expr, FloatExpr] = {}
+        self.truths: dict[Condition, Expr] = {}
+        self.float_facts: dict[Any, bool] = {}
         self.pending_fresh_unbacked_symbols: list[Expr] = []
+        self.unbacked_renamings: dict[Expr, Expr] = {}
+        self.computed: dict[tuple[Any, ...], Any] = {}
         self._nodes: dict[Any, SymNode] = {}
-        self._floats: dict[Any, FloatExpr] = {}
-        self._memo: dict[Any, Any] = {}
+        self._floats: dict[Any, Any] = {}
         self._sympy: dict[Any, Any] = {}
         self._from_sympy: dict[Any, Any] = {}
         self._decided: dict[Any, bool] = {}
+        self._ordinaries: dict[Expr, Expr] = {}
         self._by_example: dict[int, Expr] = {}
         self._by_name: dict[str, Expr] = {}
-        self.specialisations: list[str] = []
+        self._specialised: set[Expr] = set()
         self._suppressed = 0
         self._ignoring_fresh = 0
         self._named = 0
@@ -78,17 +91,22 @@ class ShapeEnv(TorchSide):
         """A size that is `example` at hand: a node, or the number itself if it must not vary.
 
         A size of 0 or 1 stays a number, unless `specialize_zero_one` is off or `keep_dynamic` asks for a symbol.
+        Symbols with the same `name` are the same; without a name, they are called after their source.
         """
         if name is not None and name in self._by_name:
             return self._again(name, example, source)
         if self.settings.specialize_zero_one and example in (0, 1) and not keep_dynamic:
-            self.specialisations.append(f"{source} = {example}    because 0 and 1 are not made symbols")
+            what = str(source) if source is not None else "a size"
+            reason = "sizes of 0 and 1 stay numbers: specialize_zero_one"
+            self.specialisations.append(Specialisation(what, example, user_line(), reason))
             return example
         shared = self.settings.duck_shape if duck is None else duck
         if shared and name is None and example in self._by_example:
             return self.node(self._by_example[example], int)
         least = low if low is not None else (2 if self.settings.specialize_zero_one and example >= 2 else 0)
-        symbol = self.algebra.symbol(name or self._fresh_name("s"), least, high)
+        if example < least or (high is not None and example > high):
+            raise ValueError(f"{source or name}: the example is {example}, which is not in {least}..{high or '∞'}")
+        symbol = self.algebra.symbol(name or self._name_from(source), least, high)
         self.hints[symbol] = example
         if name is not None:
             self._by_name[name] = symbol
@@ -103,171 +121,97 @@ class ShapeEnv(TorchSide):
             raise ValueError(f"dimension {name!r} is {self.hints[symbol]} elsewhere, but {example} in {source}")
         return self.node(symbol, int)
 
-    def add_input(self, name: str, tensor: Any, shape: Any, stride: Any) -> None:
-        position = len(self.inputs.names)
-        self.inputs.names.append(name)
-        for what, sizes in (("size", shape), ("stride", stride)):
-            for dim, size in enumerate(sizes):
-                self.inputs.sizes.append(InputSize(name, position, dim, what, size))
+    def create_symintnode(self, symbol: Any, *, hint: int | None = None, source: Any = None) -> Any:
+        """The `SymInt` of a symbol, of an expression or of a node; a plain int as it is."""
+        return self.node(value_of(self.from_sympy(symbol)), int).symbolic
 
-    def create_unbacked_symint(self, source: Any = None, *, low: int | None = None, high: int | None = None,
-                               what: str = "create_unbacked_symint") -> torch.SymInt:  # fmt: skip
-        return self._unbacked("u", int, low, high, what)  # type: ignore[no-any-return]
+    def create_symint(self, example: int, name: str, **options: Any) -> Any:
+        """A number among the inputs that may vary, as a `SymInt`: `n = env.create_symint(16, "n")`."""
+        size = self.create_symbol(example, name, name=name, **options)
+        self.inputs.add_number(name, size)
+        return size.symbolic if type(size) is SymNode else size
+
+    def create_unbacked_symint(
+        self, source: Any = None, *, low: int | None = None, high: int | None = None, what: str = "create_unbacked_symint"
+    ) -> torch.SymInt:
+        """A whole number that only data tells, within `low` and `high`."""
+        return self.node(self._unbacked("u", LEAST if low is None else low, high, what), int).symbolic
 
     def create_unbacked_symfloat(self, source: Any = None, *, what: str = "create_unbacked_symfloat") -> torch.SymFloat:
-        symbol = self._unbacked("zuf", int, None, None, what).node.value
-        return self.node(self.float_expr("value", symbol), float).symbolic  # type: ignore[no-any-return]
+        """A float that only data tells."""
+        return self.node(self.float_expr("value", self._unbacked("zuf", None, None, what)), float).symbolic
 
     def create_unbacked_symbool(self, source: Any = None, *, what: str = "create_unbacked_symbool") -> torch.SymBool:
-        symbol = self._unbacked("u", int, 0, 1, what).node.value
-        return self.node(conditions.eq(symbol, 1), bool).symbolic  # type: ignore[no-any-return]
+        """A truth value that only data tells."""
+        symbol = self._unbacked("u", 0, 1, what)
+        condition = conditions.eq(symbol, 1)
+        assert isinstance(condition, Condition)
+        self.truths[condition] = symbol
+        return self.node(condition, bool).symbolic
 
-    def _unbacked(self, prefix: str, kind: type, low: int | None, high: int | None, what: str) -> Any:
-        symbol = self.algebra.symbol(self._fresh_name(prefix), -(1 << 63) if low is None else low, high)
+    def _unbacked(self, prefix: str, low: int | None, high: int | None, what: str) -> Expr:
+        symbol = self.algebra.symbol(self._fresh_name(prefix), low, high)
         self.births[symbol] = Birth(what, user_line())
         if not self._ignoring_fresh:
             self.pending_fresh_unbacked_symbols.append(symbol)
-        return self.node(symbol, kind).symbolic
+        return symbol
+
+    def _name_from(self, source: Any) -> str:
+        """`x_0` for `x.size(0)`, if nothing has that name."""
+        place = re.fullmatch(r"([A-Za-z_]\w*)\.size\((\d+)\)", source) if isinstance(source, str) else None
+        name = f"{place[1]}_{place[2]}" if place else ""
+        return name if name and name not in self.algebra.symbols else self._fresh_name("s")
 
     def _fresh_name(self, prefix: str) -> str:
-        self._named += 1
-        return f"{prefix}{self._named - 1}"
+        while True:
+            self._named += 1
+            name = f"{prefix}{self._named - 1}"
+            if name not in self.algebra.symbols:
+                return name
+
+    def add_input(self, name: str, shape: Any, stride: Any, offset: Any = 0) -> None:
+        """What stands for the metadata of an input: needed to check other inputs, and to bind symbols to them."""
+        while name in self.inputs.names:
+            name += "_"
+        self.inputs.add(name, shape, stride, offset)
 
     def is_unbacked(self, symbol: Expr) -> bool:
+        """Whether a symbol has no example value, itself or through what it is computed from."""
+        if symbol in self.definitions:
+            return any(map(self.is_unbacked, self.definitions[symbol].symbols))
         return symbol in self.births
-
-    # --- nodes ---------------------------------------------------------------------------------------------
-
-    def node(self, value: Any, kind: type) -> SymNode:
-        key = (kind, value)
-        found = self._nodes.get(key)
-        if found is None:
-            found = self._nodes[key] = SymNode(self, value, kind)
-        return found
-
-    def sized(self, value: Any) -> Any:
-        """A number for specs: a plain int, or the node of an expression."""
-        return value if type(value) is int else self.node(value, int)
-
-    def float_expr(self, operation: str, *arguments: Any) -> Any:
-        key = (operation, *arguments)
-        found = self._floats.get(key)
-        if found is None:
-            found = self._floats[key] = FloatExpr(operation, arguments)
-        return found
-
-    # --- arithmetic ----------------------------------------------------------------------------------------
-
-    def size(self, operation: str, a: Any, b: Any) -> Any:
-        """Arithmetic on sizes, for rules: numbers and nodes in, a number or a node out."""
-        key = (operation, a, b)
-        found = self._memo.get(key)
-        if found is None:
-            found = self._memo[key] = self.sized(self._integer(operation, value_of(a), value_of(b)))
-        return found
-
-    def _integer(self, operation: str, a: Any, b: Any) -> Any:
-        return getattr(self.algebra, _METHOD.get(operation, operation))(a, b)
-
-    def arithmetic(self, operation: str, a: SymNode, b: SymNode) -> SymNode:
-        key = (operation, a, b, "node")
-        found = self._memo.get(key)
-        if found is None:
-            found = self._memo[key] = self._arithmetic(operation, a, b)
-        return found
-
-    def _arithmetic(self, operation: str, a: SymNode, b: SymNode) -> SymNode:
-        if a.kind is float or b.kind is float:
-            return self.node(self.float_expr(operation, a.value, b.value), float)
-        return self.node(self._integer(operation, self._as_int(a.value), self._as_int(b.value)), int)
-
-    def _as_int(self, value: Any) -> Any:
-        """A truth value that takes part in arithmetic has to be decided."""
-        if isinstance(value, bool) or not isinstance(value, (int, Expr)):
-            return int(self.decide(value))
-        return value
-
-    def quotient(self, a: SymNode, b: SymNode) -> SymNode:
-        return self.node(self.float_expr("truediv", a.value, b.value), float)
-
-    def unary(self, operation: str, a: SymNode, *more: Any) -> SymNode:
-        if a.kind is float:
-            return self.node(self.float_expr(operation, a.value, *more), float)
-        if operation == "neg":
-            return self.node(self.algebra.neg(a.value), int)
-        return self.node(self.algebra.absolute(a.value), int)
-
-    def to_float(self, a: SymNode) -> SymNode:
-        if a.kind is float:
-            return a
-        value = float(a.value) if a.is_constant() else self.float_expr("to_float", a.value)
-        return self.node(value, float)
-
-    def rounded(self, operation: str, a: SymNode) -> SymNode:
-        """A float back to an integer: exactly, where it is a quotient of sizes."""
-        if a.kind is not float:
-            return a
-        if a.is_constant():
-            return self.node(int(getattr(math, operation)(a.value) if operation != "round" else round(a.value)), int)
-        fraction = as_fraction(a.value)
-        if fraction is not None and operation != "round":
-            top, bottom = fraction
-            if operation == "ceil":
-                return self.node(self.algebra.neg(self.algebra.floordiv(self.algebra.neg(top), bottom)), int)
-            if operation == "floor" or self.is_known(conditions.ge(top, 0)):
-                return self.node(self.algebra.floordiv(top, bottom), int)
-        return self._opaque(self.float_expr(operation, a.value))
-
-    def _opaque(self, expression: FloatExpr) -> SymNode:
-        """An integer of which nothing is known but how to compute it."""
-        key = ("opaque", expression)
-        if key not in self._memo:
-            symbol = self.algebra.symbol(str(expression), -(1 << 63), None)
-            self.definitions[symbol] = expression
-            hint = self.hint_of(expression)
-            if hint is not None:
-                self.hints[symbol] = int(hint)
-            self._memo[key] = self.node(symbol, int)
-        return self._memo[key]  # type: ignore[no-any-return]
-
-    def comparison(self, relation: str, a: SymNode, b: SymNode) -> SymNode:
-        key = (relation, a, b, "node")
-        found = self._memo.get(key)
-        if found is None:
-            found = self._memo[key] = self.node(self._condition(relation, a, b), bool)
-        return found
-
-    def _condition(self, relation: str, a: SymNode, b: SymNode) -> Any:
-        if a.kind is float or b.kind is float:
-            if a.is_constant() and b.is_constant():
-                return FloatCondition.RELATIONS[relation](a.value, b.value)
-            return FloatCondition(relation, a.value, b.value)
-        return RELATIONS[relation](self._as_int(a.value), self._as_int(b.value))
 
     # --- decisions -----------------------------------------------------------------------------------------
 
     def compare(self, relation: str, a: Any, b: Any) -> bool:
         """Decide a comparison of sizes, for rules."""
+        if type(a) is float or type(b) is float:
+            return self._decide_for_rule(self.condition(relation, self.node_of(a), self.node_of(b)))
         key = (relation, a, b)
         found = self._decided.get(key)
         if found is None:
-            decided = self._decide_for_rule(RELATIONS[relation](value_of(a), value_of(b)))
-            if self._suppressed:
-                return decided
-            found = self._decided[key] = decided
+            found = self._decide_for_rule(self._comparison(relation, a, b))
+            if not self._suppressed:
+                self._decided[key] = found
         return found
+
+    def _comparison(self, relation: str, a: Any, b: Any) -> Any:
+        a, b = self.node_of(a), self.node_of(b)
+        if a.kind is int and b.kind is int:
+            return INTEGER_RELATIONS[relation](a.value, b.value)
+        return self.condition(relation, a, b)
 
     def _decide_for_rule(self, condition: Any) -> bool:
         """As `decide`; but a size that only data knows is taken for an ordinary one: neither 0 nor 1, and fitting
         the others that it meets. What that takes for granted is checked when the program runs."""
-        if isinstance(condition, bool) or self.hint_of(condition) is not None:
+        if not isinstance(condition, Condition) or self.hint_of(condition) is not None:
             return self.decide(condition)
         for question in (condition, condition.substitute(self._ordinary(condition.symbols))):
-            proof = self.prove(question)
-            if proof is not Proof.UNKNOWN:
-                return proof is Proof.YES
-        is_equality = isinstance(condition, Condition) and condition.kind == "eq"
-        self.expect(condition if is_equality else negated(condition))
+            answer = self.known_truth(question)
+            if answer is not None:
+                return answer
+        is_equality = condition.kind == "eq"
+        self.expect(condition if is_equality else self.negated(condition))
         return is_equality
 
     def _ordinary(self, symbols: frozenset[Expr]) -> dict[Expr, Expr]:
@@ -275,35 +219,32 @@ class ShapeEnv(TorchSide):
         result = {}
         for symbol in symbols:
             low, high = self.facts.interval(symbol)
-            if symbol in self.births and (low is None or low >= 0 or symbol.low == -(1 << 63)):
-                key = ("ordinary", symbol)
-                if key not in self._memo:
-                    self._memo[key] = self.algebra.symbol(f"{symbol.name}≥2", 2, high)
-                result[symbol] = self._memo[key]
+            if symbol in self.births and (low is None or low >= 0 or symbol.low == LEAST):
+                if symbol not in self._ordinaries:
+                    self._ordinaries[symbol] = self.algebra.symbol(f"{symbol.name}≥2", 2, high)
+                result[symbol] = self._ordinaries[symbol]
         return result
 
     def decide(self, condition: Any, fallback: bool | None = None) -> bool:
         """True or False: by proof, else by the example (recorded as a guard), else the fallback, else an error."""
-        if isinstance(condition, bool):
-            return condition
-        proof = self.prove(condition)
-        if proof is not Proof.UNKNOWN:
-            return proof is Proof.YES
+        answer = self.known_truth(condition)
+        if answer is not None:
+            return answer
         answer = self.hint_of(condition)
         if answer is None:
             if fallback is not None:
                 return fallback
             raise self.undecidable(condition)
-        self._assume(condition if answer else negated(condition))
+        self._assume(condition if answer else self.negated(condition))
         return bool(answer)
 
     def prove(self, condition: Any) -> Proof:
-        if isinstance(condition, bool):
-            return Proof.YES if condition else Proof.NO
-        return self.facts.prove(condition) if isinstance(condition, Condition) else Proof.UNKNOWN
+        """YES or NO for all sizes that are admitted, else UNKNOWN. Asking records nothing."""
+        answer = self.known_truth(condition)
+        return Proof.UNKNOWN if answer is None else Proof.YES if answer else Proof.NO
 
     def is_known(self, condition: Any) -> bool:
-        return self.prove(condition) is Proof.YES
+        return self.known_truth(condition) is True
 
     def specialise(self, value: Any) -> Any:
         """The number that a symbolic value has to be from now on."""
@@ -313,62 +254,63 @@ class ShapeEnv(TorchSide):
             value = self.facts.simplify(value)
             if isinstance(value, int):
                 return value
+        elif not isinstance(value, FloatExpr):
+            return self.decide(value)
         number = self.hint_of(value)
         if number is None:
             raise self.undecidable(value)
-        if isinstance(value, Expr):
-            self._assume(conditions.eq(value, number), is_specialisation=True)
-        else:
-            self._assume(FloatCondition("==", value, number), is_specialisation=True)
+        kind = int if isinstance(value, Expr) else float
+        equal = self.condition("==", self.node(value, kind), self.node(number, kind))
+        if self.known_truth(equal) is None:
+            self._assume(equal, is_specialisation=True)
         return number
 
     def expect(self, condition: Any) -> bool:
         """`torch._check`: a decision if there is an example, else a fact to be checked when the program runs."""
-        proof = self.prove(condition)
-        if proof is not Proof.UNKNOWN:
-            return proof is Proof.YES
+        answer = self.known_truth(condition)
+        if answer is not None:
+            return answer
         answer = self.hint_of(condition)
         if answer is not None:
-            self._assume(condition if answer else negated(condition))
+            self._assume(condition if answer else self.negated(condition))
             return bool(answer)
         self.runtime_asserts.append(Guard(condition, user_line()))
-        if isinstance(condition, Condition):
-            self.facts.learn(condition)
+        self._learn(condition)
         return True
 
     def _assume(self, condition: Any, is_specialisation: bool = False) -> None:
         if isinstance(condition, bool) or self._suppressed:
             return
+        self._learn(condition)
+        guard = Guard(condition, user_line(), is_specialisation)
+        self.guards.append(guard)
+        self._report_specialised(guard)
+
+    def _learn(self, condition: Any) -> None:
         if isinstance(condition, Condition):
             self.facts.learn(condition)
-        self.guards.append(Guard(condition, user_line(), is_specialisation))
+        else:
+            self.float_facts[condition] = True
+            self.float_facts[self.negated(condition)] = False
+
+    def _report_specialised(self, guard: Guard) -> None:
+        """Each symbol that the guard leaves one value is reported, once."""
+        for symbol in sorted(guard.condition.symbols - self._specialised, key=lambda s: s.order):
+            number = self.facts.simplify(symbol)
+            if isinstance(number, int) and symbol not in self.definitions:
+                self._specialised.add(symbol)
+                reason = "" if guard.is_specialisation else guard.text
+                self.specialisations.append(Specialisation(symbol.name, number, guard.line, reason))
 
     def undecidable(self, asked: Any) -> GuardOnDataDependentSymNode:
-        unbacked = sorted((s for s in asked.symbols if s in self.births), key=lambda s: s.name)
-        born = "; ".join(f"{symbol.name} was made by {self.births[symbol]}" for symbol in unbacked)
-        is_condition = isinstance(asked, (Condition, FloatCondition))
-        question = f"whether {asked}" if is_condition else f"the value of {asked}"
-        paste = f"torch._check({asked})" if is_condition else f"torch._check({asked} == <number>)"
-        return GuardOnDataDependentSymNode(
-            f"the program needs to know {question}, and that depends on data: {born}",
-            context=Context("a decision on sizes", str(asked), user_line(), f"say what holds before it is needed: {paste}"),
-        )
-
-    # --- values --------------------------------------------------------------------------------------------
-
-    def hint_of(self, value: Any) -> Any:
-        if isinstance(value, (int, float)):
-            return value
-        if any(symbol not in self.hints for symbol in value.symbols):
-            return None
-        return value.evaluate(self.hints)
-
-    size_hint = hint_of
-
-    def simplify(self, value: Any) -> Any:
-        return self.facts.simplify(value) if isinstance(value, Expr) else value
+        return undecidable.error(self, asked)
 
     # --- switches ------------------------------------------------------------------------------------------
+
+    @property
+    def suppresses_guards(self) -> bool:
+        """Whether decisions go unrecorded just now: what follows from them must not be kept."""
+        return self._suppressed > 0
 
     @contextmanager
     def suppress_guards(self) -> Iterator[None]:
@@ -387,10 +329,3 @@ class ShapeEnv(TorchSide):
             yield
         finally:
             self._ignoring_fresh -= 1
-
-
-_METHOD = {"min": "minimum", "max": "maximum"}
-
-
-def negated(condition: Any) -> Any:
-    return condition.negated() if isinstance(condition, FloatCondition) else conditions.negated(condition)

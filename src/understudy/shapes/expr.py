@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import polynomials as poly
 from .intervals import Interval, interval_of
-from .polynomials import ONE, Monomial, Size, Terms, terms_of
+from .polynomials import Monomial, Size, Terms, terms_of
 from .printing import text_of
 from .rewrites import folded_division, rewrite
 
@@ -57,37 +57,37 @@ class Expr:
         self._text = ""
 
     def __add__(self, other: Any) -> Size:
-        return self.algebra.add(self, other) if isinstance(other, (int, Expr)) else NotImplemented
+        return self.algebra.add(self, other) if isinstance(other, OPERANDS) else NotImplemented
 
     def __radd__(self, other: Any) -> Size:
         return self.algebra.add(other, self) if isinstance(other, int) else NotImplemented
 
     def __sub__(self, other: Any) -> Size:
-        return self.algebra.sub(self, other) if isinstance(other, (int, Expr)) else NotImplemented
+        return self.algebra.sub(self, other) if isinstance(other, OPERANDS) else NotImplemented
 
     def __rsub__(self, other: Any) -> Size:
         return self.algebra.sub(other, self) if isinstance(other, int) else NotImplemented
 
     def __mul__(self, other: Any) -> Size:
-        return self.algebra.mul(self, other) if isinstance(other, (int, Expr)) else NotImplemented
+        return self.algebra.mul(self, other) if isinstance(other, OPERANDS) else NotImplemented
 
     def __rmul__(self, other: Any) -> Size:
         return self.algebra.mul(other, self) if isinstance(other, int) else NotImplemented
 
     def __floordiv__(self, other: Any) -> Size:
-        return self.algebra.floordiv(self, other) if isinstance(other, (int, Expr)) else NotImplemented
+        return self.algebra.floordiv(self, other) if isinstance(other, OPERANDS) else NotImplemented
 
     def __rfloordiv__(self, other: Any) -> Size:
         return self.algebra.floordiv(other, self) if isinstance(other, int) else NotImplemented
 
     def __mod__(self, other: Any) -> Size:
-        return self.algebra.mod(self, other) if isinstance(other, (int, Expr)) else NotImplemented
+        return self.algebra.mod(self, other) if isinstance(other, OPERANDS) else NotImplemented
 
     def __rmod__(self, other: Any) -> Size:
         return self.algebra.mod(other, self) if isinstance(other, int) else NotImplemented
 
     def __pow__(self, other: Any) -> Size:
-        return self.algebra.pow(self, other) if isinstance(other, (int, Expr)) else NotImplemented
+        return self.algebra.pow(self, other) if isinstance(other, OPERANDS) else NotImplemented
 
     def __rpow__(self, other: Any) -> Size:
         return self.algebra.pow(other, self) if isinstance(other, int) else NotImplemented
@@ -139,6 +139,9 @@ class Expr:
         return algebra.apply(
             self.kind, *[a if isinstance(a, int) else a.substitute(values) for a in self.args]
         )
+
+
+OPERANDS = (int, Expr)
 
 
 def power(base: int, exponent: int) -> int:
@@ -334,11 +337,4 @@ class Algebra:
         return monomial.low, monomial.high
 
 
-def one_of(a: Any, b: Any) -> Algebra | None:
-    """The algebra that two operands belong to; None if both are numbers."""
-    if isinstance(a, Expr):
-        return a.algebra
-    return b.algebra if isinstance(b, Expr) else None
-
-
-__all__ = ["ONE", "Algebra", "Expr", "Size", "one_of"]
+__all__ = ["Algebra", "Expr", "Size"]

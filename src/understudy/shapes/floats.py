@@ -73,7 +73,7 @@ class FloatExpr:
             return f"({shown[1]} if {shown[0]} else {shown[2]})"
         if self.operation == "neg":
             return f"-{_operand(shown[0])}"
-        return f"{self.operation}({', '.join(shown)})"
+        return f"{self.operation}({', '.join(map(_bare, shown))})"
 
     __repr__ = __str__
 

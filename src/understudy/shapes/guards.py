@@ -18,11 +18,36 @@ class Guard:
     is_specialisation: bool = False
 
     def holds(self, values: Mapping[Expr, int]) -> bool:
-        return bool(self.condition.evaluate(values))
+        """Whether it holds at these sizes. What can't be computed at them does not hold."""
+        try:
+            return bool(self.condition.evaluate(values))
+        except (ArithmeticError, ValueError):
+            return False
+
+    @property
+    def text(self) -> str:
+        return str(self.condition)
 
     def __str__(self) -> str:
-        because = f"    because {self.line}" if self.line else ""
-        return f"{self.condition}{because}"
+        return because(self.text, self.line)
+
+
+@dataclass(frozen=True, slots=True)
+class Specialisation:
+    """A size that could have varied and is one number from here on."""
+
+    what: str
+    number: Any
+    line: str = ""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        why = self.reason if not self.line else f"{self.line}    ({self.reason})" if self.reason else self.line
+        return because(f"{self.what} = {self.number}", why)
+
+
+def because(what: str, line: str) -> str:
+    return f"{what}    because {line}" if line else what
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +71,22 @@ class InputSize:
     what: str
     size: Any
 
+    @property
+    def text(self) -> str:
+        """As Python reads it off the input."""
+        if self.what == "number":
+            return self.source
+        return f"{self.source}.storage_offset()" if self.what == "offset" else f"{self.source}.{self.what}({self.dim})"
+
+    def of(self, inputs: tuple[Any, ...] | list[Any]) -> Any:
+        """The number that another input has in this place."""
+        given = inputs[self.position]
+        if self.what == "number":
+            return given
+        if self.what == "offset":
+            return given.storage_offset()
+        return given.size(self.dim) if self.what == "size" else given.stride(self.dim)
+
 
 @dataclass
 class Inputs:
@@ -53,3 +94,18 @@ class Inputs:
 
     names: list[str] = field(default_factory=list)
     sizes: list[InputSize] = field(default_factory=list)
+    ranks: list[int | None] = field(default_factory=list)
+
+    def add(self, name: str, shape: Any, stride: Any, offset: Any) -> None:
+        position = len(self.names)
+        self.names.append(name)
+        self.ranks.append(len(shape))
+        for what, sizes in (("size", shape), ("stride", stride)):
+            for dim, size in enumerate(sizes):
+                self.sizes.append(InputSize(name, position, dim, what, size))
+        self.sizes.append(InputSize(name, position, 0, "offset", offset))
+
+    def add_number(self, name: str, number: Any) -> None:
+        self.sizes.append(InputSize(name, len(self.names), 0, "number", number))
+        self.names.append(name)
+        self.ranks.append(None)

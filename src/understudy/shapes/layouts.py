@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from understudy.shapes import conditions
+from understudy.shapes.packing import is_packed
 
 if TYPE_CHECKING:
     from understudy.shapes.node import SymNode
@@ -14,17 +14,14 @@ CHANNELS_LAST_2D = (1, 3, 2, 0)
 CHANNELS_LAST_3D = (1, 4, 3, 2, 0)
 
 
-def is_dense(sizes: Sequence[SymNode], strides: Sequence[SymNode], order: Iterable[int]) -> bool:
+def is_dense(
+    sizes: Sequence[SymNode], strides: Sequence[SymNode], order: Sequence[int], empty_is_packed: bool = False
+) -> bool:
     """Whether the dimensions, taken from the fastest to the slowest, leave no gaps. Unknown counts as no."""
-    expected: Any = 1
-    for i in order:
-        env = sizes[i].shape_env
-        if env.decide(conditions.eq(sizes[i].value, 1), fallback=False):
-            continue
-        if not env.decide(conditions.eq(strides[i].value, expected), fallback=False):
-            return False
-        expected = env.algebra.mul(sizes[i].value, expected)
-    return True
+    if not sizes:
+        return True
+    env = sizes[0].shape_env
+    return is_packed(env, [size.value for size in sizes], [step.value for step in strides], order, empty_is_packed)
 
 
 def by_example(strides: Sequence[SymNode]) -> list[int]:

@@ -315,7 +315,7 @@ class SymNode:
     # --- layouts: C++ asks when it derives what a tensor's sizes and strides mean ----------------------------
 
     def is_contiguous(self, sizes: list[SymNode], strides: list[SymNode]) -> SymNode:
-        return self.wrap_bool(is_dense(sizes, strides, range(len(sizes) - 1, -1, -1)))
+        return self.wrap_bool(is_dense(sizes, strides, range(len(sizes) - 1, -1, -1), empty_is_packed=True))
 
     def is_channels_last_contiguous_2d(self, sizes: list[SymNode], strides: list[SymNode]) -> SymNode:
         return self.wrap_bool(len(sizes) == 4 and is_dense(sizes, strides, CHANNELS_LAST_2D))

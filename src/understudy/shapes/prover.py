@@ -7,6 +7,7 @@ tried; a budget ends the search, so that a question that can't be decided stays 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from math import gcd, lcm
 
 from . import polynomials as poly
@@ -16,7 +17,7 @@ from .knowledge import Store
 from .polynomials import Monomial, Size, constant_of
 
 DEPTH = 3  # facts combined in one proof
-BUDGET = 40  # inequalities looked at for one question
+BUDGET = 25  # inequalities looked at for one question
 LARGEST_PRODUCT = 256  # number whose divisors are tried
 LARGEST_SPLIT = 12  # residues that are tried one by one
 
@@ -127,20 +128,21 @@ def by_facts(search: Search, p: Expr, depth: int) -> bool:
 def remainders(search: Search, p: Expr) -> Iterator[Size]:
     """a*p - b*m*fact, without one of the terms that keep p from being seen as >= 0."""
     store, algebra = search.store, search.algebra
-    by_monomial = dict(store.by_monomial)
+    known = store.by_monomial
+    local: dict[Monomial, list[tuple[int, Expr]]] = {}
     for atom in p.atoms:
         for lemma in lemmas(search, atom):
             for monomial, coefficient in lemma.terms:
                 if monomial:
-                    by_monomial[monomial] = [*by_monomial.get(monomial, ()), (coefficient, lemma)]
-    if not by_monomial:
+                    local.setdefault(monomial, []).append((coefficient, lemma))
+    if not known and not local:
         return
     for monomial, coefficient in p.terms:
         low = scaled(monomial_interval(store, monomial), coefficient)[0]
         if not monomial or (low is not None and low >= 0):
             continue
         for part in parts_of(monomial):
-            for number, fact in by_monomial.get(part, ()):
+            for number, fact in chain(known.get(part, ()), local.get(part, ())):
                 if (number < 0) != (coefficient < 0):
                     continue
                 factor = poly.over(monomial, part)

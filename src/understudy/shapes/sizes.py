@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from understudy.shapes import conditions
 from understudy.shapes.node import SymNode, value_of
+from understudy.shapes.packing import is_packed
 
 
 def surely_equal(a: Any, b: Any) -> bool:
@@ -27,6 +29,19 @@ def surely_differ(a: Any, b: Any) -> bool:
     return bool(_env_of(a, b).is_known(conditions.ne(value_of(a), value_of(b))))
 
 
+def surely_less(a: Any, b: Any) -> bool:
+    """Whether a < b whatever the symbols are."""
+    if type(a) is int and type(b) is int:
+        return a < b
+    return bool(_env_of(a, b).is_known(conditions.lt(value_of(a), value_of(b))))
+
+
+def are_packed(shape: Sequence[Any], stride: Sequence[Any], order: Sequence[int], empty_is_packed: bool = False) -> bool:
+    """`is_packed` for sizes of which at least one is a symbol."""
+    env = next(size.shape_env for size in (*shape, *stride) if type(size) is SymNode)
+    return is_packed(env, [value_of(s) for s in shape], [value_of(s) for s in stride], order, empty_is_packed)
+
+
 def must_be_equal(a: Any, b: Any) -> bool:
     """As `surely_equal`, but what only data can answer is taken for granted, and checked when the program runs."""
     if a is b:
@@ -38,10 +53,13 @@ def must_be_equal(a: Any, b: Any) -> bool:
 
 def at_least_one(size: Any) -> Any:
     """max(size, 1)"""
-    return max(size, 1) if type(size) is int else size.shape_env.size("max", size, 1)
+    if type(size) is int:
+        return max(size, 1)
+    env = size.shape_env
+    return size if env.is_known(conditions.ge(size.value, 1)) else env.size("max", size, 1)
 
 
-def is_symbolic(sizes: tuple[Any, ...]) -> bool:
+def is_symbolic(sizes: Sequence[Any]) -> bool:
     return any(type(size) is SymNode for size in sizes)
 
 

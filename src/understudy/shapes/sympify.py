@@ -10,6 +10,7 @@ from .expr import Expr
 
 def to_sympy(value: int | bool | Expr | Condition) -> Any:
     """Symbols become integer symbols of the same name (non-negative ones if they are), // and % floor."""
+    # why: half a second, for those tools only
     import sympy  # type: ignore[import-untyped, unused-ignore]
 
     if isinstance(value, bool):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from understudy.shapes import conditions
-from understudy.shapes.facts import Proof
+from understudy.shapes.expr import Expr
+from understudy.shapes.floats import FloatExpr
 
 if TYPE_CHECKING:
     from understudy.shapes.env import ShapeEnv
@@ -21,11 +22,15 @@ class TorchSide:
     def to_sympy(self: ShapeEnv, value: Any) -> Any:
         found = self._sympy.get(value)
         if found is None:
-            from understudy.shapes.sympify import to_sympy  # why: sympy is slow, and only other tools want it
+            from understudy.shapes.sympify_floats import to_sympy  # why: sympy is slow, and only other tools want it
 
             found = self._sympy[value] = to_sympy(value)
             self._from_sympy[found] = value
         return found
+
+    def from_sympy(self: ShapeEnv, expression: Any) -> Any:
+        """What a sympy expression was made from; anything else as it is."""
+        return expression if isinstance(expression, (int, Expr)) else self._from_sympy.get(expression, expression)
 
     def evaluate_sym_node(
         self: ShapeEnv, node: SymNode, size_oblivious: bool = False, fallback_value: bool | None = None
@@ -35,34 +40,50 @@ class TorchSide:
         return self.specialise(node.value)
 
     def evaluate_expr(self: ShapeEnv, expression: Any, hint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        value = self._from_sympy.get(expression, expression)
-        return self.decide(value) if isinstance(value, conditions.Condition) else self.specialise(value)
+        value = self.from_sympy(expression)
+        is_number = isinstance(value, (int, float, Expr, FloatExpr)) and not isinstance(value, bool)
+        return self.specialise(value) if is_number else self.decide(value)
 
     def _maybe_evaluate_static(self: ShapeEnv, expression: Any, **ignored: Any) -> bool | None:
-        value = self._from_sympy.get(expression)
-        if value is None:
-            return None
-        proof = self.prove(value)
-        return None if proof is Proof.UNKNOWN else proof is Proof.YES
+        value = self.from_sympy(expression)
+        return None if isinstance(value, (Expr, FloatExpr)) else self.known_truth(value)
 
     def guarding_hint_or_throw(self: ShapeEnv, expression: Any) -> Any:
-        hint = self.hint_of(self._from_sympy.get(expression, expression))
+        value = self.from_sympy(expression)
+        hint = self.hint_of(value)
         if hint is None:
-            raise self.undecidable(self._from_sympy[expression])
+            raise self.undecidable(value)
         return hint
 
     def optimization_hint(self: ShapeEnv, expression: Any, fallback: int | None = None) -> Any:
-        hint = self.hint_of(self._from_sympy.get(expression, expression))
+        hint = self.hint_of(self.from_sympy(expression))
         return fallback if hint is None else hint
 
+    size_hint = optimization_hint
+
     def is_unbacked_symint(self: ShapeEnv, symbol: Any) -> bool:
-        return self._from_sympy.get(symbol, symbol) in self.births
+        return self.from_sympy(symbol) in self.births
 
     def _constrain_range_for_size(self: ShapeEnv, symbol: Any, min: int | None = None, max: int | None = None) -> None:
-        size = self._from_sympy.get(symbol, symbol)
+        size = self.from_sympy(symbol)
         self.expect(conditions.ge(size, 0 if min is None else min))
         if max is not None:
             self.expect(conditions.le(size, max))
 
     def _constrain_is_bounded(self: ShapeEnv, symbol: Any, upper: int) -> None:
-        self.expect(conditions.le(self._from_sympy.get(symbol, symbol), upper))
+        self.expect(conditions.le(self.from_sympy(symbol), upper))
+
+    # --- one symbol for another: when a program is run again, its data-dependent numbers are the same numbers ----
+
+    def rename_unbacked(self: ShapeEnv, new: Expr, old: Expr) -> None:
+        """The symbol that a second run made is the one that the first run made."""
+        if new is old:
+            return
+        self.unbacked_renamings[old] = new
+        equal = conditions.eq(new, old)
+        if not isinstance(equal, bool):
+            self.facts.learn(equal)
+        if new in self.pending_fresh_unbacked_symbols:
+            self.pending_fresh_unbacked_symbols.remove(new)
+
+    _rename_unbacked_to = rename_unbacked

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from understudy.shapes.sizes import are_packed, is_symbolic
 from understudy.spec.tensor_spec import Size, TensorSpec, contiguous_strides, is_contiguous, same_shape
 
 CHANNELS_LAST_ORDER = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}  # from the fastest dimension to the slowest
@@ -28,6 +29,8 @@ def is_channels_last_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> 
     order = CHANNELS_LAST_ORDER.get(len(shape))
     if order is None:
         return False
+    if is_symbolic((*shape, *stride)):
+        return are_packed(shape, stride, order)
     expected: Any = 1
     for dim in order:
         size = shape[dim]

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from understudy.shapes.sizes import at_least_one, surely_differ, surely_equal
+from understudy.shapes.sizes import are_packed, at_least_one, is_symbolic, surely_differ
 
 Size = tuple[Any, ...]  # of int, or of symbolic sizes
 
@@ -146,6 +146,11 @@ class TensorSpec:
         return self._numel
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is a size of 0. Asked of each size: of a product of symbols nothing can be seen."""
+        return any(size == 0 for size in self.shape)
+
+    @property
     def itemsize(self) -> int:
         return self.dtype.itemsize
 
@@ -245,13 +250,15 @@ class TensorSpec:
 
 
 def is_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
-    if any(surely_equal(size, 0) for size in shape):
+    if is_symbolic((*shape, *stride)):
+        return are_packed(shape, stride, range(len(shape) - 1, -1, -1), empty_is_packed=True)
+    if 0 in shape:
         return True
     expected: Any = 1
     for size, step in zip(reversed(shape), reversed(stride), strict=True):
-        if surely_equal(size, 1):
+        if size == 1:
             continue
-        if not surely_equal(step, expected):
+        if step != expected:
             return False
         expected = expected * size
     return True

@@ -1,0 +1,341 @@
+"""Whether other inputs meet what a run assumed: as a list of what they break, and as the source of a function."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from understudy.shapes.expr import Expr
+from understudy.shapes.floats import FUNCTIONS, OPERATIONS
+from understudy.shapes.guards import Inputs, InputSize, because
+from understudy.shapes.node import value_of
+
+if TYPE_CHECKING:
+    from understudy.shapes.env import ShapeEnv
+
+MATHEMATICS = {name: OPERATIONS[name] for name in ("floor", "ceil", "trunc", *FUNCTIONS)}
+NOT_ONE = "a size of 0 or 1 is no example of it: specialize_zero_one"
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """One thing that inputs must be for the recorded answers to hold."""
+
+    text: str  # in the names of the symbols
+    why: str
+    inputs: tuple[str, ...]
+    is_static: bool
+    holds: Callable[[Mapping[Expr, int], Sequence[Any]], bool]
+
+    def __str__(self) -> str:
+        return because(self.text, self.why)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenGuard:
+    """A requirement that inputs do not meet, with the sizes that they have."""
+
+    requirement: Requirement
+    found: str
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the inputs that it is about."""
+        return self.requirement.inputs
+
+    def __str__(self) -> str:
+        return f"{self.requirement}\n    but {self.found}" if self.found else str(self.requirement)
+
+
+@dataclass(frozen=True)
+class Bindings:
+    """Where each symbol is read off the inputs."""
+
+    places: dict[Expr, tuple[InputSize, Expr]]
+
+    def values(self, inputs: Sequence[Any], definitions: Mapping[Expr, Any]) -> dict[Expr, int]:
+        values = {symbol: solved(expr, place.of(inputs)) for symbol, (place, expr) in self.places.items()}
+        for symbol, expression in definitions.items():
+            if expression.symbols <= values.keys():
+                values[symbol] = int(expression.evaluate(values))
+        return values
+
+    def sources(self, symbols: frozenset[Expr], definitions: Mapping[Expr, Any]) -> list[InputSize]:
+        plain = {s for symbol in symbols for s in origins(symbol, definitions)}
+        return [place for symbol, (place, _) in self.places.items() if symbol in plain]
+
+
+def origins(symbol: Expr, definitions: Mapping[Expr, Any]) -> Iterator[Expr]:
+    """The symbols that a symbol is computed from; itself, unless it is defined by others."""
+    if symbol not in definitions:
+        yield symbol
+        return
+    for part in definitions[symbol].symbols:
+        yield from origins(part, definitions)
+
+
+def linear(expr: Any) -> bool:
+    """Whether it is one symbol, times and plus numbers."""
+    return isinstance(expr, Expr) and len(expr.symbols) == 1 and all(
+        not monomial or (len(monomial) == 1 and monomial[0][1] == 1 and monomial[0][0].is_symbol)
+        for monomial, _ in expr.terms
+    )  # fmt: skip
+
+
+def solved(expr: Expr, number: int) -> int:
+    """The value of the only symbol with which the expression is this number, or about it if there is none."""
+    (symbol,) = expr.symbols
+    start = expr.evaluate({symbol: 0})
+    return (number - start) // (expr.evaluate({symbol: 1}) - start)
+
+
+class Checking:
+    """Mixed into `ShapeEnv`."""
+
+    # --- what is required ----------------------------------------------------------------------------------------
+
+    def requirements(self: ShapeEnv, inputs: Inputs | None = None) -> list[Requirement]:
+        """All that inputs must be: their static sizes, the ranges of the symbols, the guards."""
+        inputs = self.inputs if inputs is None else inputs
+        bindings = bindings_of(inputs)
+        return [*_of_inputs(inputs, bindings), *_of_ranges(bindings), *self._of_guards(bindings)]
+
+    def _of_guards(self: ShapeEnv, bindings: Bindings) -> Iterator[Requirement]:
+        for guard in self.guards:
+            plain = {s for symbol in guard.condition.symbols for s in origins(symbol, self.definitions)}
+            if plain <= bindings.places.keys():
+                about = bindings.sources(guard.condition.symbols, self.definitions)
+                names = tuple(dict.fromkeys(place.source for place in about))
+                yield Requirement(guard.text, guard.line, names, False, lambda values, _, g=guard: g.holds(values))
+
+    # --- checks --------------------------------------------------------------------------------------------------
+
+    def check(self: ShapeEnv, *given: Any, **named: Any) -> list[BrokenGuard]:
+        """What these inputs (in the order of the run's, or by name) break; nothing if the recorded answers hold for them."""
+        arguments = self._in_order(given, named)
+        return self._broken(self.inputs, arguments)
+
+    def _broken(self: ShapeEnv, inputs: Inputs, given: Sequence[Any], static: bool = True) -> list[BrokenGuard]:
+        wrong = [_wrong_rank(inputs, position, value) for position, value in enumerate(given)]
+        if any(wrong):
+            return [broken for broken in wrong if broken is not None]
+        bindings = bindings_of(inputs)
+        values = bindings.values(given, self.definitions)
+        broken = []
+        for required in self.requirements(inputs):
+            if (static or not required.is_static) and not required.holds(values, given):
+                broken.append(BrokenGuard(required, self._found(required, inputs, bindings, values, given)))
+        return broken
+
+    def _found(
+        self: ShapeEnv, required: Requirement, inputs: Inputs, bindings: Bindings, values: Mapping[Expr, int], given: Any
+    ) -> str:
+        shown = [
+            f"{symbol.name} = {values[symbol]} ({place.text})"
+            for symbol, (place, _) in bindings.places.items()
+            if re.search(rf"\b{re.escape(symbol.name)}\b", required.text)
+        ]
+        asked = [place for place in inputs.sizes if required.text.startswith(f"{place.text} ")]
+        shown[:0] = [f"{place.text} = {place.of(given)}" for place in asked]
+        return ", ".join(shown)
+
+    def _in_order(self: ShapeEnv, given: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        names = self.inputs.names
+        both = [*zip(names, given, strict=False), *named.items()]
+        arguments = dict(both)
+        unknown = sorted(set(arguments) - set(names))
+        missing = [name for name in names if name not in arguments]
+        if unknown or missing or len(given) > len(names) or len(both) > len(arguments):
+            raise TypeError(f"the run had the inputs {', '.join(names) or '(none)'}: got {len(given)} and {sorted(named)}")
+        return [arguments[name] for name in names]
+
+    def evaluate_guards(self: ShapeEnv, *given: Any, **named: Any) -> bool:
+        """Whether the recorded answers hold for these inputs."""
+        return not self.check(*given, **named)
+
+    def evaluate_guards_for_args(
+        self: ShapeEnv, placeholders: Sequence[Any], args: Sequence[Any], *, ignore_static: bool = True
+    ) -> bool:
+        """The same for stand-ins and what takes their place, input by input."""
+        return not self._broken(inputs_of(placeholders), list(args), static=not ignore_static)
+
+    def bind_symbols(self: ShapeEnv, placeholders: Any, *args: Any) -> dict[Expr, int]:
+        """What each symbol is for these inputs: in place of stand-ins, of a graph's placeholders, or (None) of the run's."""
+        if len(args) == 1 and isinstance(args[0], (list, tuple)):
+            args = tuple(args[0])
+        inputs = self.inputs if placeholders is None else inputs_of(placeholders_of(placeholders))
+        if len(args) != len(inputs.names):
+            raise TypeError(f"{len(inputs.names)} inputs are expected, got {len(args)}")
+        found = bindings_of(inputs).values(args, {})
+        for place in inputs.sizes:
+            value = value_of(place.size)
+            if isinstance(value, Expr) and value.symbols <= found.keys() and value.evaluate(found) != place.of(args):
+                raise ValueError(f"{place.text} is {place.of(args)}, where {value} is {value.evaluate(found)}")
+        return found
+
+    # --- as text and as code ---------------------------------------------------------------------------------------
+
+    def produce_guards(
+        self: ShapeEnv, placeholders: Any = None, sources: Sequence[Any] | None = None, *, ignore_static: bool = False
+    ) -> list[str]:
+        """Every requirement as a Python expression in terms of the inputs: `x.size(0)*x.size(1) % 8 == 0`."""
+        inputs = self.inputs if placeholders is None else inputs_of(placeholders_of(placeholders), sources)
+        names = {symbol.name: place_as_code(place, expr) for symbol, (place, expr) in bindings_of(inputs).places.items()}
+        wanted = [r for r in self.requirements(inputs) if not (ignore_static and r.is_static)]
+        return [renamed(required.text, names) for required in wanted]
+
+    def produce_guards_expression(
+        self: ShapeEnv, placeholders: Sequence[Any], *, guards: Any = None, ignore_static: bool = True
+    ) -> str | None:
+        """All of them as one expression in `args`, for `evaluate_guards_expression`; None if there are none."""
+        names = [f"args[{position}]" for position in range(len(placeholders))]
+        found = self.produce_guards(placeholders, names, ignore_static=ignore_static)
+        return " and ".join(f"({guard})" for guard in found) or None
+
+    def evaluate_guards_expression(self: ShapeEnv, code: str, args: Sequence[Any]) -> bool:
+        return bool(eval(code, {**MATHEMATICS, "args": args}))
+
+    def check_source(self: ShapeEnv, name: str = "check") -> str:
+        """The source of a function of the inputs that raises ValueError with the guards that they break, and their sizes."""
+        return source_of_check(name, self.inputs, bindings_of(self.inputs), self.requirements())
+
+
+def inputs_of(placeholders: Sequence[Any], sources: Sequence[Any] | None = None) -> Inputs:
+    """What stands in the metadata of stand-ins and symbolic numbers."""
+    inputs = Inputs()
+    for position, placeholder in enumerate(placeholders):
+        source = sources[position] if sources is not None else f"arg{position}"
+        called = getattr(source, "name", source)
+        name = str(called() if callable(called) else called)
+        spec = getattr(placeholder, "_spec", None)
+        if spec is not None:
+            inputs.add(name, spec.shape, spec.stride, spec.offset)
+        elif hasattr(placeholder, "stride"):
+            inputs.add(name, tuple(placeholder.shape), placeholder.stride(), placeholder.storage_offset())
+        else:
+            inputs.add_number(name, placeholder)
+    return inputs
+
+
+def placeholders_of(graph_or_values: Any) -> Sequence[Any]:
+    graph = getattr(graph_or_values, "graph", None)
+    if graph is None:
+        return graph_or_values if isinstance(graph_or_values, (list, tuple)) else [graph_or_values]
+    return [node.meta["val"] for node in graph.nodes if node.op == "placeholder"]
+
+
+def bindings_of(inputs: Inputs) -> Bindings:
+    """A symbol is read where it stands alone, else where it can be solved for."""
+    places: dict[Expr, tuple[InputSize, Expr]] = {}
+    sizes = [(place, value_of(place.size)) for place in inputs.sizes]
+    for is_wanted in (lambda value: value.is_symbol, linear):
+        for place, value in sizes:
+            if isinstance(value, Expr) and is_wanted(value):
+                places.setdefault(next(iter(value.symbols)), (place, value))
+    return Bindings(places)
+
+
+def _of_inputs(inputs: Inputs, bindings: Bindings) -> Iterator[Requirement]:
+    for place in inputs.sizes:
+        value = value_of(place.size)
+        if isinstance(value, Expr):
+            if not value.symbols <= bindings.places.keys() or bindings.places.get(value, (None,))[0] is place:
+                continue
+
+            def equals(values: Mapping[Expr, int], given: Any, place: InputSize = place, value: Any = value) -> bool:
+                return bool(place.of(given) == value.evaluate(values))
+
+            yield Requirement(f"{place.text} == {value}", "", (place.source,), False, equals)
+        elif isinstance(value, (int, float)):
+
+            def is_number(_: Any, given: Any, place: InputSize = place, value: Any = value) -> bool:
+                return bool(place.of(given) == value)
+
+            yield Requirement(f"{place.text} == {value}", "", (place.source,), True, is_number)
+
+
+def _of_ranges(bindings: Bindings) -> Iterator[Requirement]:
+    for symbol, (place, _) in bindings.places.items():
+        low, high = symbol.low, symbol.high
+        if low is not None and low > 0:
+            yield Requirement(
+                f"{symbol.name} >= {low}", NOT_ONE if low == 2 else "its range", (place.source,), False,
+                lambda values, _, s=symbol, low=low: values[s] >= low,
+            )  # fmt: skip
+        if high is not None:
+            yield Requirement(
+                f"{symbol.name} <= {high}", "its range", (place.source,), False,
+                lambda values, _, s=symbol, high=high: values[s] <= high,
+            )  # fmt: skip
+
+
+def _wrong_rank(inputs: Inputs, position: int, value: Any) -> BrokenGuard | None:
+    rank, name = inputs.ranks[position], inputs.names[position]
+    if rank is None or value.dim() == rank:
+        return None
+    required = Requirement(f"{name}.dim() == {rank}", "", (name,), True, lambda values, given: False)
+    return BrokenGuard(required, f"{name}.dim() = {value.dim()}")
+
+
+# --- code -------------------------------------------------------------------------------------------------------
+
+
+def renamed(text: str, names: Mapping[str, str]) -> str:
+    """The text with symbols replaced by what they are read from."""
+    if not names:
+        return text
+    pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    return re.sub(rf"(?<![\w.])(?:{pattern})(?!\w)", lambda found: names[found[0]], text)
+
+
+def place_as_code(place: InputSize, expr: Expr) -> str:
+    if expr.is_symbol:
+        return place.text
+    (symbol,) = expr.symbols
+    start = expr.evaluate({symbol: 0})
+    return f"(({place.text} - {start})//{expr.evaluate({symbol: 1}) - start})"
+
+
+TEMPLATE = '''\
+from math import {functions}
+
+
+def {name}({arguments}):
+    """Raises ValueError with the guards of the run that these inputs break."""
+    for what, tensor, rank in ({ranks}):
+        if tensor.dim() != rank:
+            raise ValueError(f"{{what}} has {{tensor.dim()}} dimensions, where the run had {{rank}}")
+{bindings}
+    guards = [
+{guards}
+    ]
+    broken = []
+    for guard, holds in guards:
+        try:
+            fine = holds()
+        except (ArithmeticError, ValueError):
+            fine = False
+        if not fine:
+            broken.append(guard)
+    if broken:
+        sizes = {sizes}
+        raise ValueError("\\n  ".join(["these inputs break what the run assumed:", *broken, f"with {{sizes}}"]))
+'''
+
+
+def source_of_check(name: str, inputs: Inputs, bindings: Bindings, required: list[Requirement]) -> str:
+    symbols = {symbol.name: place_as_code(place, expr) for symbol, (place, expr) in bindings.places.items()}
+    ranked = [(name, rank) for name, rank in zip(inputs.names, inputs.ranks, strict=True) if rank is not None]
+    shapes = [f"{name}: {{tuple({name}.shape)}}" for name, _ in ranked]
+    sizes = ", ".join([*(f"{symbol} = {{{symbol}}}" for symbol in symbols), *shapes])
+    return TEMPLATE.format(
+        name=name,
+        functions=", ".join(MATHEMATICS),
+        arguments=", ".join(inputs.names),
+        ranks="".join(f"({name!r}, {name}, {rank}), " for name, rank in ranked).rstrip(),
+        bindings="\n".join(f"    {symbol} = {code}" for symbol, code in symbols.items()),
+        guards="\n".join(f"        ({str(r)!r}, lambda: {r.text})," for r in required),
+        sizes=f'f"{sizes}"',
+    )

@@ -1,0 +1,288 @@
+"""One case with symbolic sizes, held against real runs at the example's sizes and at others.
+
+    at the example's sizes              the specs, evaluated there, are those of the real run
+    at other sizes that the guards admit    the same: what was said holds for all of them
+    at sizes that break a guard         the real run should fail or give something else; if not, the guard was needless
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from tests.oracle.cases import Case, duplicate, seed
+from tests.oracle.compare import tensors_in
+from tests.oracle.engines import is_data_dependent
+from tests.oracle.run import Verdict, _said, _text
+from understudy import FakeTensorMode
+from understudy.errors import GuardOnDataDependentSymNode
+from understudy.shapes.env import ShapeEnv
+from understudy.shapes.sizes import from_torch
+
+# The outcomes of a case with symbolic sizes.
+OUTCOMES = {
+    "ok": "right at the example's sizes and at all others that were tried",
+    "static": "right, but no size is left that may vary",
+    "refused": "both raise",
+    "data-dependent": "sizes that lie in the data: right as far as they do not depend on it",
+    "undecidable": "the program branches on data",
+    "mismatch": "wrong at the example's sizes",
+    "unsound": "wrong at other sizes that the guards admit",
+    "error": "the real run works, the symbolic one raises",
+}
+FAILURES = ("mismatch", "unsound", "error")
+OTHER_SIZES = 2
+BROKEN_SIZES = 4
+
+Sizes = Mapping[Any, int]
+
+
+@dataclass
+class Examined:
+    """What came of one case."""
+
+    verdict: Verdict
+    guards: list[str] = field(default_factory=list)
+    needless: list[str] = field(default_factory=list)
+    unmet: list[str] = field(default_factory=list)
+    "What the real operator refused at sizes that the guards admit: often about values, which may be the sample's."
+    tried: int = 0
+
+
+class SymbolicRun:
+    """A case run once with symbolic sizes."""
+
+    def __init__(self, case: Case, duck_shape: bool) -> None:
+        self.env = ShapeEnv(duck_shape=duck_shape)
+        self.mode = FakeTensorMode(shape_env=self.env)
+        self.case = case
+        self.inputs: list[tuple[Any, Any]] = []
+        seed()
+        args, kwargs = duplicate((case.args, case.kwargs))
+        args, kwargs = tree_map(self._converted, (args, kwargs))
+        with warnings.catch_warnings(), self.mode:
+            warnings.simplefilter("ignore")
+            self.result = described(called(case, args, kwargs))
+
+    def _converted(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        fake = self.mode.from_tensor(leaf, source=f"x{len(self.inputs)}")
+        self.inputs.append((leaf, fake._spec))
+        return fake
+
+    @property
+    def symbols(self) -> list[Any]:
+        return [symbol for symbol in self.env.hints if symbol not in self.env.definitions]
+
+    def broken(self, sizes: Sizes) -> list[Any]:
+        """The guards that do not hold at these sizes."""
+        return [guard for guard in self.env.guards if not guard.holds(sizes)]
+
+    def real_inputs(self, sizes: Sizes) -> Any:
+        """Real arguments of other sizes, with values of the sample."""
+        made = {id(leaf): resized(leaf, evaluated(spec, sizes)) for leaf, spec in self.inputs}
+        position = iter(self.inputs)
+
+        def replaced(leaf: Any) -> Any:
+            return made[id(next(position)[0])] if isinstance(leaf, torch.Tensor) else leaf
+
+        return tree_map(replaced, (self.case.args, self.case.kwargs))
+
+    def real_result(self, sizes: Sizes) -> Any:
+        args, kwargs = self.real_inputs(sizes)
+        seed()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return described(called(self.case, args, kwargs))
+
+
+def called(case: Case, args: Any, kwargs: Any) -> Any:
+    """The result of the call; for the backward variant the gradients."""
+    result = case.call(*args, **kwargs)
+    if case.variant != "backward":
+        return result
+    leaves = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
+    outputs = [tensor for tensor in tensors_in(case.differentiable_part(result)) if tensor.requires_grad]
+    if not leaves or not outputs:
+        return ()
+    return torch.autograd.grad(outputs, leaves, [torch.ones_like(output) for output in outputs], allow_unused=True)
+
+
+def described(result: Any) -> list[Any]:
+    """(dtype, shape, stride, offset) for tensors, the value itself for numbers, nothing for the rest."""
+    from torch.utils._pytree import tree_leaves
+
+    found: list[Any] = []
+    for leaf in tree_leaves(result):
+        if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
+            numbers = (*leaf.shape, *leaf.stride(), leaf.storage_offset())
+            found.append((leaf.dtype, leaf.ndim, *[from_torch(number) for number in numbers]))
+        elif isinstance(leaf, torch.Tensor):
+            found.append((leaf.dtype, leaf.layout))
+        elif isinstance(leaf, (int, torch.SymInt)) and not isinstance(leaf, bool):
+            found.append((from_torch(leaf),))
+    return found
+
+
+class Unknown:
+    """Equal to everything: a size that only data knows."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return "?"
+
+
+UNKNOWN = Unknown()
+
+
+def at(description: list[Any], sizes: Sizes) -> list[Any]:
+    """A description in numbers."""
+    return [tuple(number_at(part, sizes) for part in entry) for entry in description]
+
+
+def number_at(part: Any, sizes: Sizes) -> Any:
+    value = getattr(part, "value", part)
+    if not hasattr(value, "evaluate"):
+        return value
+    return value.evaluate(sizes) if all(symbol in sizes for symbol in value.symbols) else UNKNOWN
+
+
+def evaluated(spec: Any, sizes: Sizes) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    shape, stride = (tuple(number_at(n, sizes) for n in numbers) for numbers in (spec.shape, spec.stride))
+    return shape, stride, number_at(spec.offset, sizes)
+
+
+def resized(model: torch.Tensor, geometry: Any) -> torch.Tensor:
+    """A tensor of another size, with the values of the model over and over."""
+    shape, stride, offset = geometry
+    extent = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    storage = torch.zeros(max(extent, 0) if all(shape) else offset, dtype=model.dtype)
+    tensor = storage.as_strided(shape, stride, offset)
+    values = model.detach().resolve_conj().resolve_neg().reshape(-1)
+    if tensor.numel() and values.numel():
+        count = tensor.numel()
+        tensor.copy_(values[torch.arange(count) % values.numel()].reshape(shape))
+    if model.is_conj():
+        tensor = torch._conj(tensor.conj_physical())
+    if model.is_neg():
+        tensor = torch._neg_view(tensor)
+    return tensor.requires_grad_(model.requires_grad)
+
+
+def other_sizes(run: SymbolicRun) -> Iterator[dict[Any, int]]:
+    """Sizes near the example's: all symbols changed alike, then in turn."""
+    changes = (lambda n: n + 1, lambda n: 2 * n, lambda n: n - 1, lambda n: n + 2, lambda n: 3 * n)
+    hints = run.env.hints
+    symbols = run.symbols
+    for change in changes:
+        yield _changed(run, {symbol: change(hints[symbol]) for symbol in symbols})
+    for change in changes:
+        for symbol in symbols:
+            yield _changed(run, {symbol: change(hints[symbol])})
+
+
+def _changed(run: SymbolicRun, values: dict[Any, int]) -> dict[Any, int]:
+    sizes = {symbol: values.get(symbol, run.env.hints[symbol]) for symbol in run.symbols}
+    for symbol, expression in run.env.definitions.items():
+        if all(part in sizes for part in expression.symbols):
+            sizes[symbol] = int(expression.evaluate(sizes))
+    return sizes
+
+
+def is_admissible(run: SymbolicRun, sizes: Sizes) -> bool:
+    """Within the declared ranges: guards are another question."""
+    return all(
+        (symbol.low is None or sizes[symbol] >= symbol.low) and (symbol.high is None or sizes[symbol] <= symbol.high)
+        for symbol in run.symbols
+    )
+
+
+def examine(case: Case, duck_shape: bool) -> Examined:
+    real: Any = None
+    raised: BaseException | None = None
+    try:
+        seed()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            real = described(called(case, *duplicate((case.args, case.kwargs))))
+    except Exception as error:
+        raised = error
+    try:
+        run = SymbolicRun(case, duck_shape)
+    except Exception as error:
+        return Examined(_judged_error(error, raised))
+    if raised is not None:
+        return Examined(Verdict("refused"))
+    examined = Examined(Verdict("ok"), [str(guard) for guard in run.env.guards])
+    answer = at(run.result, run.env.hints)
+    if answer != real:
+        examined.verdict = Verdict("mismatch", "at the example's sizes", f"real {real}, symbolic {answer} from {run.result}"[:900])
+        return examined
+    _try_others(run, examined)
+    if run.env.births and examined.verdict.outcome == "ok":
+        examined.verdict = Verdict("data-dependent")
+    elif not examined.tried and examined.verdict.outcome == "ok":
+        examined.verdict = Verdict("static", "; ".join(str(guard.condition) for guard in run.env.guards)[:300])
+    return examined
+
+
+def _judged_error(error: BaseException, raised: BaseException | None) -> Verdict:
+    if raised is not None:
+        return Verdict("refused")
+    if isinstance(error, GuardOnDataDependentSymNode) or is_data_dependent(error):
+        return Verdict("undecidable", _said(error), _text(error))
+    return Verdict("error", _said(error), _text(error))
+
+
+def _try_others(run: SymbolicRun, examined: Examined) -> None:
+    seen: set[tuple[int, ...]] = {tuple(run.env.hints[symbol] for symbol in run.symbols)}
+    broken_left = BROKEN_SIZES
+    for sizes in islice(other_sizes(run), 64):
+        key = tuple(sizes[symbol] for symbol in run.symbols)
+        if key in seen or not is_admissible(run, sizes):
+            continue
+        seen.add(key)
+        broken = run.broken(sizes)
+        if not broken and examined.tried < OTHER_SIZES:
+            _try_admitted(run, sizes, examined)
+        elif len(broken) == 1 and broken_left:
+            broken_left -= 1
+            _try_broken(run, sizes, broken[0], examined)
+
+
+def _try_admitted(run: SymbolicRun, sizes: Sizes, examined: Examined) -> None:
+    try:
+        real = run.real_result(sizes)
+    except Exception as error:
+        examined.unmet.append(f"{_shown(run, sizes)}: {_text(error)[:200]}")
+        return
+    examined.tried += 1
+    said = at(run.result, sizes)
+    if said != real and examined.verdict.outcome == "ok":
+        detail = f"at {_shown(run, sizes)}: real {real}, said {said} from {run.result}; guards {examined.guards}"
+        examined.verdict = Verdict("unsound", "at other sizes", detail[:1500])
+
+
+def _try_broken(run: SymbolicRun, sizes: Sizes, guard: Any, examined: Examined) -> None:
+    try:
+        needless = run.real_result(sizes) == at(run.result, sizes)
+    except Exception:  # as it should: the guard keeps such sizes away
+        return
+    if needless:
+        examined.needless.append(str(guard))
+
+
+def _shown(run: SymbolicRun, sizes: Sizes) -> str:
+    inputs = ", ".join(str(list(evaluated(spec, sizes)[0])) for _, spec in run.inputs)
+    return f"inputs {inputs}"

@@ -1,0 +1,171 @@
+"""The sweep with symbolic sizes: every operator of torch's database, at the example's sizes and at others.
+
+    python -m tests.oracle.symbolic_sweep --samples 2
+    python -m tests.oracle.symbolic_sweep --ops '^add$' --variant backward --show
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.oracle import sweep as static_sweep
+
+CAUSES_KEPT = 4
+NEEDLESS_KEPT = 4
+
+
+@dataclass(frozen=True)
+class Plan(static_sweep.Plan):
+    """What to sweep; `duck_shapes`: whether equal sizes share a symbol, each value is a run."""
+
+    engines: tuple[str, ...] = ("understudy",)
+    dtypes: tuple[str, ...] = ("float32", "int64")
+    variants: tuple[str, ...] = ("function",)
+    samples: int | None = 2
+    duck_shapes: tuple[bool, ...] = (False, True)
+
+    def run(self, name: str) -> dict[str, Any]:
+        return sweep_op(name, self)
+
+
+def sweep_op(name: str, plan: Plan) -> dict[str, Any]:
+    """All cases of one operator: counts of outcomes, failures, and how many of its guards were needless."""
+    from tests.oracle.cases import OPS, Limits, cases_of, dtypes_of
+
+    limits = {variant: plan.samples if variant in plan.variants else 0 for variant in static_variants()}
+    cell: dict[str, Any] = {"counts": {}, "failures": [], "guards": 0, "needless": {}, "unmet": {}}
+    started = time.perf_counter()
+    op = OPS[name]
+    for dtype in dtypes_of(op, plan.dtypes):
+        try:
+            for case in cases_of(op, dtype, Limits(**limits, other_dtypes=plan.other_dtypes)):
+                if _is_usable(case):
+                    for duck_shape in plan.duck_shapes:
+                        _record(case, duck_shape, cell)
+        except Exception as error:  # a broken sample generator must not hide the other dtypes
+            cell["counts"]["unusable"] = cell["counts"].get("unusable", 0) + 1
+            cell["failures"].append({"outcome": "unusable", "cause": repr(error)[:200], "count": 1})
+    return {"op": name, "seconds": round(time.perf_counter() - started, 2), "engines": {"understudy": {"*": cell}}}
+
+
+def static_variants() -> tuple[str, ...]:
+    from tests.oracle.cases import VARIANTS
+
+    return VARIANTS
+
+
+def _is_usable(case: Any) -> bool:
+    """Whether there is a size that may vary, and tensors that can be made in other sizes."""
+    import torch
+
+    from tests.oracle.compare import tensors_in
+
+    tensors = tensors_in((case.args, case.kwargs))
+    return all(tensor.layout == torch.strided for tensor in tensors) and any(
+        size >= 2 for tensor in tensors for size in tensor.shape
+    )
+
+
+def _record(case: Any, duck_shape: bool, cell: dict[str, Any]) -> None:
+    from tests.oracle.run import inputs_of
+    from tests.oracle.symbolic import examine
+
+    examined = examine(case, duck_shape)
+    verdict = examined.verdict
+    cell["counts"][verdict.outcome] = cell["counts"].get(verdict.outcome, 0) + 1
+    cell["guards"] += len(examined.guards)
+    for guard in examined.needless[:NEEDLESS_KEPT]:
+        cell["needless"][guard] = cell["needless"].get(guard, 0) + 1
+    for text in examined.unmet:
+        cell["unmet"][text] = cell["unmet"].get(text, 0) + 1
+    known = next((f for f in cell["failures"] if (f["outcome"], f["cause"]) == (verdict.outcome, verdict.cause)), None)
+    if known is not None:
+        known["count"] += 1
+    elif verdict.cause and len(cell["failures"]) < CAUSES_KEPT:
+        where = f"{case.dtype}/{case.variant} sample {case.sample} duck_shape={duck_shape}"
+        cell["failures"].append({
+            "outcome": verdict.outcome, "cause": verdict.cause, "count": 1, "where": where, "detail": verdict.detail,
+            "inputs": inputs_of(case),
+        })  # fmt: skip
+
+
+def cell_of(result: dict[str, Any]) -> dict[str, Any]:
+    """The one cell of a result."""
+    return next(iter(result["engines"]["understudy"].values()))  # type: ignore[no-any-return]
+
+
+def totals(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    samples: Counter[str] = Counter()
+    operators: Counter[str] = Counter()
+    guards = needless = 0
+    for result in results:
+        cell = cell_of(result)
+        samples.update(cell["counts"])
+        operators.update(cell["counts"].keys())
+        guards += cell.get("guards", 0)
+        needless += sum(cell.get("needless", {}).values())
+    return {"samples": dict(samples), "operators": dict(operators), "guards": guards, "needless guards": needless}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    from tests.oracle.symbolic import FAILURES, OUTCOMES
+
+    options = _options(arguments)
+    plan = Plan(
+        dtypes=tuple(options.dtypes), variants=tuple(options.variant),
+        samples=None if options.samples == "all" else int(options.samples),
+    )  # fmt: skip
+    names = static_sweep.operator_names(options.ops)
+    results: list[dict[str, Any]] = []
+    started = time.monotonic()
+    for result in static_sweep.sweep(plan, names, options.jobs):
+        results.append(result)
+        if options.show:
+            _show(result, options.show)
+        if len(results) % 50 == 0:
+            print(f"{len(results)}/{len(names)}  {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+    summary = totals(results)
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump({"totals": summary, "results": sorted(results, key=lambda result: str(result["op"]))}, file, indent=1)
+    for outcome in (*OUTCOMES, "crash", "unusable"):
+        counts = summary["samples"].get(outcome, 0), summary["operators"].get(outcome, 0)
+        print(f"{outcome:15s} {counts[0]:6d} samples of {counts[1]:4d} operators   {OUTCOMES.get(outcome, '')}")
+    print(f"{summary['guards']} guards; {summary['needless guards']} times a broken guard was found needless")
+    return int(any(summary["samples"].get(outcome) for outcome in (*FAILURES, "crash")))
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.oracle.symbolic_sweep")
+    parser.add_argument("--ops", help="a regular expression for the operators' names")
+    parser.add_argument("--dtypes", nargs="+", default=Plan.dtypes)
+    parser.add_argument("--variant", nargs="+", default=Plan.variants)
+    parser.add_argument("--samples", default="2", help="how many of each operator and variant, or 'all'")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--json", help="write the results to this file")
+    parser.add_argument("--show", nargs="?", const="failures", choices=("failures", "all"),
+                        help="print failures; with 'all', needless guards and refusals at admitted sizes as well")  # fmt: skip
+    return parser.parse_args(arguments)
+
+
+def _show(result: dict[str, Any], what: str) -> None:
+    cell = cell_of(result)
+    for failure in cell["failures"]:
+        if what == "all" or failure["outcome"] not in ("static", "refused"):
+            print(f"{result['op']} {failure.get('where', '')} × {failure['count']}: {failure['outcome']} {failure['cause']}")
+            print(f"    inputs: {failure.get('inputs')}\n    {failure.get('detail')}")
+    if what == "all":
+        for kind in ("needless", "unmet"):
+            for text, count in cell.get(kind, {}).items():
+                print(f"{result['op']} {kind} × {count}: {text}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
