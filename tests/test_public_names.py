@@ -9,11 +9,15 @@ import sys
 import understudy
 
 NAMES = """
-    DataDependentOutputException DispatchCacheInfo DynamicOutputShapeException FakeCopyMode FakeTensor
-    FakeTensorConverter FakeTensorDeviceMismatchError FakeTensorMode MetadataMismatchError MixedTensorsError New
-    NoDataError OperatorError Same TensorMetadata TensorSpec UnderstudyError UnsupportedFakeTensorException
-    UnsupportedMutationAliasingException UnsupportedOperatorException Value View extract_tensor_metadata
-    get_plain_tensors is_fake mark_pure maybe_get_fake_mode rule unset_fake_temporarily
+    DataDependentOutputException Dim DispatchCacheInfo DynamicOutputShapeException FakeCopyMode FakeTensor
+    FakeTensorConverter FakeTensorDeviceMismatchError FakeTensorMode GuardOnDataDependentSymNode KeyPath
+    MetadataMismatchError MixedTensorsError New NoDataError OperatorError Same Settings ShapeEnv
+    TensorMetadata TensorSpec UnderstudyError UnsupportedFakeTensorException
+    UnsupportedMutationAliasingException UnsupportedOperatorException Value View bind_symbols
+    compute_unbacked_bindings dims eval_guards extract_tensor_metadata free_symbols free_unbacked_symbols
+    get_plain_tensors guard_or_false guard_or_true has_free_symbols has_free_unbacked_symbols is_fake
+    mark_pure maybe_get_fake_mode rebind_unbacked resolve_unbacked_bindings rule statically_known_false
+    statically_known_true unset_fake_temporarily
 """.split()
 
 

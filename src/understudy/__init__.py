@@ -5,6 +5,7 @@ from understudy.errors import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorDeviceMismatchError,
+    GuardOnDataDependentSymNode,
     MetadataMismatchError,
     MixedTensorsError,
     NoDataError,
@@ -28,12 +29,31 @@ from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.cache import DispatchCacheInfo
 from understudy.infer.engine import mark_pure, rule
+from understudy.shapes.bindings import (
+    KeyPath,
+    bind_symbols,
+    compute_unbacked_bindings,
+    eval_guards,
+    free_symbols,
+    free_unbacked_symbols,
+    guard_or_false,
+    guard_or_true,
+    has_free_symbols,
+    has_free_unbacked_symbols,
+    rebind_unbacked,
+    resolve_unbacked_bindings,
+    statically_known_false,
+    statically_known_true,
+)
+from understudy.shapes.contexts import Dim, dims
+from understudy.shapes.env import Settings, ShapeEnv
 from understudy.spec import New, Same, TensorSpec, Value, View
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DataDependentOutputException",
+    "Dim",
     "DispatchCacheInfo",
     "DynamicOutputShapeException",
     "FakeCopyMode",
@@ -41,12 +61,16 @@ __all__ = [
     "FakeTensorConverter",
     "FakeTensorDeviceMismatchError",
     "FakeTensorMode",
+    "GuardOnDataDependentSymNode",
+    "KeyPath",
     "MetadataMismatchError",
     "MixedTensorsError",
     "New",
     "NoDataError",
     "OperatorError",
     "Same",
+    "Settings",
+    "ShapeEnv",
     "TensorMetadata",
     "TensorSpec",
     "UnderstudyError",
@@ -55,11 +79,25 @@ __all__ = [
     "UnsupportedOperatorException",
     "Value",
     "View",
+    "bind_symbols",
+    "compute_unbacked_bindings",
+    "dims",
+    "eval_guards",
     "extract_tensor_metadata",
+    "free_symbols",
+    "free_unbacked_symbols",
     "get_plain_tensors",
+    "guard_or_false",
+    "guard_or_true",
+    "has_free_symbols",
+    "has_free_unbacked_symbols",
     "is_fake",
     "mark_pure",
     "maybe_get_fake_mode",
+    "rebind_unbacked",
+    "resolve_unbacked_bindings",
     "rule",
+    "statically_known_false",
+    "statically_known_true",
     "unset_fake_temporarily",
 ]

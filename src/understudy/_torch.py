@@ -67,13 +67,6 @@ def storage_id(tensor: Tensor) -> int:
     return native_storage(tensor)._cdata
 
 
-def is_alone_on_storage(tensor: Tensor, nbytes: int) -> bool:
-    """Whether no other tensor stands on the storage of this one, and it has so many bytes."""
-    storage = native_storage(tensor)
-    # Two hold it: the tensor, and the Python object that was just asked for.
-    return storage.nbytes() == nbytes and torch._C._storage_Use_Count(storage._cdata) == 2
-
-
 def bytes_of(tensor: Tensor) -> bytes:
     """What is in the storage of a real CPU tensor."""
     storage = tensor.untyped_storage()
@@ -214,6 +207,8 @@ PLACES: dict[str, tuple[Any, str]] = {
     "higher-order operators": (HigherOrderOperator, "dispatch"),
     "truncated normal": (torch.nn.init, "_no_grad_trunc_normal_"),
     "unpacking a sequence": (torch._VF, "_pad_packed_sequence"),
+    **{name: (torch._VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
+    **{name: (torch._C._nn, name) for name in dir(torch._C._nn) if name.lstrip("_").startswith("upsample_")},
 }
 """Where torch can be made to answer otherwise for as long as a fake mode is active."""
 _patches: dict[str, Patch] = {}
@@ -227,6 +222,17 @@ def while_active(place: str) -> Callable[[Patch], Patch]:
         return patch
 
     return register
+
+
+WITH_CONCRETE_SIZES = tuple(name for name, (place, _) in PLACES.items() if place in (torch._C._nn, torch._VF))[1:]
+"""Functions whose C++ side reads sizes as plain integers; torch has Python versions that do not."""
+
+
+def python_versions() -> Any:
+    """A context in which operators that torch has written in Python as well are taken from there."""
+    from torch._dispatch.python import enable_python_dispatcher  # why: only symbolic sizes need it
+
+    return enable_python_dispatcher()
 
 
 def is_stand_in(tensor: Any) -> bool:
@@ -303,6 +309,20 @@ def _set_flags(in_mode: bool, keeps_out_compiler: bool) -> None:
     _modes._is_in_torch_dispatch_mode = in_mode
     _modes._is_in_any_mode_without_ignore_compile_internals = keeps_out_compiler
     _modes.set_is_in_mode_without_ignore_compile_internals(keeps_out_compiler)
+
+
+def is_heard_alone(mode: Any) -> bool:
+    """Whether a call on stand-ins reaches `mode`, which is active, and nothing else: no other mode, transform or cast."""
+    return (
+        torch._C._len_torch_dispatch_stack() == 1
+        and torch._C._get_dispatch_mode(FAKE) is mode
+        and torch._C._len_torch_function_stack() == 0
+        and not any(map(torch.is_autocast_enabled, _CASTING_DEVICES))
+        and torch._C._functorch.peek_interpreter_stack() is None
+    )
+
+
+_CASTING_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia")
 
 
 class PastDispatch:
@@ -466,6 +486,27 @@ def argument_names(op: OpOverload) -> tuple[str, ...]:
     return tuple(argument.name for argument in op._schema.arguments)
 
 
+def is_mutable(op: OpOverload) -> bool:
+    """Whether the schema says that it writes to an argument."""
+    return bool(op._schema.is_mutable)
+
+
+def number_list_positions(op: OpOverload) -> tuple[int, ...]:
+    """The positions of the arguments that are lists of numbers: C++ takes a lone number for a list there."""
+    return tuple(
+        position for position, argument in enumerate(op._schema.arguments) if str(argument.type) in _NUMBER_LISTS
+    )
+
+
+_NUMBER_LISTS = ("List[int]", "Optional[List[int]]", "List[float]", "Optional[List[float]]")
+
+
+def returns_list(op: OpOverload) -> bool:
+    """Whether it returns one list of tensors."""
+    returns = op._schema.returns
+    return len(returns) == 1 and isinstance(returns[0].type, torch.ListType)
+
+
 def takes_tensor(op: OpOverload, position: int) -> bool:
     arguments = op._schema.arguments
     return position < len(arguments) and isinstance(arguments[position].type, torch.TensorType)
@@ -484,18 +525,6 @@ class CheckpointSource(NamedTuple):
     neg: bool
     loaded: dict[Any, Any]
     reader: Any
-
-    def contents(self) -> bytes | None:
-        """What the file holds for this storage; None for files of the old format and of other byte orders."""
-        if self.reader is None:
-            return None
-        names = self.loaded.get("names by place")
-        if names is None:
-            records = self.reader.get_all_records()
-            names = {self.reader.get_record_offset(name): name for name in records}
-            self.loaded["names by place"] = names
-        name = names.get(self.place)
-        return None if name is None else self.reader.get_record(name)
 
 
 _REBUILDERS = (torch._utils._rebuild_tensor.__code__, torch._utils._rebuild_tensor_v3.__code__)
@@ -556,7 +585,7 @@ def meta_storage(nbytes: int, device: torch.device) -> Any:
 
 def reduced_as_real(tensor: Tensor, storage: Any, metadata: dict[str, bool]) -> Any:
     """How `torch.save` writes a real tensor with the metadata of `tensor` on `storage`."""
-    place = (tensor.storage_offset(), tuple(tensor.size()), tensor.stride(), tensor.requires_grad, OrderedDict())
+    place: Any = (tensor.storage_offset(), tuple(tensor.size()), tensor.stride(), tensor.requires_grad, OrderedDict())
     extra = (metadata,) if metadata else ()
     if tensor.dtype in torch.storage._new_dtypes():
         return torch._utils._rebuild_tensor_v3, (storage, *place, tensor.dtype, *extra)

@@ -233,21 +233,6 @@ def test_an_undetermined_write_forgets_for_all_aliases(mode: FakeTensorMode) -> 
         assert before.tolist() == [1, 1, 1, 1], "what was computed before is as it was"
 
 
-def test_views_made_before_values_are_known(mode: FakeTensorMode) -> None:
-    with mode:
-        x = torch.empty(4)
-        view = x[:2]
-        x.zero_()
-        with pytest.raises(DataDependentOutputException):
-            x.tolist()  # nobody could tell it what is written through the view
-        view.normal_()
-        del view
-        x.zero_()
-        view = x[:2]
-        view.fill_(1)
-        assert x.tolist() == [1, 1, 0, 0]
-
-
 def test_a_partial_write_to_unknown_memory_stays_unknown(mode: FakeTensorMode) -> None:
     with mode:
         x = torch.empty(4)
@@ -256,14 +241,13 @@ def test_a_partial_write_to_unknown_memory_stays_unknown(mode: FakeTensorMode) -
             x.tolist()
 
 
-def test_a_full_write_makes_it_known_again(mode: FakeTensorMode) -> None:
+def test_memory_as_it_was_found_stays_unknown(mode: FakeTensorMode) -> None:
+    """Following it would send the initialisation of every parameter past the hot path."""
     with mode:
-        x = torch.rand(4)
-        x.copy_(torch.arange(4.0))
-        assert x.tolist() == [0, 1, 2, 3]
-        x.uniform_()
-        x.fill_(3)
-        assert x.tolist() == [3, 3, 3, 3]
+        for x in (torch.empty(4), torch.rand(4)):
+            x.zero_()
+            with pytest.raises(DataDependentOutputException):
+                x.tolist()
 
 
 def test_several_outputs_written_at_once(mode: FakeTensorMode) -> None:
@@ -318,10 +302,10 @@ def put(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("alias", ALIASES.values(), ids=ALIASES)
-@pytest.mark.parametrize("begun", ["zeros", "zero_", "literal"])
+@pytest.mark.parametrize("begun", ["zeros", "literal"])
 def test_no_alias_writes_unseen(alias: Callable[[torch.Tensor], torch.Tensor], begun: str, mode: FakeTensorMode) -> None:
     with mode:
-        x = {"zeros": torch.zeros, "zero_": torch.empty, "literal": lambda n: torch.tensor([0.0] * n)}[begun](3)
+        x = {"zeros": torch.zeros, "literal": lambda n: torch.tensor([0.0] * n)}[begun](3)
         x.zero_()
         other = alias(x)
         other.fill_(1)

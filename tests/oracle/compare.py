@@ -84,7 +84,7 @@ def facts_of(tensor: torch.Tensor) -> Facts:
     return Facts(
         shape=tuple(tensor.shape),
         stride=tuple(tensor.stride()) if strided else None,
-        offset=tensor.storage_offset() if strided else None,
+        offset=int(tensor.storage_offset()) if strided else None,
         dtype=str(tensor.dtype).removeprefix("torch."),
         device=str(tensor.device),
         layout=str(tensor.layout).removeprefix("torch."),
@@ -105,7 +105,7 @@ def storage_of(tensor: torch.Tensor) -> int | None:
     """An identity for the storage; None for layouts that have none."""
     if tensor.layout != torch.strided:
         return None
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:

@@ -24,7 +24,7 @@ class Trained:
     """What is left after one step of training."""
 
     output: Any
-    parameters: dict[str, torch.Tensor]
+    parameters: dict[str, nn.Parameter]
     gradients: dict[str, torch.Tensor | None]
     buffers: dict[str, torch.Tensor]
     optimizer: dict[str, Any]

@@ -170,17 +170,16 @@ def sweep(plan: Plan, names: Sequence[str], jobs: int = 1) -> Iterator[dict[str,
 
 def _collected(worker: _Worker) -> Iterator[dict[str, Any]]:
     assert worker.op is not None
+    name = worker.op
     try:
         if worker.pipe.poll():
             result = worker.pipe.recv()
             worker.op = None
             yield result
         elif time.monotonic() - worker.since > SECONDS_PER_OP:
-            name = worker.op
             worker.stop()
             yield crashed(name, worker.plan, f"no answer in {SECONDS_PER_OP} s")
     except EOFError:
-        name = worker.op
         worker.process.join()
         code = worker.process.exitcode
         worker.stop()
@@ -226,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.show:
             _show(result)
         _progress(len(results), len(names), started, result)
-    report = {
+    report: dict[str, Any] = {
         "engines": {engine: totals(results, engine) for engine in plan.engines},
         "seconds": round(time.monotonic() - started),
         "results": sorted(results, key=lambda result: str(result["op"])),
@@ -235,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with open(options.json, "w") as file:
             json.dump(report, file, indent=1)
     _table(report)
-    failed = any(report["engines"][engine]["samples that fail"] for engine in plan.engines)  # type: ignore[index]
+    failed = any(report["engines"][engine]["samples that fail"] for engine in plan.engines)
     return int(failed)
 
 

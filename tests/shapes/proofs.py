@@ -39,11 +39,16 @@ class Tally:
         )
 
 
-def run(count: int, seed: int) -> Tally:
+def run(count: int, seed: int, progress: int | None = None) -> Tally:
+    """`progress`: print after this many proofs, each time."""
     rng = random.Random(seed)
     tally = Tally()
+    due = progress
     while tally.count < count:
         explore(World.random(rng), tally)
+        if progress and due and tally.count >= due:
+            print(tally, flush=True)
+            due += progress
     return tally
 
 
@@ -124,7 +129,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     started = time.perf_counter()
-    tally = run(options.count, options.seed)
+    tally = run(options.count, options.seed, progress=50_000)
     for line in tally.unsound[:20]:
         print(line)
     print(f"{tally} in {time.perf_counter() - started:.0f} s")

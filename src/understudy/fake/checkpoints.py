@@ -119,7 +119,7 @@ def _put_on_loaded_storage(
     if base is None:
         nbytes = source.storage.nbytes()
         base = source.loaded[key] = make_new(mode, TensorSpec((nbytes,), dtype=torch.uint8, device=device))
-        contents = source.contents() if 0 < nbytes <= READ_BYTES else None
+        contents = _contents(source) if 0 < nbytes <= READ_BYTES else None
         if contents is not None:
             mode.remember_literal(base, _torch.real_bytes(contents))
     plain = TensorSpec(tuple(shape), tuple(stride), offset, dtype=fake._spec.dtype, device=device)
@@ -128,3 +128,16 @@ def _put_on_loaded_storage(
     # The loader sets the bits of the C++ tensor itself, right after this.
     fake._spec = plain.viewed(plain.shape, plain.stride, conj=source.conj, neg=source.neg)
     return fake
+
+
+def _contents(source: Any) -> bytes | None:
+    """What the file holds for this storage; None for files of the old format and of another byte order."""
+    if source.reader is None:
+        return None
+    names = source.loaded.get("names by place")
+    if names is None:
+        reader = source.reader
+        names = {reader.get_record_offset(name): name for name in reader.get_all_records()}
+        source.loaded["names by place"] = names
+    name = names.get(source.place)
+    return None if name is None else source.reader.get_record(name)

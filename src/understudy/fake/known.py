@@ -8,8 +8,8 @@ answer: a write gives the storage a new expression, or, if what is written is no
             | Outcome(event, position)   the storage of a tensor that an event gave, or wrote to
     event   = Event(op, args)            an operator call on tensors with such contents
 
-A storage of which nothing is known has no `Known`, and so its tensors can't share one. It gets one when a single tensor
-stands on it and is overwritten as a whole.
+A storage of which nothing is known has no `Known`, and never gets one: memory as it was found stays unknown, even if a
+write fills all of it.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def before_call(plan: Plan, args: Any, kwargs: Any, inputs: list[Any]) -> Any:
     """The arguments with each tensor replaced by its contents as they are now; None if not all are determined."""
     unread = plan.reads_from if plan.determined else None
     for position, fake in enumerate(inputs):
-        if _content(fake) is None and (unread is None or position >= unread or not _may_begin(plan, fake)):
+        if _content(fake) is None and (unread is None or plan.written or position >= unread):
             _drop_parameters(inputs)
             return None
     return None if unread is None else mapped(_part, torch.Tensor, (tuple(args), dict(kwargs)))
@@ -215,18 +215,6 @@ def _content(fake: Any) -> Any:
 def _part(fake: Any) -> Part:
     known = fake._known
     return Blank(fake._spec) if known is None else Part(known.content, fake._spec, id(known))
-
-
-def _may_begin(plan: Plan, fake: Any) -> bool:
-    """Whether values can be followed from here although nothing is known of this input, which the call does not read.
-
-    One that is overwritten must be the only tensor on its storage and cover it: no other tensor could tell what is
-    written to it later.
-    """
-    if not plan.written:
-        return True
-    spec = fake._spec
-    return not fake.requires_grad and _torch.is_alone_on_storage(fake, spec.numel * spec.itemsize)
 
 
 def _drop_parameters(inputs: list[Any]) -> None:
@@ -254,12 +242,7 @@ def after_call(op: Any, plan: Plan, before: Any, inputs: list[Any], results: lis
     if plan.written:
         for position in plan.written:
             fake = inputs[position]
-            content = Outcome(event, position, fake._spec)
-            if fake._known is None:
-                fake._known = Known(content)
-                fake.untyped_storage()  # lets it be found by whoever has the storage in hand
-            else:
-                fake._known.content = content
+            fake._known.content = Outcome(event, position, fake._spec)
         return
     is_literal = bool(inputs) and all(fake._known is not None and fake._known.literal for fake in inputs)
     for position, fake in enumerate(results):

@@ -150,6 +150,25 @@ def drawn_once(original: Function) -> Function:
     return draw
 
 
+def _in_python(place: str) -> None:
+    @while_active(place)
+    def patch(original: Function) -> Function:
+        """C++ reads the sizes of its inputs as integers here, which symbols are not."""
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            mode = active_fake_mode()
+            if mode is None or mode.shape_env is None:
+                return original(*args, **kwargs)
+            with _torch.python_versions():
+                return original(*args, **kwargs)
+
+        return called
+
+
+for _place in _torch.WITH_CONCRETE_SIZES:
+    _in_python(_place)
+
+
 @while_active("unpacking a sequence")
 def unpacked_by_operators(original: Function) -> Function:
     def pad(data: Any, batch_sizes: Any, batch_first: bool, value: Any, total_length: int) -> Any:

@@ -11,7 +11,7 @@ from understudy.fake.native import prepare
 from understudy.fake.sparse import make_sparse
 from understudy.fake.tensor import FakeTensor
 from understudy.shapes.sizes import to_torch
-from understudy.spec import New, Same, TensorSpec, View
+from understudy.spec import Changed, New, Same, TensorSpec, View
 
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
@@ -109,6 +109,10 @@ def realise(mode: FakeTensorMode, outcomes: Any, inputs: list[FakeTensor]) -> An
         case Same(of, TensorSpec() as spec):
             change_spec(inputs[of], spec)
             return inputs[of]
+        case Changed(changes):
+            for change in changes:
+                realise(mode, change, inputs)
+            return None
         case tuple():
             return tuple([realise(mode, part, inputs) for part in outcomes])
         case list():

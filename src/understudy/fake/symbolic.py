@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from understudy.fake.handlers import handles
 from understudy.fake.native import canonical
 from understudy.shapes.contexts import DUCK, DYNAMIC, STATIC, policies, size_of
 from understudy.spec import TensorSpec
@@ -25,6 +26,20 @@ def symbolic_spec(env: Any, t: torch.Tensor, source: Any, context: Any) -> Tenso
     return TensorSpec(
         shape, stride, t.storage_offset(), dtype=t.dtype, device=canonical(t.device), conj=t.is_conj(), neg=t.is_neg()
     )
+
+
+@handles("aten::size", "aten::stride", "aten::numel", "aten::storage_offset")
+def concrete_numbers(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """C++ reads sizes as plain integers: from here on they are what they are at hand, and the guards say so."""
+    spec = args[0]._spec
+    match func.name():
+        case "aten::size":
+            return [int(size) for size in spec.shape]
+        case "aten::stride":
+            return [int(step) for step in spec.stride]
+        case "aten::numel":
+            return int(spec.numel)
+    return int(spec.offset)
 
 
 def _name_of(source: Any, env: Any) -> str:

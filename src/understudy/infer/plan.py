@@ -8,7 +8,7 @@ import torch
 
 from understudy._torch import OpOverload
 from understudy.infer.call import Call
-from understudy.spec import New, Outcomes, Same, TensorSpec, View
+from understudy.spec import Changed, New, Outcomes, Same, TensorSpec, View
 
 ONE_NEW, FIRST_VIEWED, FIRST_ITSELF, OTHER = range(4)
 
@@ -28,8 +28,8 @@ class Plan:
 
     `written` are the positions of the inputs that the call writes to. `determined` says that the values of the
     results follow from the values of the inputs: the operator is no random one and the results are small.
-    `uncounted` are those of the written inputs whose version C++ leaves to the kernel. `reads_from` is the position of the
-    first input whose values matter. `plain` says that a hit has nothing to do but to make the tensors.
+    `uncounted` are those of the written inputs whose version C++ leaves to the kernel. `reads_from` is the position
+    of the first input whose values matter. `plain` says that a hit has nothing to do but to make the tensors.
     """
 
     __slots__ = ("determined", "kind", "op", "outcomes", "plain", "reads_from", "spec", "uncounted", "written")
@@ -57,11 +57,12 @@ class Plan:
                 plan.kind, plan.spec = FIRST_VIEWED, spec
             case Same(0, None) if first:
                 plan.kind = FIRST_ITSELF
-        if call.op.overloadpacket.__name__.startswith(KERNEL_COUNTS):
+        if call.op.overloadpacket.__name__.startswith(KERNEL_COUNTS) or isinstance(outcomes, Changed):
             plan.uncounted = written
         plan.reads_from = READS_FROM.get(call.op.overloadpacket.__name__, 0)
-        # Values begin with a call that reads none (zeros, arange, zeros_like, fill_, ...): it must be followed.
-        plan.plain = not plan.uncounted and not (determined and plan.reads_from >= len(call.inputs))
+        # Values begin with a new tensor that a call made without reading any (zeros, arange, zeros_like, ...): it must
+        # be followed. Filling memory that nothing is known of must not: every parameter of every model is initialised so.
+        plan.plain = not plan.uncounted and not (determined and not written and plan.reads_from >= len(call.inputs))
         return plan
 
     def __eq__(self, other: object) -> bool:

@@ -19,7 +19,7 @@ from understudy.errors import (
     UnsupportedOperatorException,
 )
 from understudy.infer.call import Call
-from understudy.infer.kernels import run_meta_kernel, run_real_kernel
+from understudy.infer.kernels import run_meta_kernel, run_real_kernel, with_fixed_sizes
 from understudy.rules import rule_of
 from understudy.spec import normal
 
@@ -96,6 +96,15 @@ def by_decomposition(call: Call, stage: Stage) -> Any:
     return NotImplemented if function is None else stage.perform(function, call)
 
 
+def by_fixed_sizes(call: Call, stage: Stage) -> Any:
+    """Kernels that can't take symbols: the sizes become what they are at hand, and the guards say so."""
+    if not any(spec.is_symbolic for spec in call.inputs):
+        return NotImplemented
+    fixed = with_fixed_sizes(call)
+    answer = by_meta_kernel(fixed, stage)
+    return by_real_kernel(fixed, stage) if answer is NotImplemented else answer
+
+
 def by_real_kernel(call: Call, stage: Stage) -> Any:
     """The last resort: the real operator on zeros. Only where nothing can go wrong by it."""
     op = call.op
@@ -126,5 +135,6 @@ SOURCES: tuple[Source, ...] = (
     by_composite,
     by_meta_kernel,
     by_decomposition,
+    by_fixed_sizes,
     by_real_kernel,
 )

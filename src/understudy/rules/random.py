@@ -301,6 +301,10 @@ def normal_tensors(mean: TensorSpec, std: TensorSpec, *, generator: Any = None) 
     return mean.like(broadcast_shapes(mean.shape, std.shape))
 
 
+MOST_CATEGORIES = 1 << 24
+"""Whole numbers up to here are exact in float32."""
+
+
 @rule("multinomial")
 def multinomial(
     weights: TensorSpec, num_samples: Any, replacement: bool = False, *, generator: Any = None
@@ -314,6 +318,8 @@ def multinomial(
         raise ArgumentError(
             f"multinomial: can't draw {num_samples} of {weights.shape[-1]} categories without replacement"
         )
+    if weights.shape[-1] > MOST_CATEGORIES:
+        raise ArgumentError(f"multinomial: {weights} has more than 2^24 categories")
     return weights.like((*weights.shape[:-1], num_samples), dtype=torch.int64)
 
 

@@ -9,6 +9,9 @@ from understudy.errors import DimensionError, OperatorError
 from understudy.spec import TensorSpec
 from understudy.spec.tensor_spec import Size
 
+MOST_DIMS = 64
+"""Of a tensor that is reduced over a list of dimensions, which eager keeps as the bits of a number."""
+
 
 def wrap_dim(dim: int, ndim: int) -> int:
     """A dimension counted from the front; a 0-dim tensor counts as having one."""
@@ -30,6 +33,10 @@ def reduced_shape(shape: Size, dims: Sequence[int], keepdim: bool) -> Size:
     """The shape left by reducing over `dims`, which are counted from the front."""
     if not shape:
         return shape
+    if len(shape) > MOST_DIMS and len(dims) < len(shape):
+        raise OperatorError(
+            f"a reduction over some dimensions takes tensors of up to {MOST_DIMS} dimensions, not {len(shape)}"
+        )
     if keepdim:
         return tuple(1 if dim in dims else size for dim, size in enumerate(shape))
     return tuple(size for dim, size in enumerate(shape) if dim not in dims)

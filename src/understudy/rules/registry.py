@@ -14,14 +14,14 @@ In-place and out= variants need no rule of their own: they are derived here from
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from understudy._torch import OpOverload
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
-from understudy.spec import New, Same, TensorSpec, normal, same_shape
+from understudy.spec import Changed, New, Same, TensorSpec, normal, same_shape
 
 Rule = Callable[..., Any]
 
@@ -30,6 +30,10 @@ _from_users: dict[str, Rule] = {}
 _derived_rules: dict[str, Rule | None] = {}  # found by schema, kept until rules are added
 
 _exact_out: set[str] = set()  # out= variants that take nothing but the very dtype of their result
+_expanded_out: set[str] = set()  # out= variants that write into expanded tensors
+
+CHECK_BEFORE_RESIZE = frozenset({"aten::index_select.out"})
+"""Out= variants, beside those of elementwise operators, that refuse an expanded tensor even if it is to be resized."""
 
 OPTIONS = ("dtype", "layout", "device", "pin_memory")
 
@@ -76,6 +80,11 @@ def exact_out(*ops: str) -> None:
     _exact_out.update(full_name(op) for op in ops)
 
 
+def write_expanded(*ops: str) -> None:
+    """These out= variants write into a tensor of which several elements are one place in memory."""
+    _expanded_out.update(full_name(op) for op in ops)
+
+
 def rule_of(op: OpOverload) -> Rule | None:
     """The rule for an operator: the user's, ours, or one derived from its functional variant."""
     name = op.name()
@@ -99,9 +108,7 @@ def _derived(op: OpOverload, name: str) -> Rule | None:
     packet = name.partition(".")[0]
     if out_names:
         functional, left_out = _functional_variant(op, packet, out_names)
-        generated = torch.Tag.generated in op.tags
-        exact = generated or name in _exact_out
-        return _out_rule(functional, out_names, left_out, generated, exact) if functional else None
+        return _out_rule(functional, out_names, left_out, _OutManners.of(op, name)) if functional else None
     if packet.endswith("_") and not packet.endswith("__"):
         functional, _ = _functional_variant(op, packet[:-1], [])
         return _in_place_rule(functional, packet) if functional else None
@@ -156,22 +163,42 @@ def check_no_overlap(what: str, target: TensorSpec) -> None:
             raise ArgumentError(f"{what}: can't write into {target}, which is expanded; clone it first")
 
 
-def _out_rule(
-    functional: Rule, out_names: list[str], left_out: list[str], generated: bool, exact: bool
-) -> Rule:
+class _OutManners(NamedTuple):
+    """How an out= variant treats the tensor that it is given."""
+
+    generated: bool
+    "Made from the functional variant: it is resized first and then copied into."
+    exact: bool
+    takes_expanded: bool
+    checks_before_resize: bool
+
+    @staticmethod
+    def of(op: OpOverload, name: str) -> _OutManners:
+        generated = torch.Tag.generated in op.tags
+        return _OutManners(
+            generated=generated,
+            exact=generated or name in _exact_out,
+            takes_expanded=name in _expanded_out,
+            checks_before_resize=torch.Tag.pointwise in op.tags or name in CHECK_BEFORE_RESIZE,
+        )
+
+
+def _out_rule(functional: Rule, out_names: list[str], left_out: list[str], manners: _OutManners) -> Rule:
     def out_variant(*args: Any, **kwargs: Any) -> Any:
         outs = [kwargs.pop(name) for name in out_names]
         told = {name: getattr(outs[0], name) for name in left_out if name in ("dtype", "device")}
         result = functional(*args, **kwargs, **told)
         if result is NotImplemented:
             return NotImplemented
+        first = count_tensors(args) + count_tensors(kwargs.values())
+        if isinstance(outs[0], (list, tuple)):
+            return _list_written(normal(result), outs[0], first, manners)
         outcomes = normal(result)
         results = outcomes if isinstance(outcomes, tuple) else (outcomes,)
         if len(results) != len(outs) or not all(isinstance(r, New) for r in results):
             return NotImplemented
-        first = count_tensors(args) + count_tensors(kwargs.values())
         written = tuple(
-            _written(result.spec, out, first + position, generated, exact)
+            _written(result.spec, out, first + position, manners)
             for position, (result, out) in enumerate(zip(results, outs, strict=True))
         )
         return written if len(written) > 1 else written[0]
@@ -179,16 +206,26 @@ def _out_rule(
     return out_variant
 
 
-def _written(result: TensorSpec, out: TensorSpec, of: int, generated: bool, exact: bool) -> Same:
-    if exact and result.dtype is not out.dtype:
+def _list_written(results: Any, outs: Sequence[TensorSpec], first: int, manners: _OutManners) -> Any:
+    """Variants that are given a list of tensors to write to return nothing."""
+    if not isinstance(results, list) or len(results) != len(outs):
+        raise ArgumentError(f"out=: {len(outs)} tensors are given for a list of {len(results)} results")
+    pairs = enumerate(zip(results, outs, strict=True))
+    return Changed(tuple(_written(result.spec, out, first + at, manners) for at, (result, out) in pairs))
+
+
+def _written(result: TensorSpec, out: TensorSpec, of: int, manners: _OutManners) -> Same:
+    if manners.exact and result.dtype is not out.dtype:
         raise DtypeError(f"out=: a result of {result.dtype} needs a tensor of that dtype, not {out}")
     check_castable("out=", result.dtype, out.dtype)
-    if same_shape(result.shape, out.shape):
+    fits = same_shape(result.shape, out.shape)
+    if (fits and not manners.takes_expanded) or manners.checks_before_resize:
         check_no_overlap("out=", out)
+    if fits:
         return Same(of)
     # A tensor that is resized to fit keeps its offset and takes the strides of the result as well, unless
-    # the out= variant was generated from the functional one: then it is resized first and copied into.
-    stride = None if generated else result.stride
+    # the out= variant was generated from the functional one.
+    stride = None if manners.generated else result.stride
     return Same(of, TensorSpec(result.shape, stride, out.offset, dtype=out.dtype, device=out.device))
 
 

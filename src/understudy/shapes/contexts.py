@@ -105,8 +105,8 @@ def _from_export(entry: Any) -> Policy | None:
         return None if kind is None else Policy(kind, None, entry.min, entry.max)
     root = getattr(entry, "root", None)
     if root is not None:
-        return Policy(DYNAMIC, root.__name__, _number(root.min), _number(root.max), entry.fn)
-    return Policy(DYNAMIC, entry.__name__, _number(entry.min), _number(entry.max))
+        return Policy(DYNAMIC, root.__name__, _number(root.min) or None, _number(root.max), entry.fn)
+    return Policy(DYNAMIC, entry.__name__, _number(entry.min) or None, _number(entry.max))
 
 
 def _from_torch(kind: Any, constraint: Any) -> Policy:
@@ -119,7 +119,7 @@ def _from_torch(kind: Any, constraint: Any) -> Policy:
 def _number(bound: Any) -> int | None:
     try:
         number = int(bound)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, AttributeError):  # infinite, in the words of sympy
         return None
     return None if abs(number) >= 1 << 62 else number
 

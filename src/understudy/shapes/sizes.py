@@ -13,13 +13,12 @@ from understudy.shapes.packing import is_packed
 
 
 def surely_equal(a: Any, b: Any) -> bool:
-    """Whether two sizes are equal; a question that only data could answer counts as no."""
+    """Whether two sizes are equal whatever the symbols are; no guard comes of asking."""
     if a is b:
         return True
     if type(a) is int and type(b) is int:
         return a == b
-    env = _env_of(a, b)
-    return bool(env.decide(conditions.eq(value_of(a), value_of(b)), fallback=False))
+    return bool(_env_of(a, b).is_known(conditions.eq(value_of(a), value_of(b))))
 
 
 def surely_differ(a: Any, b: Any) -> bool:
@@ -36,19 +35,24 @@ def surely_less(a: Any, b: Any) -> bool:
     return bool(_env_of(a, b).is_known(conditions.lt(value_of(a), value_of(b))))
 
 
+def by_example(stride: Sequence[Any], shape: Sequence[Any]) -> list[int]:
+    """The dimensions from the smallest stride to the largest, at the example's sizes; unknown ones last."""
+
+    def at_hand(dim: int) -> tuple[float, float, int]:
+        return _example(stride[dim]), _example(shape[dim]), -dim
+
+    return sorted(range(len(stride)), key=at_hand)
+
+
+def _example(size: Any) -> float:
+    hint = size.hint if type(size) is SymNode else size
+    return float("inf") if hint is None else hint
+
+
 def are_packed(shape: Sequence[Any], stride: Sequence[Any], order: Sequence[int], empty_is_packed: bool = False) -> bool:
     """`is_packed` for sizes of which at least one is a symbol."""
     env = next(size.shape_env for size in (*shape, *stride) if type(size) is SymNode)
     return is_packed(env, [value_of(s) for s in shape], [value_of(s) for s in stride], order, empty_is_packed)
-
-
-def must_be_equal(a: Any, b: Any) -> bool:
-    """As `surely_equal`, but what only data can answer is taken for granted, and checked when the program runs."""
-    if a is b:
-        return True
-    if type(a) is int and type(b) is int:
-        return a == b
-    return bool(_env_of(a, b).expect(conditions.eq(value_of(a), value_of(b))))
 
 
 def at_least_one(size: Any) -> Any:

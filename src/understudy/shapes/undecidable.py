@@ -43,7 +43,8 @@ def advice(env: ShapeEnv, asked: Any, names: dict[str, str]) -> str:
         holds, fails = (checked(env, condition, names) for condition in (asked, env.negated(asked)))
         return f"say which it is, before it is needed: {holds} or {fails}"
     shown = renamed(str(asked), names)
-    return f"say what it is, before it is needed: torch._check({shown} == <number>), or keep it a symbol: no int(), no range()"
+    paste = f"torch._check({shown} == <number>)"
+    return f"say what it is, before it is needed: {paste}; or keep it a symbol, without int() and range()"
 
 
 def checked(env: ShapeEnv, condition: Any, names: dict[str, str]) -> str:

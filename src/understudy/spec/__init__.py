@@ -3,7 +3,7 @@
 from understudy.spec.broadcast import broadcast_shapes, check_expandable
 from understudy.spec.devices import common_device
 from understudy.spec.elementwise import elementwise, preserved_copy
-from understudy.spec.outcomes import New, Outcome, Outcomes, Same, Value, View, normal
+from understudy.spec.outcomes import Changed, New, Outcome, Outcomes, Same, Value, View, normal
 from understudy.spec.promotion import (
     complex_type,
     default_complex_dtype,
@@ -26,6 +26,7 @@ from understudy.spec.strides import (
 from understudy.spec.tensor_spec import TensorSpec, contiguous_strides, is_contiguous, product, same_shape
 
 __all__ = [
+    "Changed",
     "New",
     "Outcome",
     "Outcomes",

@@ -4,6 +4,7 @@
              | View(of, spec)     a tensor on the storage of input `of`
              | Same(of)           input `of` itself (written in place, or passed through)
              | Same(of, spec)     input `of` itself, whose metadata the call has changed to `spec`
+             | Changed((Same, …)) nothing: these inputs themselves, written in place
              | Value(value)       a number, None, or anything that is no tensor
     outcomes = outcome            the call returns one thing
              | [outcome, …]       the call returns a list of tensors
@@ -39,11 +40,16 @@ class Same:
 
 
 @dataclass(frozen=True, slots=True)
+class Changed:
+    inputs: tuple[Same, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Value:
     value: Any
 
 
-Outcome = Union[New, View, Same, Value]
+Outcome = Union[New, View, Same, Changed, Value]
 Outcomes = Union[Outcome, "list[Outcome]", "tuple[Any, ...]"]
 
 
@@ -51,7 +57,7 @@ def normal(answer: Any) -> Outcomes:
     """A rule may return bare specs for new tensors and bare values: give each its outcome."""
     if isinstance(answer, TensorSpec):
         return New(answer)
-    if isinstance(answer, (New, View, Same, Value)):
+    if isinstance(answer, (New, View, Same, Changed, Value)):
         return answer
     if isinstance(answer, tuple):
         return tuple(normal(part) for part in answer)

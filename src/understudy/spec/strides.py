@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from understudy.shapes.sizes import are_packed, is_symbolic
+from understudy.shapes.sizes import are_packed, by_example, is_symbolic
 from understudy.spec.tensor_spec import Size, TensorSpec, contiguous_strides, is_contiguous, same_shape
 
 CHANNELS_LAST_ORDER = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}  # from the fastest dimension to the slowest
@@ -45,6 +45,8 @@ def is_dense(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
     """Every element of a block of memory exactly once, in any order of dimensions."""
     if is_contiguous(shape, stride) or is_channels_last_contiguous(shape, stride):
         return True
+    if is_symbolic((*shape, *stride)):
+        return are_packed(shape, stride, by_example(stride, shape))
     wide = sorted((step, size) for size, step in zip(shape, stride, strict=True) if size >= 2)
     expected: Any = 1
     for step, size in wide:

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from understudy.shapes.sizes import are_packed, at_least_one, is_symbolic, surely_differ
+from understudy.shapes.sizes import are_packed, at_least_one, is_symbolic, surely_differ, surely_equal
 
 Size = tuple[Any, ...]  # of int, or of symbolic sizes
 
@@ -169,6 +169,13 @@ class TensorSpec:
             self._contiguous = is_contiguous(self.shape, self.stride)
         return self._contiguous
 
+    @property
+    def _is_plainly_contiguous(self) -> bool:
+        """The same for printing, which must not make anyone assume anything."""
+        if not self.is_symbolic:
+            return self.is_contiguous
+        return all(map(surely_equal, self.stride, contiguous_strides(self.shape)))
+
     def like(
         self,
         shape: Sequence[Any] | None = None,
@@ -235,9 +242,9 @@ class TensorSpec:
         text = f"{dtype}[{', '.join(map(str, self.shape))}]"
         if self.layout is not torch.strided:
             return f"{text}:{str(self.layout).removeprefix('torch.')}@{self.device}"
-        if not self.is_contiguous:
+        if not self._is_plainly_contiguous:
             text += f"~({', '.join(map(str, self.stride))})"
-        if self.offset != 0:
+        if not surely_equal(self.offset, 0):
             text += f"+{self.offset}"
         if self.conj:
             text += ".conj"

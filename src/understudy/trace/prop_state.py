@@ -1,0 +1,49 @@
+"""The tensors of a module, replaced by stand-ins for the time of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from understudy.fake.helpers import is_fake
+from understudy.fake.mode import FakeTensorMode
+
+TABLES = ("_parameters", "_buffers")
+
+
+class BorrowedState:
+    """While modules are lent, their parameters, buffers and tensor attributes are stand-ins.
+
+    `give_back` leaves every module as it was, whatever its forward did to it meanwhile.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._before: dict[torch.nn.Module, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
+
+    def borrow(self, module: torch.nn.Module) -> torch.nn.Module:
+        if module not in self._before:
+            for part in module.modules():
+                if part not in self._before:
+                    self._borrow_one(part)
+        return module
+
+    def _borrow_one(self, module: torch.nn.Module) -> None:
+        attributes = vars(module)
+        tables = [attributes[name] for name in TABLES]
+        self._before[module] = dict(attributes), [dict(table) for table in tables]
+        for table in (*tables, attributes):
+            for name, value in table.items():
+                if isinstance(value, torch.Tensor) and not is_fake(value):
+                    table[name] = self._mode.from_tensor(value, static_shapes=True)
+
+    def give_back(self) -> None:
+        for module, (attributes, tables) in self._before.items():
+            now = vars(module)
+            now.clear()
+            now.update(attributes)
+            for name, table in zip(TABLES, tables, strict=True):
+                now[name].clear()
+                now[name].update(table)
+        self._before.clear()

@@ -1,0 +1,157 @@
+"""What is written into a node: `val`, and `tensor_meta` on request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx.node import map_aggregate
+
+from understudy import _torch
+from understudy.fake.helpers import is_fake
+from understudy.fake.mode import FakeTensorMode
+from understudy.fake.realise import make_view
+from understudy.fake.tensor import FakeTensor
+from understudy.infer.call import flat
+from understudy.shapes.node import SymNode
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+NUMBERS = (*SYMBOLIC, int, float)
+
+
+def snapshot(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as it is now, on the same storage, without gradient."""
+    if type(tensor) is FakeTensor:
+        return make_view(tensor.fake_mode, tensor, tensor._spec)
+    return tensor.detach()
+
+
+def itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def val_of(value: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same structure with tensors and numbers in it, None for all else; None if it has neither."""
+    if type(value) is FakeTensor:
+        return of_tensor(value)
+    is_empty = True
+
+    def leaf(part: Any) -> Any:
+        nonlocal is_empty
+        if isinstance(part, torch.Tensor):
+            is_empty = False
+            return of_tensor(part)
+        if isinstance(part, NUMBERS):
+            is_empty = False
+            return part
+        return None
+
+    val = map_aggregate(value, leaf)
+    return None if is_empty else val
+
+
+def in_stand_ins(mode: FakeTensorMode, value: Any) -> Any:
+    """The value with each real tensor in it converted, with static shapes."""
+
+    def convert(part: Any) -> Any:
+        if not isinstance(part, torch.Tensor) or is_fake(part):
+            return part
+        return mode.from_tensor(part, static_shapes=True)
+
+    if type(value) is FakeTensor or type(value) in NUMBERS:
+        return value
+    if isinstance(value, torch.Tensor):
+        return convert(value)
+    leaves, _ = _torch.tree_flatten(value)
+    if all(convert(leaf) is leaf for leaf in leaves):
+        return value
+    return _torch.tree_map(convert, value)
+
+
+def spec_of_val(val: Any) -> Any:
+    """The same structure with specs in the place of tensors."""
+    return map_aggregate(val, lambda part: part._spec if type(part) is FakeTensor else part)
+
+
+def needs_attention(mode: FakeTensorMode, value: Any) -> bool:
+    """Whether a call with this value has something to tell autograd, or to C++'s handling of lazy bits."""
+    if type(value) is FakeTensor:
+        spec = value._spec
+        return value.requires_grad or spec.conj or spec.neg or value.fake_mode is not mode
+    if isinstance(value, (list, tuple)):
+        return any(needs_attention(mode, part) for part in value)
+    return isinstance(value, (torch.Tensor, dict))
+
+
+# --- comparing two runs ---------------------------------------------------------------------------------------------
+
+
+def is_alike(old: Any, new: Any) -> bool:
+    """Whether nothing that is computed from one differs when computed from the other."""
+    if type(old) is not type(new):
+        return False
+    if type(old) is FakeTensor:
+        # Values that are followed may decide what comes out downstream, so they count as different.
+        return (
+            old._spec is new._spec
+            and old._known is None
+            and new._known is None
+            and old.requires_grad == new.requires_grad
+        )
+    if isinstance(old, (list, tuple)):
+        return len(old) == len(new) and all(map(is_alike, old, new))
+    if isinstance(old, dict):
+        return old.keys() == new.keys() and all(is_alike(old[key], new[key]) for key in old)
+    if isinstance(old, SYMBOLIC):
+        return type(old.node) is SymNode and old.node is new.node
+    if isinstance(old, (int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)):
+        return old == new
+    return old is new
+
+
+def storages_of(value: Any) -> list[int]:
+    """The storages of the tensors in a value, in order."""
+    if type(value) is FakeTensor:
+        return [_torch.storage_id(value)]
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    nested = [list(part.values()) if isinstance(part, dict) else part for part in values]
+    return [_torch.storage_id(fake) for fake in flat(FakeTensor, nested, {})]
+
+
+# --- tensor_meta ----------------------------------------------------------------------------------------------------
+
+FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
+
+
+def tensor_meta_of(value: Any) -> Any:
+    """What `torch.fx`'s shape propagation writes: a `TensorMetadata` for each tensor; None if there is none."""
+    from torch.fx.passes.shape_prop import TensorMetadata  # why: only on request
+
+    is_empty = True
+
+    def leaf(part: Any) -> Any:
+        nonlocal is_empty
+        if not isinstance(part, torch.Tensor):
+            return part
+        is_empty = False
+        strided = part.layout is torch.strided
+        return TensorMetadata(
+            shape=part.shape,
+            dtype=part.dtype,
+            requires_grad=part.requires_grad,
+            stride=part.stride() if strided else (),
+            memory_format=_memory_format(part) if strided else None,
+            is_quantized=False,
+            qparams={},
+        )
+
+    meta = map_aggregate(value, leaf)
+    return None if is_empty else meta
+
+
+def _memory_format(tensor: torch.Tensor) -> torch.memory_format | None:
+    for memory_format, dims in zip(FORMATS, (None, 4, 5), strict=True):
+        if (dims is None or tensor.ndim == dims) and tensor.is_contiguous(memory_format=memory_format):
+            return memory_format
+    return None

@@ -1,0 +1,209 @@
+"""Guards as text, as a check of other inputs, and as the source of one: all three say the same, and it is right."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from understudy import FakeTensorMode, ShapeEnv, UnderstudyError, bind_symbols, dims, eval_guards
+
+
+def run(program: Callable[..., Any], *shapes: tuple[int, ...], names: Any = None, **options: Any) -> tuple[ShapeEnv, Any]:
+    """One symbolic run on inputs x, y, … of these shapes, all dimensions dynamic and apart."""
+    env = ShapeEnv(duck_shape=False, **options)
+    mode = FakeTensorMode(shape_env=env)
+    inputs = [
+        mode.from_tensor(torch.zeros(shape), source=name, symbolic_context=names[position] if names else ("dynamic",) * len(shape))
+        for position, (name, shape) in enumerate(zip("xyz", shapes, strict=False))
+    ]  # fmt: skip
+    with mode:
+        return env, program(*inputs)
+
+
+def rows_of_eight(x: Tensor) -> Tensor:
+    return x.view(-1, 8)
+
+
+def test_the_guard_of_a_view_says_why() -> None:
+    env, out = run(rows_of_eight, (4, 16), names=[dims("batch", "seq")])
+    (guard,) = env.guards
+    assert guard.text == "batch*seq % 8 == 0"
+    assert str(guard).startswith("batch*seq % 8 == 0    because ") and str(guard).endswith(": return x.view(-1, 8)")
+    assert str(out.spec) == "f32[batch*seq//8, 8]@cpu"
+
+
+def test_a_check_names_what_is_broken() -> None:
+    env, _ = run(rows_of_eight, (4, 16), names=[dims("batch", "seq")])
+    assert env.check(torch.zeros(2, 4)) == [] and env.evaluate_guards(x=torch.zeros(3, 8))
+    (broken,) = env.check(torch.zeros(3, 5))
+    assert broken.inputs == ("x",)
+    assert str(broken) == f"{env.guards[0]}\n    but batch = 3 (x.size(0)), seq = 5 (x.size(1))"
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ((torch.zeros(4, 16), torch.zeros(16, 7)), "y.size(1) == 32\n    but y.size(1) = 7"),
+        ((torch.zeros(4, 16), torch.zeros(9, 32)), "seq == y_0"),
+        ((torch.zeros(4, 16, 1), torch.zeros(16, 32)), "x.dim() == 2\n    but x.dim() = 3"),
+        ((torch.zeros(16, 4).t(), torch.zeros(16, 32)), "x.stride(0) == seq\n    but x.stride(0) = 1, seq = 16 (x.size(1))"),
+        ((torch.zeros(1, 16), torch.zeros(16, 32)), "batch >= 2    because a size of 0 or 1 is no example of it"),
+        ((torch.zeros(5, 16)[1:], torch.zeros(16, 32)), "x.storage_offset() == 0\n    but x.storage_offset() = 16"),
+        ((torch.zeros(99, 16), torch.zeros(16, 32)), "batch <= 64    because its range\n    but batch = 99"),
+    ],
+)  # fmt: skip
+def test_static_sizes_strides_and_ranges_are_checked(given: Any, text: str) -> None:
+    from understudy import Dim
+
+    env, _ = run(lambda x, y: x @ y, (4, 16), (16, 32), names=[(Dim("batch", max=64), "seq"), (None, "static")])
+    assert not env.check(torch.zeros(7, 3), torch.zeros(3, 32))
+    assert any(str(broken).startswith(text) for broken in env.check(*given)), [str(b) for b in env.check(*given)]
+
+
+def test_inputs_are_given_in_order_or_by_name() -> None:
+    env, _ = run(lambda x, y: x + y, (4, 5), (4, 5))
+    assert env.check(torch.zeros(3, 2), y=torch.zeros(3, 2)) == []
+    for wrong in ((), (torch.zeros(2, 2),), (torch.zeros(2, 2),) * 3):
+        with pytest.raises(TypeError, match="the run had the inputs x, y"):
+            env.check(*wrong)
+    with pytest.raises(TypeError, match="the run had the inputs x, y"):
+        env.check(torch.zeros(2, 2), z=torch.zeros(2, 2))
+
+
+def compiled(env: ShapeEnv) -> Callable[..., None]:
+    names: dict[str, Any] = {}
+    exec(env.check_source(), names)
+    return names["check"]  # type: ignore[no-any-return]
+
+
+def test_the_source_of_a_check() -> None:
+    env, _ = run(rows_of_eight, (4, 16), names=[dims("batch", "seq")])
+    check = compiled(env)
+    check(torch.zeros(2, 4))
+    with pytest.raises(ValueError, match="these inputs break what the run assumed") as caught:
+        check(torch.zeros(3, 5))
+    lines = str(caught.value).splitlines()
+    assert lines[1] == f"  {env.guards[0]}" and lines[2] == "  with batch = 3, seq = 5, x: (3, 5)"
+    with pytest.raises(ValueError, match="x has 1 dimensions, where the run had 2"):
+        check(torch.zeros(3))
+
+
+def test_as_expressions() -> None:
+    env, _ = run(rows_of_eight, (4, 16))
+    guards = env.produce_guards()
+    assert "x.size(0)*x.size(1) % 8 == 0" in guards and "x.stride(0) == x.size(1)" in guards
+    assert all(eval(guard, {"x": torch.zeros(2, 12)}) for guard in guards)
+    assert not all(eval(guard, {"x": torch.zeros(3, 5)}) for guard in guards)
+
+
+def test_guards_of_placeholders() -> None:
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+    x = mode.from_tensor(torch.zeros(4, 16), symbolic_context=dims("batch", "seq"))
+    with mode:
+        x.view(-1, 8)
+    assert env.produce_guards([x], ["a"], ignore_static=True)[-1] == "a.size(0)*a.size(1) % 8 == 0"
+    code = env.produce_guards_expression([x])
+    assert code is not None
+    for shape, expected in (((2, 4), True), ((3, 5), False), ((3, 8), True)):
+        assert env.evaluate_guards_expression(code, [torch.zeros(shape)]) is expected
+        assert env.evaluate_guards_for_args([x], [torch.zeros(shape)]) is expected
+    assert {s.name: n for s, n in env.bind_symbols([x], torch.zeros(3, 5)).items()} == {"batch": 3, "seq": 5}
+    assert {s.name: n for s, n in env.bind_symbols(None, [torch.zeros(3, 5)]).items()} == {"batch": 3, "seq": 5}
+
+
+def test_graphs() -> None:
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+    x = mode.from_tensor(torch.zeros(4, 16), symbolic_context=dims("batch", "seq"))
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    node.meta["val"] = x
+    graph.output(node)
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    assert {s.name: n for s, n in bind_symbols(module, torch.zeros(3, 5)).items()} == {"batch": 3, "seq": 5}
+    assert eval_guards(module, torch.zeros(3, 5)) and not eval_guards(module, torch.zeros(1, 5))
+
+
+def test_one_symbol_in_two_places_binds_once() -> None:
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+    square = mode.from_tensor(torch.zeros(4, 4), source="x", symbolic_context=("n", "n"))
+    assert not env.check(torch.zeros(3, 3))
+    assert [str(b) for b in env.check(torch.zeros(3, 5))][0].startswith("x.size(1) == n\n    but x.size(1) = 5, n = 3")
+    with pytest.raises(ValueError, match=r"arg0.size\(1\) is 5, where n is 3"):
+        env.bind_symbols([square], torch.zeros(3, 5))
+
+
+def test_a_division_by_zero_is_a_broken_guard() -> None:
+    env = ShapeEnv(specialize_zero_one=False)
+    a, b = env.create_symint(8, "a"), env.create_symint(4, "b")
+    assert bool(a % b == 0)
+    assert not env.check(9, 3)
+    assert [broken.inputs for broken in env.check(9, 0)] == [("a", "b")]
+    with pytest.raises(ValueError, match="a % b == 0"):
+        compiled(env)(9, 0)
+
+
+# --- guards admit exactly the sizes for which the answer is right ------------------------------------------------------
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
+    "view": (lambda x: x.view(-1, 4), [(4, 6)]),
+    "split in two": (lambda x: x.view(x.shape[0], 2, -1), [(3, 6)]),
+    "add": (lambda x, y: x + y, [(4, 6), (4, 6)]),
+    "broadcast": (lambda x, y: x + y, [(4, 6), (6,)]),
+    "matmul": (lambda x, y: x @ y, [(4, 6), (6, 3)]),
+    "cat": (lambda x, y: torch.cat([x, y], 1), [(4, 6), (4, 3)]),
+    "pad to a multiple": (lambda x: torch.nn.functional.pad(x, (0, (-x.shape[1]) % 4)).view(x.shape[0], -1, 4), [(3, 6)]),
+    "a branch": (lambda x: x.sum(0) if x.shape[0] > x.shape[1] else x.sum(1), [(4, 6)]),
+    "slices": (lambda x: x[1:3, ::2], [(5, 6)]),
+    "narrow": (lambda x: x[:, : x.shape[1] // 2] + 1, [(5, 6)]),
+    "chunk": (lambda x: x.chunk(2, 1)[0], [(5, 6)]),
+    "stack": (lambda x, y: torch.stack([x, y]).flatten(1), [(4, 5), (4, 5)]),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_admitted_sizes_are_those_for_which_the_answer_is_right(name: str) -> None:
+    program, shapes = PROGRAMS[name]
+    env, out = run(program, *shapes)
+    dimensions = [len(shape) for shape in shapes]
+    check = compiled(env)
+    admitted = 0
+    for sizes in itertools.product((2, 3, 4, 6, 8), repeat=sum(dimensions)):
+        left = list(sizes)
+        reals = [torch.zeros([left.pop(0) for _ in range(count)]) for count in dimensions]
+        broken = env.check(*reals)
+        if broken:
+            with pytest.raises(ValueError, match="break"):
+                check(*reals)
+            continue
+        check(*reals)
+        admitted += 1
+        values = env.bind_symbols(None, *reals)
+        expected = program(*reals)
+        found = [s if isinstance(s, int) else s.value.evaluate(values) for s in (*out.spec.shape, *out.spec.stride)]
+        assert found == [*expected.shape, *expected.stride()], (sizes, out.spec)
+    assert admitted >= 3
+
+
+def test_what_breaks_the_guards_would_have_failed_or_differed() -> None:
+    """A guard that excludes sizes for which everything is as recorded would be one too many."""
+    env, out = run(rows_of_eight, (4, 16))
+    for a, b in itertools.product(range(2, 9), repeat=2):
+        real = torch.zeros(a, b)
+        fits = not env.check(real)
+        assert fits == (a * b % 8 == 0)
+        if not fits:
+            with pytest.raises(RuntimeError):
+                real.view(-1, 8)
+
+
+def test_what_no_size_allows_is_refused() -> None:
+    with pytest.raises(UnderstudyError, match="x_0|can't"):
+        run(lambda x: x.view(-1, 7), (4, 16))

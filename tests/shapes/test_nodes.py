@@ -1,0 +1,210 @@
+"""Nodes as torch's SymInt, SymFloat and SymBool use them, and as numbers for rules: each result against plain numbers."""
+
+from __future__ import annotations
+
+import copy
+import math
+import operator
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.sym_node import SymNode as TorchSymNode
+
+from understudy import ShapeEnv
+from understudy.shapes.node import SymNode
+
+Numbers = tuple[Any, Any]
+EXAMPLE = (12, 5)
+OTHERS = [(3, 7), (8, 8), (100, 2), (49, 13)]
+
+
+def symbols(env: ShapeEnv) -> Numbers:
+    return tuple(env.create_symint(size, name, low=2) for size, name in zip(EXAMPLE, "ab", strict=True))  # type: ignore[return-value]
+
+
+FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "truediv": operator.truediv,
+    "add a number": lambda a, b: a + 3,
+    "number minus": lambda a, b: 3 - a,
+    "number times": lambda a, b: 3 * a,
+    "number over": lambda a, b: 100 // a,
+    "number modulo": lambda a, b: 100 % a,
+    "number divided": lambda a, b: 100 / a,
+    "power": lambda a, b: a**2 + b**3,
+    "power of two": lambda a, b: 2**b,
+    "root": lambda a, b: a**0.5,
+    "inverse": lambda a, b: a**-1,
+    "neg": lambda a, b: -a,
+    "pos": lambda a, b: +a,
+    "abs": lambda a, b: abs(b - a),
+    "left shift": lambda a, b: a << 3,
+    "right shift": lambda a, b: a >> 1,
+    "bits and": lambda a, b: a & 6,
+    "bits or": lambda a, b: a | 1,
+    "bits xor": lambda a, b: a ^ b,
+    "floor": lambda a, b: math.floor(a / 4),
+    "ceil": lambda a, b: math.ceil(a / 7),
+    "trunc": lambda a, b: math.trunc(a / 7),
+    "round": lambda a, b: round(a / 7),
+    "round to digits": lambda a, b: round(a / 7, 2),
+    "round an integer": lambda a, b: round(a),
+    "int of a product": lambda a, b: torch.sym_int(a * 0.5),
+    "int of an inexact product": lambda a, b: torch.sym_int(a * 0.3),
+    "int of an inexact quotient": lambda a, b: torch.sym_int(a / 49 * 49),
+    "float": lambda a, b: torch.sym_float(a) * 1.5,
+    "sym_max": lambda a, b: torch.sym_max(a, b),
+    "sym_min": lambda a, b: torch.sym_min(a, b),
+    "sym_min of a float": lambda a, b: torch.sym_min(a, 4.5),
+    "sym_sum": lambda a, b: torch.sym_sum([a, b, 1]),
+    "sym_ite": lambda a, b: torch.sym_ite(a > b, a, b + 1),
+    "sym_not": lambda a, b: torch.sym_not(a > b),
+    "sym_sqrt": lambda a, b: torch._sym_sqrt(a),
+    "sym_log2": lambda a, b: torch._sym_log2(a),
+    "float floordiv": lambda a, b: (a * 0.3) // 2,
+    "float mod": lambda a, b: (a * 0.3) % 2,
+    "float neg": lambda a, b: -(a * 0.3),
+    "float abs": lambda a, b: abs(a * -0.3),
+    "equal": operator.eq,
+    "differ": operator.ne,
+    "less": operator.lt,
+    "at most": operator.le,
+    "more": operator.gt,
+    "at least": operator.ge,
+    "equals a float": lambda a, b: a == 8.0,
+    "half is more": lambda a, b: a / 2 > 3.5,
+    "part is more": lambda a, b: a * 0.3 > 2,
+    "and": lambda a, b: (a > b) & (b > 3),
+    "or": lambda a, b: (a > b) | (b * 0.7 > 3),
+    "same truth": lambda a, b: (a > b) == (b > 3),
+    "is_integer": lambda a, b: (a / 4).is_integer(),
+}
+
+
+def value_at(result: Any, env: ShapeEnv, sizes: Numbers) -> Any:
+    if not isinstance(result, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return result
+    values = {env.algebra.symbols[name]: size for name, size in zip("ab", sizes, strict=True)}
+    for symbol, definition in env.definitions.items():
+        values[symbol] = int(definition.evaluate(values))
+    return result.node.value.evaluate(values)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_operators_of_torch(name: str) -> None:
+    """One symbolic result is right at every size, and nothing had to be assumed for it."""
+    env = ShapeEnv()
+    result = FUNCTIONS[name](*symbols(env))
+    assert not env.guards
+    for sizes in [EXAMPLE, *OTHERS]:
+        expected = FUNCTIONS[name](*sizes)
+        found = value_at(result, env, sizes)
+        assert found == expected, (sizes, result)
+        kind = type(result)
+        assert isinstance(expected, bool) == (kind is torch.SymBool)
+        assert isinstance(expected, float) == (kind is torch.SymFloat)
+
+
+RULES: dict[str, Callable[[Any, Any], Any]] = {
+    "arithmetic": lambda a, b: (a + b) * 3 - 2 * b + 7 - a,
+    "division": lambda a, b: (a // 3) + (100 // b) + a % 3 + 100 % b,
+    "divmod": lambda a, b: divmod(a, 3)[0] + divmod(100, b)[1],
+    "powers": lambda a, b: a**2 + 2**b,
+    "shifts": lambda a, b: (a << 2) + (b >> 1),
+    "signs": lambda a, b: +a - (-b) + abs(b - a),
+    "quotient": lambda a, b: math.floor(a / 2) + math.ceil(a / 3) + math.trunc(a / 4) + round(a / 1),
+    "a float": lambda a, b: math.floor(a * 0.5),
+    "choice": lambda a, b: max(a, b) - min(a, b),
+    "compare": lambda a, b: (a < b, a <= b, a > b, a >= b, a == b, a != b, a == 12, bool(a)),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_operators_of_rules(name: str) -> None:
+    env = ShapeEnv()
+    a, b = (symbol.node for symbol in symbols(env))
+    assert isinstance(a, SymNode)
+    result, expected = RULES[name](a, b), RULES[name](*EXAMPLE)
+    found = result.hint if type(result) is SymNode else result
+    assert found == expected
+
+
+def test_equal_values_are_the_same_node() -> None:
+    env = ShapeEnv()
+    a, b = symbols(env)
+    assert (a * b).node is (b * a).node
+    assert (a + a).node is (2 * a).node
+    assert ((a + b) * (a - b)).node is (a * a - b * b).node
+    assert (a - a) == 0 and type((a - a).node.value if isinstance(a - a, torch.SymInt) else 0) is int
+
+
+def test_a_float_is_not_taken_for_the_equal_integer() -> None:
+    env = ShapeEnv()
+    a, _ = symbols(env)
+    assert type((a.node * 2).value.evaluate(env.hints)) is int
+    assert isinstance((a.node * 2.0).symbolic, torch.SymFloat)
+    assert isinstance((a.node * 2).symbolic, torch.SymInt)
+
+
+@pytest.mark.parametrize("ask", [int, lambda a: list(range(a)), operator.index, lambda a: [0] * a, float])
+def test_a_number_is_a_specialisation_with_its_line(ask: Any) -> None:
+    env = ShapeEnv()
+    a, b = symbols(env)
+    ask(a)
+    (guard,) = env.guards
+    assert guard.text == "a == 12" and "test_nodes.py" in guard.line
+    (made,) = env.specialisations
+    assert str(made).startswith("a = 12    because ") and made.line == guard.line
+    assert str(a + b) == "b + 12"
+
+
+def test_constants_are_plain_numbers() -> None:
+    env = ShapeEnv()
+    node = env.node(3, int)
+    assert node.is_constant() and node.maybe_as_int() == 3 and node.symbolic == 3
+    assert env.node(True, bool).maybe_as_int() is None and env.node(1.5, float).maybe_as_float() == 1.5
+    symbol = symbols(env)[0].node
+    assert symbol.maybe_as_int() is None and not symbol.is_constant() and symbol.has_hint() and symbol.hint == 12
+
+
+def test_torch_takes_it_for_its_own() -> None:
+    env = ShapeEnv()
+    node = symbols(env)[0].node
+    assert isinstance(node, TorchSymNode) and type(node) is SymNode
+    assert not [name for name in vars(TorchSymNode) if not name.startswith("_") and not hasattr(node, name)]
+
+
+def test_sympy_on_demand() -> None:
+    env = ShapeEnv()
+    a, b = symbols(env)
+    assert str((a * b + 1).node.expr) == "a*b + 1"
+    assert str((a * 0.5 + b).node.expr) == "0.5*a + b"
+    assert str((a > b).node.expr) == "a - b - 1 >= 0"
+    assert str((a * 0.3 > b).node.expr) == "0.3*a > b"
+
+
+def test_copies() -> None:
+    env = ShapeEnv()
+    a, _ = symbols(env)
+    assert copy.deepcopy(a.node) is a.node and copy.copy(a.node) is a.node
+    assert copy.deepcopy(a).node is a.node
+    with pytest.raises(pickle.PicklingError, match="the size a is a symbol of a ShapeEnv"):
+        pickle.dumps(a)
+
+
+def test_other_types_are_left_to_python() -> None:
+    env = ShapeEnv()
+    a, _ = symbols(env)
+    with pytest.raises(TypeError):
+        a.node + "x"
+    assert a.node != "x" and not (a.node == None)  # noqa: E711
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(a)
+    assert a.node in {a.node}
