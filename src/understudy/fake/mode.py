@@ -215,6 +215,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                 call = self._call(func, args, kwargs)
                 special.crosscheck(call, plan, self._infer(call))
         inputs = flat(FakeTensor, args, kwargs)
+        if plan.apart:
+            special.check_apart(func, inputs, plan.written)
         if plan.uncounted:
             special.count_writes([inputs[position] for position in plan.uncounted])
         if not is_known and not plan.determined:

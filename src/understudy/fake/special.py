@@ -8,13 +8,14 @@ import torch
 
 from understudy import _torch
 from understudy.errors import (
+    ArgumentError,
     Context,
     DataDependentOutputException,
     DynamicOutputShapeException,
     MetadataMismatchError,
     UnsupportedOperatorException,
 )
-from understudy.fake.boundary import hint_for, user_line
+from understudy.fake.boundary import hint_for, user_line, with_line
 from understudy.fake.data_dependent import symbolic_item, symbolic_list
 from understudy.fake.handlers import REAL_HANDLERS, handles
 from understudy.fake.native import canonical
@@ -22,7 +23,7 @@ from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import Call
 from understudy.infer.plan import Plan
-from understudy.spec import TensorSpec, same_shape
+from understudy.spec import TensorSpec, is_dense, same_shape
 
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
@@ -165,6 +166,29 @@ def higher_order(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any
 
 def count_writes(written: list[FakeTensor]) -> None:
     torch.autograd.graph.increment_version([fake for fake in written if not fake.is_inference()])
+
+
+def check_apart(op: Any, inputs: list[FakeTensor], written: tuple[int, ...]) -> None:
+    """Refuse to write to memory that the same call reads."""
+    for position in written:
+        for other, read in enumerate(inputs):
+            target = inputs[position]
+            if other not in written and (read is target or _overlap(read, target)):
+                error = ArgumentError(f"{op}: the tensor to write to, {target._spec}, shares memory with {read._spec}")
+                raise with_line(error, str(op), ", ".join(str(fake._spec) for fake in inputs))
+
+
+def _overlap(a: FakeTensor, b: FakeTensor) -> bool:
+    """Whether two dense tensors share a place in memory; of others, eager does not try to find out."""
+    if _torch.storage_id(a) != _torch.storage_id(b) or a._spec.numel == 0 or b._spec.numel == 0:
+        return False
+    if not all(is_dense(fake._spec.shape, fake._spec.stride) for fake in (a, b)):
+        return False
+    (start, end), (other_start, other_end) = (
+        (fake._spec.offset * fake._spec.itemsize, (fake._spec.offset + fake._spec.numel) * fake._spec.itemsize)
+        for fake in (a, b)
+    )
+    return bool(start < other_end and other_start < end)
 
 
 @handles("aten::_sparse_mm_reduce_impl_backward")

@@ -16,6 +16,13 @@ KERNEL_COUNTS = "_foreach_"
 """Operators on lists of tensors, whose kernels, not the dispatcher, count the writes."""
 
 
+WRITES_APART = frozenset(
+    f"aten::{name}"
+    for name in ("cat.out", "gather.out", "take.out", "index_select.out", "kthvalue.values", "masked_select.out")
+)
+"""Operators that refuse to write into a tensor which shares memory with one that they read."""
+
+
 READS_FROM = dict.fromkeys(
     "zeros_like ones_like full_like new_zeros new_ones new_full zero_ fill_ copy_".split(), 1
 )
@@ -32,7 +39,7 @@ class Plan:
     of the first input whose values matter. `plain` says that a hit has nothing to do but to make the tensors.
     """
 
-    __slots__ = ("determined", "kind", "op", "outcomes", "plain", "reads_from", "spec", "uncounted", "written")
+    __slots__ = ("apart", "determined", "kind", "op", "outcomes", "plain", "reads_from", "spec", "uncounted", "written")
 
     def __init__(self, outcomes: Outcomes, written: tuple[int, ...] = (), determined: bool = False) -> None:
         self.outcomes = outcomes
@@ -42,6 +49,7 @@ class Plan:
         self.kind = OTHER
         self.spec: Any = None  # the TensorSpec of the one new tensor or view
         self.uncounted: tuple[int, ...] = ()
+        self.apart = False
         self.reads_from = 0
         self.plain = True
 
@@ -62,7 +70,8 @@ class Plan:
         plan.reads_from = READS_FROM.get(call.op.overloadpacket.__name__, 0)
         # Values begin with a new tensor that a call made without reading any (zeros, arange, zeros_like, ...): it must
         # be followed. Filling memory that nothing is known of must not: every parameter of every model is initialised so.
-        plan.plain = not plan.uncounted and not (determined and not written and plan.reads_from >= len(call.inputs))
+        plan.apart = call.op.name() in WRITES_APART
+        plan.plain = not plan.uncounted and not plan.apart and not (determined and not written and plan.reads_from >= len(call.inputs))
         return plan
 
     def __eq__(self, other: object) -> bool:

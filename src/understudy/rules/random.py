@@ -17,6 +17,7 @@ from understudy.spec import (
     TensorSpec,
     broadcast_shapes,
     check_expandable,
+    contiguous_strides,
     default_dtype,
     elementwise,
     preserved_copy,
@@ -285,6 +286,15 @@ def normal_tensor_number(mean: TensorSpec, std: float = 1.0, *, generator: Any =
     _check_std(0.0, std)
     unless_empty(mean.shape, check_dtype, "normal", mean.dtype, "fc", mean.device)
     return mean.like()
+
+
+@rule("normal.Tensor_float_out")
+def normal_into(mean: TensorSpec, std: float = 1.0, *, generator: Any = None, out: TensorSpec) -> Same:
+    """Fills the tensor that it is given, broadcast to the means, with noise, and adds the means."""
+    _check_std(0.0, std)
+    shape = broadcast_shapes(mean.shape, out.shape)
+    unless_empty(shape, check_dtype, "normal", out.dtype, "fc", out.device)
+    return Same(1) if same_shape(shape, out.shape) else Same(1, out.viewed(shape, contiguous_strides(shape)))
 
 
 @rule("normal.float_Tensor")

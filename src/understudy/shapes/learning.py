@@ -135,7 +135,7 @@ class Lesson:
     def consequences(self, monomial: Monomial, whole: Expr) -> None:
         """What the limits of a product or of an atom say about its parts."""
         low, high = self.store.interval(whole)
-        if low is not None and low == high and whole.is_symbol:
+        if low is not None and low == high and whole.is_atom:
             self.tasks.append(("eq", self.algebra.sub(whole, low)))
         if len(monomial) > 1 or monomial[0][1] > 1:
             self.factors(monomial, low, high)
