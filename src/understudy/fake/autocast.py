@@ -152,7 +152,7 @@ def _cast_once(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     cache: dict[int, Any] = _casts.__dict__.setdefault("cache", {})
     found = cache.get(id(weight))
     if found is not None and found[1].dtype is dtype and (found[1].requires_grad or not torch.is_grad_enabled()):
-        return found[1]  # type: ignore[no-any-return]
+        return found[1]
     cast = weight.to(dtype)
     cache[id(weight)] = (weight, cast)
     return cast

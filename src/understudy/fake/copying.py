@@ -31,6 +31,8 @@ def deep_copy(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, Any]) -> F
             "only tensors that the user made can be deep-copied: this one is the result of a computation "
             "that autograd recorded; call .detach() first"
         )
+    if getattr(fake, "_is_param", False):
+        return _parameter_twin(fake, memo)
     with torch.no_grad():
         twin = _twin(mode, fake, memo)
     twin.requires_grad_(fake.requires_grad)
@@ -39,6 +41,15 @@ def deep_copy(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, Any]) -> F
         twin.grad = copy.deepcopy(fake.grad, memo)
     _copy_attributes(fake, twin, memo)
     return twin
+
+
+def _parameter_twin(fake: FakeTensor, memo: dict[int, Any]) -> FakeTensor:
+    """As of a real parameter: its values alone, by an operator, without gradient and attributes."""
+    with torch.no_grad():
+        values = fake.clone(memory_format=torch.preserve_format)
+    twin: Any = torch.nn.Parameter(values, fake.requires_grad)
+    memo[id(fake)] = twin
+    return twin  # type: ignore[no-any-return]
 
 
 def _twin(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, Any]) -> FakeTensor:

@@ -14,8 +14,8 @@ from understudy import _torch
 from understudy.fake.handlers import handles
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
-from understudy.shapes.sizes import from_torch
-from understudy.spec import TensorSpec
+from understudy.shapes.sizes import from_torch, to_torch
+from understudy.spec import TensorSpec, broadcast_shapes, product, same_shape
 
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
@@ -42,25 +42,29 @@ def symbolic_item(mode: FakeTensorMode, func: Any, fake: FakeTensor) -> Any:
     return fake.item_memo
 
 
-def fresh_size(mode: FakeTensorMode, func: Any, fake: FakeTensor, memo: str, low: int = 0, high: Any = None) -> Any:
-    """The size that a data-dependent operator gives on this tensor: a node, NotImplemented if the mode makes none."""
+def fresh_size(mode: FakeTensorMode, func: Any, fake: FakeTensor, *question: Any, low: int = 0, high: Any = None) -> Any:
+    """The size that a data-dependent operator gives on this tensor: a node, NotImplemented if the mode makes none.
+
+    `question` names what is counted: the same question of the same tensor has the same answer.
+    """
     env = mode.shape_env
     if env is None or not env.settings.allow_dynamic_output_shape_ops:
         return NotImplemented
-    found = getattr(fake, memo)
+    found = fake.recall_size(question)
     if found is None:
         most = high if type(high) is int else None
         found = env.create_unbacked_symint(low=low, high=most, what=f"{func} of {fake._spec}")
-        setattr(fake, memo, found)
+        fake.remember_size(question, found)
     return from_torch(found)
 
 
 @handles("aten::nonzero")
 def nonzero(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     spec = args[0]._spec
-    count = fresh_size(mode, func, args[0], "nonzero_memo", high=spec.numel)
+    count = fresh_size(mode, func, args[0], "nonzero", high=spec.numel)
     if count is NotImplemented:
         return NotImplemented
+    args[0].nonzero_memo = to_torch(count)
     stride = (1, count) if spec.device.type == "cpu" else None
     return make_new(mode, TensorSpec((count, spec.ndim), stride, dtype=torch.int64, device=spec.device))
 
@@ -68,7 +72,10 @@ def nonzero(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
 @handles("aten::masked_select")
 def masked_select(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     fake, mask = args
-    count = fresh_size(mode, func, mask, "nonzero_memo", high=mask._spec.numel)
+    shape = broadcast_shapes(fake._spec.shape, mask._spec.shape)
+    # A mask that is repeated has its Trues as often.
+    times = () if same_shape(shape, mask._spec.shape) else (shape,)
+    count = fresh_size(mode, func, mask, "nonzero", *times, high=product(shape))
     return NotImplemented if count is NotImplemented else make_new(mode, fake._spec.like((count,)))
 
 
@@ -92,9 +99,11 @@ def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     names = _torch.argument_names(func)
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     dim = given.get("dim")
-    count = fresh_size(mode, func, fake, "unique_memo", low=0)
+    among = spec.numel if dim is None else spec.shape[dim]
+    count = fresh_size(mode, func, fake, "consecutive" in func.name(), "unique", dim, high=among)
     if count is NotImplemented:
         return NotImplemented
+    fake.unique_memo = to_torch(count)
     shape = (count,) if dim is None else tuple(count if i == dim % spec.ndim else s for i, s in enumerate(spec.shape))
     inverse_shape = spec.shape if dim is None else (spec.shape[dim],)
     integers = spec.like((0,), dtype=torch.int64)
@@ -109,7 +118,7 @@ def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
 def repeat_interleave(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     repeats = args[0]
     size = kwargs.get("output_size")
-    count = from_torch(size) if size is not None else fresh_size(mode, func, repeats, "nonzero_memo")
+    count = from_torch(size) if size is not None else fresh_size(mode, func, repeats, "sum")
     return NotImplemented if count is NotImplemented else make_new(mode, repeats._spec.like((count,)))
 
 
@@ -118,7 +127,7 @@ def bincount(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     fake = args[0]
     weights = args[1] if len(args) > 1 else kwargs.get("weights")
     least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
-    count = fresh_size(mode, func, fake, "unique_memo", low=least)
+    count = fresh_size(mode, func, fake, "bins", least, low=least)
     if count is NotImplemented:
         return NotImplemented
     dtype = torch.int64 if weights is None else (torch.float32 if weights.dtype is torch.float32 else torch.float64)
@@ -126,9 +135,13 @@ def bincount(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def symbolic_list(mode: FakeTensorMode, fake: FakeTensor) -> Any:
-    """`tolist()`: a symbol for each element, NotImplemented for more dimensions than one."""
-    if mode.shape_env is None or fake.ndim > 1 or type(fake.shape[0] if fake.ndim else 1) is not int:
+    """`tolist()`: a symbol for each element, NotImplemented where it is not known how many there are."""
+    if mode.shape_env is None or fake._spec.is_symbolic:
         return NotImplemented
     with mode:
-        return fake.item() if fake.ndim == 0 else [element.item() for element in fake.unbind()]
+        return _nested(fake)
+
+
+def _nested(fake: Any) -> Any:
+    return [_nested(part) for part in fake.unbind()] if fake.ndim else fake.item()
 

@@ -216,7 +216,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                 special.crosscheck(call, plan, self._infer(call))
         inputs = flat(FakeTensor, args, kwargs)
         if plan.apart:
-            special.check_apart(func, inputs, plan.written)
+            special.check_apart(func, inputs, plan)
         if plan.uncounted:
             special.count_writes([inputs[position] for position in plan.uncounted])
         if not is_known and not plan.determined:

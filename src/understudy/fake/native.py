@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -68,10 +69,10 @@ def native(device: torch.device) -> torch.device:
     return _native[device]
 
 
-def prepare(spec: TensorSpec) -> tuple[object, ...]:
+def prepare(spec: TensorSpec) -> tuple[Any, ...]:
     """The arguments that make a wrapper for this spec, kept with the spec."""
     device = native(spec.device)
-    arguments: tuple[object, ...] = (spec.shape, spec.stride, spec.offset, None, spec.dtype, torch.strided, device)
+    arguments: tuple[Any, ...] = (spec.shape, spec.stride, spec.offset, None, spec.dtype, torch.strided, device)
     if spec.device.type not in WITHOUT_INDEX:
         arguments = (*arguments, False, False, None, False, False, _torch.STAND_IN_KEYS)
     spec.prepared = arguments

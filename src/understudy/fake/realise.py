@@ -53,7 +53,7 @@ def from_template(spec: TensorSpec) -> FakeTensor:
         template = spec.prepared = make_wrapper(FakeTensor, *sizes, *others, storage_size=0)
     guard = NoDispatch()
     try:
-        return make_subclass(FakeTensor, template)  # type: ignore[no-any-return]
+        return make_subclass(FakeTensor, template)
     finally:
         del guard
 
@@ -92,7 +92,7 @@ def _viewed_past_dispatch(base: FakeTensor, spec: TensorSpec) -> FakeTensor:
         guard = NoDispatch()
         try:
             view = torch.Tensor.as_strided(base, tuple(shape), tuple(stride), offset)
-            return make_subclass(FakeTensor, view)  # type: ignore[no-any-return]
+            return make_subclass(FakeTensor, view)
         finally:
             del guard
 

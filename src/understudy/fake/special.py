@@ -15,7 +15,7 @@ from understudy.errors import (
     MetadataMismatchError,
     UnsupportedOperatorException,
 )
-from understudy.fake.boundary import hint_for, user_line, with_line
+from understudy.fake.boundary import hint_for, with_line
 from understudy.fake.data_dependent import symbolic_item, symbolic_list
 from understudy.fake.handlers import REAL_HANDLERS, handles
 from understudy.fake.native import canonical
@@ -23,7 +23,7 @@ from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import Call
 from understudy.infer.plan import Plan
-from understudy.spec import TensorSpec, is_dense, same_shape
+from understudy.spec import Same, TensorSpec, is_dense, same_shape
 
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
@@ -51,10 +51,10 @@ def equal(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     a, b = args
     if not same_shape(a._spec.shape, b._spec.shape):
         return False
-    values = mode.value_of(a), mode.value_of(b)
-    if values[0] is not None and values[1] is not None:
+    first, second = mode.value_of(a), mode.value_of(b)
+    if first is not None and second is not None:
         with _torch.no_modes():
-            return torch.equal(*values)
+            return torch.equal(first, second)
     raise _no_value(a, func, "compares values")
 
 
@@ -168,27 +168,27 @@ def count_writes(written: list[FakeTensor]) -> None:
     torch.autograd.graph.increment_version([fake for fake in written if not fake.is_inference()])
 
 
-def check_apart(op: Any, inputs: list[FakeTensor], written: tuple[int, ...]) -> None:
-    """Refuse to write to memory that the same call reads."""
-    for position in written:
-        for other, read in enumerate(inputs):
-            target = inputs[position]
-            if other not in written and (read is target or _overlap(read, target)):
-                error = ArgumentError(f"{op}: the tensor to write to, {target._spec}, shares memory with {read._spec}")
-                raise with_line(error, str(op), ", ".join(str(fake._spec) for fake in inputs))
+def check_apart(op: Any, inputs: list[FakeTensor], plan: Plan) -> None:
+    """Refuse to write to memory that the same call reads. A tensor that is resized counts as it is afterwards."""
+    specs = [fake._spec for fake in inputs]
+    for outcome in plan.outcomes if isinstance(plan.outcomes, tuple) else (plan.outcomes,):
+        if isinstance(outcome, Same) and outcome.spec is not None:
+            specs[outcome.of] = outcome.spec
+    for target in plan.written:
+        for read in range(len(inputs)):
+            if read in plan.written or _torch.storage_id(inputs[read]) != _torch.storage_id(inputs[target]):
+                continue
+            if inputs[read] is inputs[target] or _overlap(specs[read], specs[target]):
+                error = ArgumentError(f"{op}: what is written to, {specs[target]}, shares memory with {specs[read]}")
+                raise with_line(error, str(op), ", ".join(map(str, specs)))
 
 
-def _overlap(a: FakeTensor, b: FakeTensor) -> bool:
-    """Whether two dense tensors share a place in memory; of others, eager does not try to find out."""
-    if _torch.storage_id(a) != _torch.storage_id(b) or a._spec.numel == 0 or b._spec.numel == 0:
+def _overlap(a: TensorSpec, b: TensorSpec) -> bool:
+    """Whether two dense tensors on one storage share a place in memory; of others, eager does not try to find out."""
+    if a.numel == 0 or b.numel == 0 or not all(is_dense(spec.shape, spec.stride) for spec in (a, b)):
         return False
-    if not all(is_dense(fake._spec.shape, fake._spec.stride) for fake in (a, b)):
-        return False
-    (start, end), (other_start, other_end) = (
-        (fake._spec.offset * fake._spec.itemsize, (fake._spec.offset + fake._spec.numel) * fake._spec.itemsize)
-        for fake in (a, b)
-    )
-    return bool(start < other_end and other_start < end)
+    ends = [(spec.offset * spec.itemsize, (spec.offset + spec.numel) * spec.itemsize) for spec in (a, b)]
+    return bool(ends[0][0] < ends[1][1] and ends[1][0] < ends[0][1])
 
 
 @handles("aten::_sparse_mm_reduce_impl_backward")
@@ -207,7 +207,8 @@ def sparse_mm_reduce_backward(mode: FakeTensorMode, func: Any, args: Any, kwargs
 def crosscheck(call: Call, cached: Plan, fresh: Plan) -> None:
     if cached != fresh:
         raise MetadataMismatchError(
-            f"the cache and a fresh inference differ for {call}:\n  cached {cached.outcomes}\n  fresh  {fresh.outcomes}",
+            f"the cache and a fresh inference differ for {call}:\n"
+            f"  cached {cached.outcomes}\n  fresh  {fresh.outcomes}",
             func=call.op,
         )
 

@@ -32,6 +32,7 @@ class FakeTensor(torch.Tensor):
     _nonzero_memo: Any = None
     _item_memo: Any = None
     _unique_memo: Any = None
+    _size_memos: dict[Any, Any] | None = None
     nested_int_memo: Any = None
     """The size that a jagged tensor with these offsets has where its rows differ."""
 
@@ -49,7 +50,9 @@ class FakeTensor(torch.Tensor):
         return fake
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Operators on fakes outside of any mode: the mode of the first one answers."""
         mode = mode_among(args, kwargs)
         if mode is None:
@@ -162,8 +165,8 @@ class FakeTensor(torch.Tensor):
     # --- what stands behind it ---------------------------------------------------------------------------
 
     @property
-    def data(self) -> torch.Tensor:  # type: ignore[override]
-        return _torch.native_data.__get__(self)  # type: ignore[no-any-return]
+    def data(self) -> torch.Tensor:
+        return _torch.native_data.__get__(self)
 
     @data.setter
     def data(self, other: torch.Tensor) -> None:
@@ -213,6 +216,13 @@ class FakeTensor(torch.Tensor):
     def unique_memo(self, value: Any) -> None:
         self._unique_memo = self._remembered(value)
 
+    def recall_size(self, question: Any) -> Any:
+        """The size that an operator was said to give on this tensor, None if it has to be asked anew."""
+        return self._recall((self._size_memos or {}).get(question))
+
+    def remember_size(self, question: Any, size: Any) -> None:
+        self._size_memos = {**(self._size_memos or {}), question: self._remembered(size)}
+
     def get_nested_int(self, *, coeff: int = 1) -> Any:
         """Asked by jagged tensors, of the offsets that they are made of."""
         if self.nested_int_memo is None:
@@ -258,7 +268,7 @@ class FakeTensor(torch.Tensor):
     def const_data_ptr(self) -> NoReturn:
         self._refuse("Tensor.const_data_ptr")
 
-    def __dlpack__(self, **kwargs: Any) -> NoReturn:  # type: ignore[override]
+    def __dlpack__(self, **kwargs: Any) -> NoReturn:
         self._refuse("Tensor.__dlpack__")
 
     def __dlpack_device__(self) -> NoReturn:
@@ -285,7 +295,7 @@ class FakeTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.fake_mode.reduce(self)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         spec = self._spec
         parts = [f"{tuple(spec.shape)}", f"dtype={str(spec.dtype).removeprefix('torch.')}"]
         if spec.device.type != "cpu":

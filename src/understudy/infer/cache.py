@@ -1,7 +1,7 @@
 """The dispatch cache: key → plan, bounded, with counters.
 
-A key is `(identity of the operator, … what the arguments are …, default dtype)`: specs stand for tensors, and every other
-argument comes with its type where two types could compare equal (1, 1.0, True). It is made in two places
+A key is `(identity of the operator, … what the arguments are …, default dtype)`: specs stand for tensors, and every
+other argument comes with its type where two types could compare equal (1, 1.0, True). It is made in two places
 with the same layout: from tensors in `fake/mode.py` (the hot path), and from specs here.
 """
 

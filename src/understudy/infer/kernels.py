@@ -29,7 +29,7 @@ class MetaStandIn(torch.Tensor):
     __torch_dispatch__ = _torch.no_torch_dispatch
 
     @property  # type: ignore[misc]
-    def __class__(self) -> Any:  # type: ignore[override]
+    def __class__(self) -> Any:
         return _torch.torch_fake_tensor_class()
 
 

@@ -36,7 +36,8 @@ class Plan:
     `written` are the positions of the inputs that the call writes to. `determined` says that the values of the
     results follow from the values of the inputs: the operator is no random one and the results are small.
     `uncounted` are those of the written inputs whose version C++ leaves to the kernel. `reads_from` is the position
-    of the first input whose values matter. `plain` says that a hit has nothing to do but to make the tensors.
+    of the first input whose values matter. `apart` says that what is written must not overlap with what is
+    read. `plain` says that a hit has nothing to do but to make the tensors.
     """
 
     __slots__ = ("apart", "determined", "kind", "op", "outcomes", "plain", "reads_from", "spec", "uncounted", "written")
@@ -69,9 +70,10 @@ class Plan:
             plan.uncounted = written
         plan.reads_from = READS_FROM.get(call.op.overloadpacket.__name__, 0)
         # Values begin with a new tensor that a call made without reading any (zeros, arange, zeros_like, ...): it must
-        # be followed. Filling memory that nothing is known of must not: every parameter of every model is initialised so.
+        # be followed. Filling memory that nothing is known of is not: all parameters of a model are initialised so.
         plan.apart = call.op.name() in WRITES_APART
-        plan.plain = not plan.uncounted and not plan.apart and not (determined and not written and plan.reads_from >= len(call.inputs))
+        starts_values = determined and not written and plan.reads_from >= len(call.inputs)
+        plan.plain = not (plan.uncounted or plan.apart or starts_values)
         return plan
 
     def __eq__(self, other: object) -> bool:

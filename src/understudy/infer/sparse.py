@@ -43,7 +43,7 @@ def _parts(t: torch.Tensor) -> SparseParts:
 
 
 def sparse_on(spec: TensorSpec, device: torch.device) -> torch.Tensor:
-    """A sparse tensor of torch's own with this spec's metadata. On a device with memory: valid indices, zeros as values."""
+    """A sparse tensor of torch's own with this spec's metadata: valid indices, and zeros as values."""
     parts: SparseParts = spec.sparse
     dense = spec.shape[spec.ndim - parts.dense_dim :]
     if spec.layout is torch.sparse_coo:

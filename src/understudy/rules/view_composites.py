@@ -66,7 +66,9 @@ def broadcast_to(spec: TensorSpec, size: Sequence[Any]) -> View:
 def broadcast_tensors(tensors: Sequence[TensorSpec]) -> list[View | Same]:
     shape = broadcast_shapes(*(tensor.shape for tensor in tensors))
     return [
-        Same(position) if same_shape(tensor.shape, shape) else View(position, tensor.viewed(*expand_strides(tensor, shape)))
+        Same(position)
+        if same_shape(tensor.shape, shape)
+        else View(position, tensor.viewed(*expand_strides(tensor, shape)))
         for position, tensor in enumerate(tensors)
     ]
 

@@ -126,7 +126,9 @@ class Checking:
         broken: list[BrokenGuard] = []
         for required in self.requirements(inputs):
             if (static or not required.is_static) and not required.holds(values, given):
-                if ".stride(" in required.text and any(required.inputs == other.inputs for other in broken):
+                if ".stride(" in required.text and any(
+                    required.inputs == other.inputs and ".size(" in other.requirement.text for other in broken
+                ):
                     continue  # strides follow from sizes, and these are not the run's
                 broken.append(BrokenGuard(required, self._found(required, inputs, bindings, values, given)))
         return broken

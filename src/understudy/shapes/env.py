@@ -204,22 +204,34 @@ class ShapeEnv(Arithmetic, Checking, TorchSide):
     def _decide_for_rule(self, condition: Any) -> bool:
         """As `decide`; but a size that only data knows is taken for an ordinary one: neither 0 nor 1, and fitting
         the others that it meets. What that takes for granted is checked when the program runs."""
+        answer = self._if_ordinary(condition)
+        if answer is not None:
+            return answer
         if not isinstance(condition, Condition) or self.hint_of(condition) is not None:
             return self.decide(condition)
-        for question in (condition, condition.substitute(self._ordinary(condition.symbols))):
-            answer = self.known_truth(question)
-            if answer is not None:
-                return answer
         is_equality = condition.kind == "eq"
         self.expect(condition if is_equality else self.negated(condition))
         return is_equality
+
+    def decide_in_kernel(self, condition: Any) -> bool:
+        """As `decide`, for the branches of torch's kernels: with sizes that only data knows taken for ordinary ones."""
+        answer = self._if_ordinary(condition)
+        return self.decide(condition) if answer is None else answer
+
+    def _if_ordinary(self, condition: Any) -> bool | None:
+        """What is known of a condition without example, if sizes that only data knows are neither 0 nor 1."""
+        if not isinstance(condition, Condition) or self.hint_of(condition) is not None:
+            return None
+        answer = self.known_truth(condition)
+        return self.known_truth(condition.substitute(self._ordinary(condition.symbols))) if answer is None else answer
 
     def _ordinary(self, symbols: frozenset[Expr]) -> dict[Expr, Expr]:
         """For each symbol without example that may be a size: one like it that is at least 2."""
         result = {}
         for symbol in symbols:
             low, high = self.facts.interval(symbol)
-            if symbol in self.births and (low is None or low >= 0 or symbol.low == LEAST):
+            is_size = low is None or low >= 0 or symbol.low == LEAST
+            if symbol in self.births and is_size and (high is None or high >= 2):
                 if symbol not in self._ordinaries:
                     self._ordinaries[symbol] = self.algebra.symbol(f"{symbol.name}≥2", 2, high)
                 result[symbol] = self._ordinaries[symbol]

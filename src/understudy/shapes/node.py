@@ -276,10 +276,11 @@ class SymNode:
     # --- decisions ---------------------------------------------------------------------------------------
 
     def guard_bool(self, file: Any = "", line: int = 0) -> bool:
-        return bool(self.shape_env.decide(self.value))
+        """How C++ asks; Python's `if` asks by `bool_`."""
+        return bool(self.shape_env.decide_in_kernel(self.value))
 
     def bool_(self) -> bool:
-        return self.guard_bool()
+        return bool(self.shape_env.decide(self.value))
 
     def guard_int(self, file: Any = "", line: int = 0) -> int:
         return int(self.shape_env.specialise(self.value))

@@ -35,6 +35,9 @@ OVERRIDABLE = (
 """Methods of `torch.fx.Interpreter` that the loop here goes past: where a subclass has its own, torch's loop runs."""
 
 
+NOTHING: dict[str, Any] = {}
+
+
 class FakeTensorProp(torch.fx.Interpreter):
     """Runs a graph module on stand-ins and writes into each node's `meta["val"]` what it gives.
 
@@ -60,8 +63,9 @@ class FakeTensorProp(torch.fx.Interpreter):
         self._state = BorrowedState(self._mode) if outer is None else outer._state
         self._inputs: tuple[Any, ...] = ()
         self._odd: set[Node] = set()
+        self._odd_for_autograd: set[Node] = set()
         self._exposed: set[Node] = set()
-        self._writes = self._moves = self._is_alone = False
+        self._writes = self._moves = self._is_alone = self._grad = False
         if outer is None:
             self._mode.epoch += 1  # symbols that data decides are not taken from an earlier run
 
@@ -110,7 +114,7 @@ class FakeTensorProp(torch.fx.Interpreter):
         """Inside the mode; whatever happens, the module gets its tensors back and autograd its switch."""
         grad_enabled = torch.is_grad_enabled()
         with self._mode:
-            self._is_alone = _torch.is_heard_alone(self._mode)
+            self._look_around()
             try:
                 yield
             except BaseException:
@@ -119,10 +123,16 @@ class FakeTensorProp(torch.fx.Interpreter):
             finally:
                 self._state.give_back()
 
+    def _look_around(self) -> None:
+        """What decides whether the mode can be asked without a way through C++."""
+        self._is_alone = _torch.is_heard_alone(self._mode)
+        self._grad = torch.is_grad_enabled()
+
     def _sweep(self, args: tuple[Any, ...]) -> Any:
         """Every node in turn. Torch's own loop does the same and costs 15 µs more for each of them."""
         self.env = {}
         self._odd.clear()
+        self._odd_for_autograd.clear()
         self._survey()
         self.args_iter = iter(self.graph.process_inputs(*args))
         for node in self.graph.nodes:
@@ -158,25 +168,22 @@ class FakeTensorProp(torch.fx.Interpreter):
     def _called(self, node: Node) -> Any:
         target = target_of(node)
         if target.is_direct and self._is_alone:
-            args = direct_arguments(node.args, self.env, self._odd)
-            kwargs = self._direct_kwargs(node) if args is not None else None
-            if kwargs is not None and args is not None:
-                for position in target.lists:
-                    if position < len(args) and isinstance(args[position], (int, float, torch.SymInt)):
-                        break
-                else:
-                    value = self._mode.__torch_dispatch__(node.target, (), tuple(args), kwargs)
-                    return list(value) if target.returns_list and type(value) is tuple else value
-        args_fetched, kwargs_fetched = fetched(node.args, self.env), fetched(node.kwargs, self.env)
-        value = getattr(self, node.op)(node.target, args_fetched, kwargs_fetched)
+            odd = self._odd_for_autograd if self._grad else self._odd
+            args = direct_arguments(node.args, self.env, odd)
+            kwargs = NOTHING if not node.kwargs else self._direct_kwargs(node, odd)
+            if args is not None and kwargs is not None and not target.expects_lists(args):
+                value = self._mode.__torch_dispatch__(node.target, (), args, kwargs)
+                return list(value) if target.returns_list and type(value) is tuple else value
+        values, named = fetched(node.args, self.env), fetched(node.kwargs, self.env)
+        if target.is_operator:
+            return node.target(*values, **named)  # type: ignore[operator]
+        value = getattr(self, node.op)(node.target, values, named)
         if target.writes:
-            self._is_alone = _torch.is_heard_alone(self._mode)  # it may have switched autocast on
+            self._look_around()  # it may have entered a mode, or switched autocast on
         return in_stand_ins(self._mode, value)
 
-    def _direct_kwargs(self, node: Node) -> dict[str, Any] | None:
-        if not node.kwargs:
-            return {}
-        values = direct_arguments(node.kwargs.values(), self.env, self._odd)
+    def _direct_kwargs(self, node: Node, odd: set[Node]) -> dict[str, Any] | None:
+        values = direct_arguments(node.kwargs.values(), self.env, odd)
         if values is None or type(node.kwargs.get("device")) is str:
             return None
         return dict(zip(node.kwargs, values, strict=True))
@@ -205,7 +212,7 @@ class FakeTensorProp(torch.fx.Interpreter):
 
     def _propagate_inside(self, inner: GraphModule, args: tuple[Any, ...]) -> Any:
         prop = FakeTensorProp(inner, self._mode, tensor_meta=self._tensor_meta, outer=self)
-        prop._is_alone = self._is_alone
+        prop._look_around()
         return prop._sweep(args)
 
     # --- what is written -----------------------------------------------------------------------------------------
@@ -228,13 +235,10 @@ class FakeTensorProp(torch.fx.Interpreter):
 
     def _record(self, node: Node, value: Any) -> None:
         self.env[node] = value
-        if needs_attention(self._mode, value):
-            self._odd.add(node)
-            is_apart = True
-        else:
-            self._odd.discard(node)
-            is_apart = self._writes or node.op == "placeholder" or node in self._exposed
-        self._write(node, value, is_apart)
+        has_grad, is_odd = needs_attention(self._mode, value)
+        _mark(self._odd, node, is_odd)
+        _mark(self._odd_for_autograd, node, is_odd or has_grad)
+        self._write(node, value, has_grad or self._writes or node.op == "placeholder" or node in self._exposed)
 
     def _write(self, node: Node, value: Any, is_apart: bool) -> None:
         """Nobody may change what is written: a value that others can get at is written as a snapshot."""
@@ -280,6 +284,13 @@ class FakeTensorProp(torch.fx.Interpreter):
         if "val" not in node.meta:
             raise at_node(ValueError("a new placeholder needs a stand-in in its meta['val']"), node, ((), {}))
         return in_stand_ins(self._mode, node.meta["val"])
+
+
+def _mark(marked: set[Node], node: Node, is_marked: bool) -> None:
+    if is_marked:
+        marked.add(node)
+    elif node in marked:
+        marked.discard(node)
 
 
 __all__ = ["FakeTensorProp"]

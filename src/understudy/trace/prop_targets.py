@@ -34,14 +34,22 @@ class Target:
     a tensor. `moves`: it may change a tensor's metadata in place. `lists`: positions where a lone number stands for a list.
     """
 
-    __slots__ = ("is_direct", "lists", "moves", "returns_list", "writes")
+    __slots__ = ("is_direct", "is_operator", "lists", "moves", "returns_list", "writes")
 
     def __init__(self, *, writes: bool, moves: bool) -> None:
         self.writes = writes
         self.moves = moves
         self.is_direct = False
+        self.is_operator = False
         self.returns_list = False
         self.lists: tuple[int, ...] = ()
+
+    def expects_lists(self, args: tuple[Any, ...]) -> bool:
+        """Whether C++ would have to make a list of a number."""
+        for position in self.lists:
+            if position < len(args) and isinstance(args[position], (int, float, torch.SymInt)):
+                return True
+        return False
 
 
 _PURE = Target(writes=False, moves=False)
@@ -70,8 +78,10 @@ def target_of(node: Node) -> Target:
 
 def _of_operator(op: Any) -> Target:
     target = Target(
-        writes=_torch.is_mutable(op) or not _torch.is_builtin_namespace(op), moves=torch.Tag.inplace_view in op.tags
+        writes=_torch.is_mutable(op) or not _torch.is_builtin_namespace(op),
+        moves=torch.Tag.inplace_view in op.tags or _torch.has_out(op),
     )
+    target.is_operator = True
     target.is_direct = not target.writes and not _torch.has_composite_kernel(op)
     target.lists = _torch.number_list_positions(op)
     target.returns_list = _torch.returns_list(op)
@@ -113,7 +123,7 @@ def fetched(value: Any, env: dict[Node, Any]) -> Any:
     return torch.fx.node.map_aggregate(value, lambda part: env[part] if isinstance(part, Node) else part)
 
 
-def direct_arguments(values: Any, env: dict[Node, Any], odd: set[Node]) -> list[Any] | None:
+def direct_arguments(values: Any, env: dict[Node, Any], odd: set[Node]) -> tuple[Any, ...] | None:
     """Arguments for a call without C++; None if one of them needs its attention."""
     found: list[Any] = []
     for value in values:
@@ -128,7 +138,7 @@ def direct_arguments(values: Any, env: dict[Node, Any], odd: set[Node]) -> list[
             parts = direct_arguments(value, env, odd)
             if parts is None:
                 return None
-            found.append(tuple(parts) if kind is tuple else parts)
+            found.append(parts if kind is tuple else list(parts))
         else:
             return None
-    return found
+    return tuple(found)

@@ -74,14 +74,16 @@ def spec_of_val(val: Any) -> Any:
     return map_aggregate(val, lambda part: part._spec if type(part) is FakeTensor else part)
 
 
-def needs_attention(mode: FakeTensorMode, value: Any) -> bool:
-    """Whether a call with this value has something to tell autograd, or to C++'s handling of lazy bits."""
+def needs_attention(mode: FakeTensorMode, value: Any) -> tuple[bool, bool]:
+    """Whether autograd, and whether something else in C++, has a say in calls with this value."""
     if type(value) is FakeTensor:
         spec = value._spec
-        return value.requires_grad or spec.conj or spec.neg or value.fake_mode is not mode
+        return value.requires_grad, spec.conj or spec.neg or value.fake_mode is not mode
     if isinstance(value, (list, tuple)):
-        return any(needs_attention(mode, part) for part in value)
-    return isinstance(value, (torch.Tensor, dict))
+        parts = [needs_attention(mode, part) for part in value]
+        return any(grad for grad, _ in parts), any(odd for _, odd in parts)
+    is_strange = isinstance(value, (torch.Tensor, dict))
+    return is_strange, is_strange
 
 
 # --- comparing two runs ---------------------------------------------------------------------------------------------
