@@ -48,7 +48,7 @@ def convnext() -> Workload:
 
 
 def images(name: str, build: Callable[[], torch.nn.Module]) -> Workload:
-    inputs = lambda: {"pixel_values": torch.randn(BATCH, 3, 224, 192)}  # noqa: E731  (height and width apart)
+    inputs = lambda: {"pixel_values": torch.randn(BATCH, 3, 224, 256)}  # noqa: E731  (height and width apart)
     return Workload(name, build, inputs, lambda output, inputs: output.logits.sum())
 
 

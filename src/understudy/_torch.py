@@ -362,6 +362,11 @@ class AsRecorded:
 _AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastCPU)
 
 
+def has_modes() -> bool:
+    """Whether a dispatch mode of this thread would be asked."""
+    return bool(torch._C._len_torch_dispatch_stack() > 0)
+
+
 @contextmanager
 def no_modes() -> Iterator[None]:
     """Real torch for a moment: no dispatch mode of this thread is asked."""

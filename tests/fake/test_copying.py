@@ -118,10 +118,11 @@ def test_the_same_tensor_twice_stays_one(copied: Any, mode: FakeTensorMode) -> N
 
 def test_gradients_are_copied_but_not_saved(mode: FakeTensorMode) -> None:
     with mode:
-        parameter = nn.Parameter(torch.empty(3))
-        parameter.grad = torch.empty(3)
-    twin = copy.deepcopy(parameter)
-    assert type(twin.grad) is FakeTensor and twin.grad is not parameter.grad
+        leaf, parameter = torch.empty(3, requires_grad=True), nn.Parameter(torch.empty(3))
+        leaf.grad, parameter.grad = torch.empty(3), torch.empty(3)
+    twin = copy.deepcopy(leaf)
+    assert type(twin.grad) is FakeTensor and twin.grad is not leaf.grad
+    assert copy.deepcopy(parameter).grad is None, "as in eager: a parameter is copied without its gradient"
     assert by_torch_save(parameter).grad is None, "as in eager: a checkpoint holds no gradients"
 
 

@@ -65,7 +65,6 @@ DATA_DEPENDENT: dict[str, str] = {
     "svd": "the gradient of complex factors checks that the loss does not depend on their phase",
     "svd_lowrank": "the gradient of complex factors checks that the loss does not depend on their phase",
     "tensor_split": "the places to split at may be given as a tensor",
-    "to_sparse": "as many entries as there are elements other than zero",
     "to_sparse": "stores as many elements as there are other than zero",
     "unique": "as many elements as there are distinct ones",
     "unique_consecutive": "as many elements as there are runs",

@@ -68,8 +68,12 @@ class FakeTensorConverter:
         found = self._recall(t)
         if found is not None:
             return found
-        with _torch.no_modes(), torch.inference_mode(t.is_inference()):
-            fake = self._convert(fake_mode, t, _Wanted(static_shapes, source, symbolic_context))
+        wanted = _Wanted(static_shapes, source, symbolic_context)
+        if t.is_inference() or torch.is_inference_mode_enabled() or _torch.has_modes():
+            with _torch.no_modes(), torch.inference_mode(t.is_inference()):
+                fake = self._convert(fake_mode, t, wanted)
+        else:  # entering these costs as much as the conversion
+            fake = self._convert(fake_mode, t, wanted)
         self._remember(t, fake)
         if make_constant and t.layout is torch.strided and t.device.type == "cpu":
             with _torch.no_modes():

@@ -15,7 +15,7 @@ from understudy.fake.handlers import handles
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.shapes.sizes import from_torch, to_torch
-from understudy.spec import TensorSpec, broadcast_shapes, product, same_shape
+from understudy.spec import TensorSpec, broadcast_shapes, contiguous_strides, product, same_shape
 
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
@@ -104,14 +104,24 @@ def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     if count is NotImplemented:
         return NotImplemented
     fake.unique_memo = to_torch(count)
-    shape = (count,) if dim is None else tuple(count if i == dim % spec.ndim else s for i, s in enumerate(spec.shape))
+    distinct = spec.like((count,)) if dim is None else _with_slices(spec, dim % spec.ndim, count)
     inverse_shape = spec.shape if dim is None else (spec.shape[dim],)
     integers = spec.like((0,), dtype=torch.int64)
     return (
-        make_new(mode, spec.like(shape)),
+        make_new(mode, distinct),
         make_new(mode, integers.like(inverse_shape) if given.get("return_inverse") else integers),
         make_new(mode, integers.like((count,)) if given.get("return_counts") else integers),
     )
+
+
+def _with_slices(spec: TensorSpec, dim: int, count: Any) -> TensorSpec:
+    """So many slices along a dimension, which the kernel stacks in front and then moves to their place."""
+    others = [i for i in range(spec.ndim) if i != dim]
+    stacked = contiguous_strides((count, *(spec.shape[i] for i in others)))
+    shape, stride = list(spec.shape), list(stacked[1:])
+    shape[dim] = count
+    stride.insert(dim, stacked[0])
+    return spec.like(shape, stride=stride)
 
 
 @handles("aten::repeat_interleave.Tensor")

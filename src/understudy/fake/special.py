@@ -23,6 +23,7 @@ from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import Call
 from understudy.infer.plan import Plan
+from understudy.lines import user_line
 from understudy.spec import Same, TensorSpec, is_dense, same_shape
 
 if TYPE_CHECKING:

@@ -119,10 +119,10 @@ def uses_onednn(x: TensorSpec, weight: TensorSpec, window: Window) -> bool:
     if not (
         any(step != 1 for step in window.stride)
         or any(step != 1 for step in window.dilation)
-        or batch >= 16
         or width != 1
         or height != 1
         or torch.get_num_threads() > 1
+        or batch >= 16
     ):
         return False
     if window.groups > 1 or (width > 3 and height > 3) or batch > 1:
@@ -153,7 +153,7 @@ def convolution_backward(
     window = Window.of(weight, stride, padding, dilation, transposed, output_padding, groups)
     check_operands(x, weight, None, window)
     shape = output_shape(x, weight, window)
-    if grad.shape != shape:
+    if not same_shape(grad.shape, shape):
         raise ShapeMismatch(
             f"convolution backward: {grad} is no gradient for a result of shape {list(shape)}"
         )
@@ -164,7 +164,8 @@ def convolution_backward(
     check_cpu_dtype("convolution backward", x, FLOATS)
     in_channels_last = _in_channels_last(x, weight, window)
     on_cpu = x.device.type == "cpu"
-    with_onednn = on_cpu and uses_onednn(x, weight, window)
+    # It matters in these cases only, and for symbolic sizes it is a question that would become a guard.
+    with_onednn = on_cpu and (in_channels_last or (for_bias and not for_weight)) and uses_onednn(x, weight, window)
     if for_bias and with_onednn and not for_weight:
         # oneDNN computes both at once; what nobody asked for is left as computed, a 1-D kernel as a 2-D one.
         for_weight = True

@@ -32,6 +32,9 @@ _derived_rules: dict[str, Rule | None] = {}  # found by schema, kept until rules
 _exact_out: set[str] = set()  # out= variants that take nothing but the very dtype of their result
 _expanded_out: set[str] = set()  # out= variants that write into expanded tensors
 
+RESIZED_CONTIGUOUS = frozenset({"aten::_fft_c2c.out", "aten::_fft_c2r.out", "aten::_fft_r2c.out", "aten::cholesky.out"})
+"""Out= variants that resize to contiguous strides before they look at those of their result."""
+
 CHECK_BEFORE_RESIZE = frozenset({"aten::index_select.out"})
 """Out= variants, beside those of elementwise operators, that refuse an expanded tensor even if it is to be resized."""
 
@@ -166,8 +169,8 @@ def check_no_overlap(what: str, target: TensorSpec) -> None:
 class _OutManners(NamedTuple):
     """How an out= variant treats the tensor that it is given."""
 
-    generated: bool
-    "Made from the functional variant: it is resized first and then copied into."
+    resizes_contiguous: bool
+    "As variants do that are made from the functional one: resized first, then copied into."
     exact: bool
     takes_expanded: bool
     checks_before_resize: bool
@@ -176,7 +179,7 @@ class _OutManners(NamedTuple):
     def of(op: OpOverload, name: str) -> _OutManners:
         generated = torch.Tag.generated in op.tags
         return _OutManners(
-            generated=generated,
+            resizes_contiguous=generated or name in RESIZED_CONTIGUOUS,
             exact=generated or name in _exact_out,
             takes_expanded=name in _expanded_out,
             checks_before_resize=torch.Tag.pointwise in op.tags or name in CHECK_BEFORE_RESIZE,
@@ -223,9 +226,7 @@ def _written(result: TensorSpec, out: TensorSpec, of: int, manners: _OutManners)
         check_no_overlap("out=", out)
     if fits:
         return Same(of)
-    # A tensor that is resized to fit keeps its offset and takes the strides of the result as well, unless
-    # the out= variant was generated from the functional one.
-    stride = None if manners.generated else result.stride
+    stride = None if manners.resizes_contiguous else result.stride  # the offset stays in any case
     return Same(of, TensorSpec(result.shape, stride, out.offset, dtype=out.dtype, device=out.device))
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from understudy.errors import ShapeMismatch
-from understudy.spec.tensor_spec import Size, same_shape
+from understudy.shapes.sizes import surely_equal
+from understudy.spec.tensor_spec import Size
 
 
 def broadcast_shapes(*shapes: Sequence[Any]) -> Size:
@@ -15,7 +16,7 @@ def broadcast_shapes(*shapes: Sequence[Any]) -> Size:
         return ()
     result = tuple(shapes[0])
     for shape in shapes[1:]:
-        if shape is not result and not same_shape(shape, result):
+        if shape is not result:
             result = _broadcast_pair(result, tuple(shape))
     return result
 
@@ -27,6 +28,12 @@ def _broadcast_pair(a: Size, b: Size) -> Size:
     sizes = list(a)
     for position, size in enumerate(b, lead):
         other = sizes[position]
+        # What can be seen comes first: beside a plain 1 it does not matter what a symbol is.
+        if other is size or surely_equal(size, 1):
+            continue
+        if surely_equal(other, 1):
+            sizes[position] = size
+            continue
         if other == size or size == 1:
             continue
         if other != 1:

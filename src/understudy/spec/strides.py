@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from understudy.shapes.sizes import are_packed, by_example, is_symbolic
+from understudy.shapes.sizes import are_packed, by_example, is_symbolic, surely_equal
 from understudy.spec.tensor_spec import Size, TensorSpec, contiguous_strides, is_contiguous, same_shape
 
 CHANNELS_LAST_ORDER = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}  # from the fastest dimension to the slowest
@@ -73,11 +73,18 @@ def elementwise_strides(shape: Size, operands: Sequence[TensorSpec], numbers: bo
     """
     if len(shape) < 2:
         return (1,) if shape else ()
+    if is_symbolic(shape) and all(_is_canonical(operand) for operand in operands):
+        return contiguous_strides(shape)
     if not numbers and all(operand.shape is shape or same_shape(operand.shape, shape) for operand in operands):
         strides = _strides_of_one_shape(shape, operands)
         if strides is not None:
             return strides
     return _sorted_strides(shape, operands)
+
+
+def _is_canonical(operand: TensorSpec) -> bool:
+    """Whether the strides are those that a fresh tensor gets: results of such operands are row-major, broadcast or not."""
+    return all(map(surely_equal, operand.stride, contiguous_strides(operand.shape)))
 
 
 def preserved_strides(shape: Size, stride: Size) -> Size:

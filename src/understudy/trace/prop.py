@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 from understudy import _torch
 from understudy.fake.mode import FakeTensorMode
+from understudy.fake.tensor import FakeTensor
 from understudy.shapes.bindings import KeyPath, compute_unbacked_bindings, rebind_unbacked
 from understudy.trace.prop_edits import Edits
 from understudy.trace.prop_errors import at_node
@@ -62,6 +63,7 @@ class FakeTensorProp(torch.fx.Interpreter):
         self._subgraphs = SubgraphAnswers() if outer is None else outer._subgraphs
         self._state = BorrowedState(self._mode) if outer is None else outer._state
         self._inputs: tuple[Any, ...] = ()
+        self._constants: dict[Any, torch.Tensor] = {}  # keeps them alive, and so one stand-in for each
         self._odd: set[Node] = set()
         self._odd_for_autograd: set[Node] = set()
         self._exposed: set[Node] = set()
@@ -90,10 +92,21 @@ class FakeTensorProp(torch.fx.Interpreter):
     def propagate_dont_convert_inputs(self, *args: Any) -> Any:
         """Run the graph on arguments that are stand-ins already; gives its output."""
         self._inputs = args
+        self._convert_constants()
         with self._running():
             if self._is_customised():
                 return super().run(*args)
             return self._sweep(args)
+
+    def _convert_constants(self) -> None:
+        """Once for each run, and before it: conversion is cheaper outside of the mode."""
+        constants = {}
+        for node in self.graph.nodes:
+            if node.op == "get_attr" and node.target not in constants:
+                value = self.fetch_attr(node.target)  # type: ignore[arg-type]
+                if isinstance(value, torch.Tensor):
+                    constants[node.target] = in_stand_ins(self._mode, value)
+        self._constants = constants
 
     def _converted(self, value: Any) -> Any:
         def convert(part: Any) -> Any:
@@ -174,7 +187,8 @@ class FakeTensorProp(torch.fx.Interpreter):
             if args is not None and kwargs is not None and not target.expects_lists(args):
                 value = self._mode.__torch_dispatch__(node.target, (), args, kwargs)
                 return list(value) if target.returns_list and type(value) is tuple else value
-        values, named = fetched(node.args, self.env), fetched(node.kwargs, self.env)
+        values = fetched(node.args, self.env)
+        named = fetched(node.kwargs, self.env) if node.kwargs else NOTHING
         if target.is_operator:
             return node.target(*values, **named)  # type: ignore[operator]
         value = getattr(self, node.op)(node.target, values, named)
@@ -236,9 +250,14 @@ class FakeTensorProp(torch.fx.Interpreter):
     def _record(self, node: Node, value: Any) -> None:
         self.env[node] = value
         has_grad, is_odd = needs_attention(self._mode, value)
-        _mark(self._odd, node, is_odd)
-        _mark(self._odd_for_autograd, node, is_odd or has_grad)
-        self._write(node, value, has_grad or self._writes or node.op == "placeholder" or node in self._exposed)
+        if has_grad or is_odd or node in self._odd_for_autograd:
+            _mark(self._odd, node, is_odd)
+            _mark(self._odd_for_autograd, node, is_odd or has_grad)
+        is_apart = has_grad or self._writes or node in self._exposed or node.op == "placeholder"
+        if is_apart or self._tensor_meta or type(value) is not FakeTensor:
+            self._write(node, value, is_apart)
+        else:
+            node.meta["val"] = value
 
     def _write(self, node: Node, value: Any, is_apart: bool) -> None:
         """Nobody may change what is written: a value that others can get at is written as a snapshot."""
@@ -289,7 +308,7 @@ class FakeTensorProp(torch.fx.Interpreter):
 def _mark(marked: set[Node], node: Node, is_marked: bool) -> None:
     if is_marked:
         marked.add(node)
-    elif node in marked:
+    else:
         marked.discard(node)
 
 

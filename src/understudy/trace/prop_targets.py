@@ -55,7 +55,8 @@ class Target:
 _PURE = Target(writes=False, moves=False)
 _UNKNOWN = Target(writes=True, moves=False)
 _MOVING = Target(writes=True, moves=True)
-_by_operator: dict[Any, Target] = {}
+_by_operator: dict[int, tuple[Any, Target]] = {}
+"""By the operator's identity (its own hash is a Python function); the operator is kept, so that nothing else gets it."""
 
 
 def target_of(node: Node) -> Target:
@@ -65,12 +66,13 @@ def target_of(node: Node) -> Target:
             return _MOVING if _may_move(str(node.target)) else _UNKNOWN
         return _UNKNOWN if node.op == "call_module" else _PURE
     target: Any = node.target
-    found = _by_operator.get(target)
+    found = _by_operator.get(id(target))
     if found is not None:
-        return found
+        return found[1]
     if isinstance(target, _torch.OpOverload):
-        found = _by_operator[target] = _of_operator(target)
-        return found
+        known = _of_operator(target)
+        _by_operator[id(target)] = target, known
+        return known
     if target in PURE_FUNCTIONS:
         return _PURE
     return _MOVING if _may_move(getattr(target, "__name__", "")) else _UNKNOWN
