@@ -2,9 +2,9 @@
 
     python -m benchmarks.symbolic [--quick] [--models gpt2,swin] [--no-torch] [--json build/symbolic.json]
 
-Batch and length, or batch, height and width, are symbols. Warm: the same environment again. Cold: a new environment, a new
-mode, an empty cache; the model is built before the clock starts. Torch's side takes seconds to minutes for a pass, so it is
-repeated less often.
+Batch and length, or batch, height and width, are symbols. Warm: the same environment again. Cold: a new environment,
+a new mode, an empty cache; the model is built before the clock starts. Torch's side takes seconds to minutes for a
+pass, so it is repeated less often.
 """
 
 from __future__ import annotations
@@ -169,7 +169,8 @@ def verdict(row: dict[str, Any]) -> str:
 
 
 def show(console: Console, rows: list[dict[str, Any]]) -> None:
-    about = f"targets: at most {STATIC_TARGET}× static; {WARM_TARGET:.0f}× warm, {COLD_TARGET:.0f}× cold, {ARITHMETIC_TARGET:.0f}× for {', '.join(ARITHMETIC)}"
+    of_torch = f"{WARM_TARGET:.0f}× warm, {COLD_TARGET:.0f}× cold, {ARITHMETIC_TARGET:.0f}× for {', '.join(ARITHMETIC)}"
+    about = f"targets: at most {STATIC_TARGET}× static; {of_torch}"
     table = Table(title=f"Forward passes with symbolic sizes, milliseconds\n({about})", title_justify="left")
     table.add_column("model")
     for column in ("static", "warm", "to static", "torch warm", "ratio", "cold", "torch cold", "ratio", "guards", ""):

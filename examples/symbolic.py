@@ -2,8 +2,8 @@
 
     python -m examples.symbolic
 
-The model is run once, on stand-ins whose sizes are symbols. What comes out has its shape in terms of `batch` and `seq`; what had
-to be assumed on the way is listed with the line that assumed it, and can be checked on real inputs.
+The model is run once, on stand-ins whose sizes are symbols. What comes out has its shape in terms of `batch` and
+`seq`; what had to be assumed on the way is listed with the line that assumed it, and can be checked on real inputs.
 """
 
 from __future__ import annotations

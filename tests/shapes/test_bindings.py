@@ -119,7 +119,7 @@ def test_what_became_a_number_needs_no_renaming() -> None:
 
 
 def test_free_symbols() -> None:
-    env, mode, x = made()
+    _, mode, x = made()
     n, m = x.shape
     with mode:
         rows = x.nonzero()

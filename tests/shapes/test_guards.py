@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from understudy import FakeTensorMode, ShapeEnv, UnderstudyError, bind_symbols, dims, eval_guards
+from understudy import Dim, FakeTensorMode, ShapeEnv, UnderstudyError, bind_symbols, dims, eval_guards
 
 
 def run(program: Callable[..., Any], *shapes: tuple[int, ...], names: Any = None, **options: Any) -> tuple[ShapeEnv, Any]:
@@ -58,8 +58,6 @@ def test_a_check_names_what_is_broken() -> None:
     ],
 )  # fmt: skip
 def test_static_sizes_strides_and_ranges_are_checked(given: Any, text: str) -> None:
-    from understudy import Dim
-
     env, _ = run(lambda x, y: x @ y, (4, 16), (16, 32), names=[(Dim("batch", max=64), "seq"), (None, "static")])
     assert not env.check(torch.zeros(7, 3), torch.zeros(3, 32))
     assert any(str(broken).startswith(text) for broken in env.check(*given)), [str(b) for b in env.check(*given)]
@@ -135,7 +133,7 @@ def test_one_symbol_in_two_places_binds_once() -> None:
     mode = FakeTensorMode(shape_env=env)
     square = mode.from_tensor(torch.zeros(4, 4), source="x", symbolic_context=("n", "n"))
     assert not env.check(torch.zeros(3, 3))
-    assert [str(b) for b in env.check(torch.zeros(3, 5))][0].startswith("x.size(1) == n\n    but x.size(1) = 5, n = 3")
+    assert str(env.check(torch.zeros(3, 5))[0]).startswith("x.size(1) == n\n    but x.size(1) = 5, n = 3")
     with pytest.raises(ValueError, match=r"arg0.size\(1\) is 5, where n is 3"):
         env.bind_symbols([square], torch.zeros(3, 5))
 
@@ -194,7 +192,7 @@ def test_admitted_sizes_are_those_for_which_the_answer_is_right(name: str) -> No
 
 def test_what_breaks_the_guards_would_have_failed_or_differed() -> None:
     """A guard that excludes sizes for which everything is as recorded would be one too many."""
-    env, out = run(rows_of_eight, (4, 16))
+    env, _ = run(rows_of_eight, (4, 16))
     for a, b in itertools.product(range(2, 9), repeat=2):
         real = torch.zeros(a, b)
         fits = not env.check(real)
@@ -205,5 +203,5 @@ def test_what_breaks_the_guards_would_have_failed_or_differed() -> None:
 
 
 def test_what_no_size_allows_is_refused() -> None:
-    with pytest.raises(UnderstudyError, match="x_0|can't"):
+    with pytest.raises(UnderstudyError, match=r"x_0|can't"):
         run(lambda x: x.view(-1, 7), (4, 16))

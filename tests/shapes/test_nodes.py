@@ -204,7 +204,7 @@ def test_other_types_are_left_to_python() -> None:
     a, _ = symbols(env)
     with pytest.raises(TypeError):
         a.node + "x"
-    assert a.node != "x" and not (a.node == None)  # noqa: E711
+    assert a.node != "x" and a.node != None  # noqa: E711
     with pytest.raises(TypeError, match="unhashable"):
         hash(a)
     assert a.node in {a.node}

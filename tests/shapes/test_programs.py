@@ -55,7 +55,7 @@ STEPS: dict[str, Callable[[int], Step]] = {
     "every other": lambda c: lambda x: x[::2],
     "half": lambda c: lambda x: x[: x.shape[0] // 2 + 1],
     "chunk": lambda c: lambda x: x.chunk(2 + c % 2, c % x.dim())[-1],
-    "split": lambda c: lambda x: x.split(2, c % x.dim())[0],
+    "split": lambda c: lambda x: x.split(x.shape[c % x.dim()] // 2, c % x.dim())[0],
     "add its rows": lambda c: lambda x: x + x[0],
     "sum": lambda c: lambda x: x.sum(c % x.dim(), keepdim=c % 3 == 0) if x.dim() > 1 else x,
     "expand": lambda c: lambda x: x.unsqueeze(0).expand(2 + c % 3, *x.shape),

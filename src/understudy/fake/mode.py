@@ -243,6 +243,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
     def _keep(self, call: Call, key: Any, plan: Plan) -> None:
         reason = why_not_cached(call) if self.cache_enabled else "cache disabled"
+        if self.shape_env is not None and self.shape_env.suppresses_guards:
+            reason = "guards are suppressed"  # a hit would never record what the answer assumes
         if reason is not None:
             cache.bypass(reason)
         elif key is not None:

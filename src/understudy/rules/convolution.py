@@ -26,6 +26,7 @@ from understudy.spec import (
     contiguous_strides,
     is_channels_last_contiguous,
     preserved_copy,
+    same_shape,
 )
 from understudy.spec.tensor_spec import Size
 

@@ -172,4 +172,6 @@ def unsafe_masked_index(spec: TensorSpec, mask: TensorSpec, indices: Indices, fi
 
 @rule("_unsafe_masked_index_put_accumulate")
 def unsafe_masked_index_put(spec: TensorSpec, mask: TensorSpec, indices: Indices, values: TensorSpec) -> TensorSpec:
+    places = indexed(spec, _checked(spec, indices))
+    check_expandable(broadcast_shapes(values.shape, mask.shape), places.shape, "_unsafe_masked_index_put_accumulate")
     return preserved_copy(spec)

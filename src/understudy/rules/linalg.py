@@ -10,6 +10,7 @@ from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.rules.dtype_sets import COMPLEX
 from understudy.rules.registry import rule
 from understudy.rules.view_strides import expand_strides
+from understudy.shapes.sizes import at_least_one, smaller
 from understudy.spec import (
     TensorSpec,
     broadcast_shapes,
@@ -30,7 +31,7 @@ def column_major(shape: Size) -> Size:
     if len(shape) < 2:
         return strides
     rows = shape[-2]
-    return (*strides[:-2], 1, rows if rows != 0 else 1)
+    return (*strides[:-2], 1, at_least_one(rows))
 
 
 def _columns(spec: TensorSpec, shape: Size, dtype: torch.dtype | None = None) -> TensorSpec:
@@ -56,7 +57,7 @@ def _info(a: TensorSpec) -> TensorSpec:
 
 def _least(a: TensorSpec) -> Any:
     rows, columns = a.shape[-2:]
-    return rows if rows < columns else columns
+    return smaller(rows, columns)
 
 
 def _pivots(a: TensorSpec) -> TensorSpec:
@@ -239,7 +240,9 @@ def _solution(spec: TensorSpec, shape: Size, left: bool) -> TensorSpec:
     if left:
         return _columns(spec, shape)
     rows = spec.like(shape)
-    return rows.viewed(shape, rows.stride, conj=True) if spec.is_complex else rows
+    if not spec.is_complex or rows.is_empty:
+        return rows
+    return rows.viewed(shape, rows.stride, conj=True)
 
 
 @rule("_linalg_solve_ex")

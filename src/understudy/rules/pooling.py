@@ -80,6 +80,8 @@ def _pooled_shape(
     ):
         raise ArgumentError(f"{what}: padding {padding} is negative or more than half of the kernel {kernel}")
     lead = x.shape[: x.ndim - spatial]
+    if lead[-1] == 0:
+        raise ShapeMismatch(f"{what}: {x} has no channels")
     counts = [
         window_count(*numbers, ceil_mode)
         for numbers in zip(x.shape[x.ndim - spatial :], kernel, stride, padding, dilation, strict=True)
@@ -188,6 +190,8 @@ def _adaptive_shape(
         _check_input(what, x, spatial)
     if len(output_size) != spatial:
         raise ArgumentError(f"{what}: output_size {list(output_size)} has not {spatial} numbers")
+    if any(size < 0 for size in output_size):
+        raise ArgumentError(f"{what}: output_size {list(output_size)} has a negative number")
     return (*x.shape[: x.ndim - spatial], *output_size)
 
 

@@ -32,7 +32,8 @@ _derived_rules: dict[str, Rule | None] = {}  # found by schema, kept until rules
 _exact_out: set[str] = set()  # out= variants that take nothing but the very dtype of their result
 _expanded_out: set[str] = set()  # out= variants that write into expanded tensors
 
-RESIZED_CONTIGUOUS = frozenset({"aten::_fft_c2c.out", "aten::_fft_c2r.out", "aten::_fft_r2c.out", "aten::cholesky.out"})
+RESIZED_CONTIGUOUS = frozenset({"aten::_fft_c2c.out", "aten::_fft_c2r.out", "aten::_fft_r2c.out",
+                                "aten::cholesky.out", "aten::cholesky_solve.out"})  # fmt: skip
 """Out= variants that resize to contiguous strides before they look at those of their result."""
 
 CHECK_BEFORE_RESIZE = frozenset({"aten::index_select.out"})

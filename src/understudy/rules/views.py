@@ -20,7 +20,7 @@ from understudy.rules.dims import (
 )
 from understudy.rules.registry import rule
 from understudy.rules.view_strides import expand_strides, view_strides
-from understudy.shapes.sizes import is_symbolic
+from understudy.shapes.sizes import is_symbolic, smaller
 from understudy.spec import TensorSpec, View, complex_type, real_type
 
 
@@ -227,7 +227,7 @@ def diagonal_of(spec: TensorSpec, offset: int, dim1: int, dim2: int) -> TensorSp
         columns = columns - offset
     else:
         rows = rows + offset
-    length = rows if rows < columns else columns
+    length = smaller(rows, columns)
     start = spec.offset
     if length <= 0:
         length = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from understudy.shapes import conditions
 from understudy.shapes.conditions import Condition
@@ -22,9 +22,7 @@ from understudy.shapes.floats import (
     evaluated,
 )
 from understudy.shapes.node import SymNode
-
-if TYPE_CHECKING:
-    from understudy.shapes.env import ShapeEnv
+from understudy.shapes.state import State
 
 NUMBERS = (int, float)  # and bool, which is an int
 LEAST = -(1 << 63)
@@ -35,34 +33,30 @@ INTEGER: dict[str, Callable[[Algebra, Any, Any], Any]] = {
 }  # fmt: skip
 
 
-class Arithmetic:
-    """Mixed into `ShapeEnv`. What was computed once is found in `computed`; nodes look there first themselves."""
-
-    computed: dict[tuple[Any, ...], Any]
-    _nodes: dict[Any, SymNode]
-    _floats: dict[Any, Any]
+class Arithmetic(State):
+    """What was computed once is found in `computed`; nodes look there first themselves."""
 
     # --- nodes ---------------------------------------------------------------------------------------------
 
-    def node(self: ShapeEnv, value: Any, kind: type) -> SymNode:
+    def node(self, value: Any, kind: type) -> SymNode:
         key = (kind, value)
         found = self._nodes.get(key)
         if found is None:
-            found = self._nodes[key] = SymNode(self, value, kind)
+            found = self._nodes[key] = SymNode(self, value, kind)  # type: ignore[arg-type]
         return found
 
-    def node_of(self: ShapeEnv, number: Any) -> SymNode:
+    def node_of(self, number: Any) -> SymNode:
         """The node of a plain number, of a symbolic one, or the node itself."""
         if type(number) is SymNode:
             return number
         if type(number) in (int, float, bool):
             return self.node(number, type(number))
-        return number.node  # type: ignore[no-any-return]
+        return number.node
 
-    def float_expr(self: ShapeEnv, operation: str, *arguments: Any) -> FloatExpr:
-        return self._interned(FloatExpr, operation, arguments)  # type: ignore[no-any-return]
+    def float_expr(self, operation: str, *arguments: Any) -> FloatExpr:
+        return self._interned(FloatExpr, operation, arguments)
 
-    def _interned(self: ShapeEnv, kind: Any, *parts: Any) -> Any:
+    def _interned(self, kind: Any, *parts: Any) -> Any:
         # The types take part: 1, 1.0 and True are different operands, but equal keys.
         key = (kind, *parts, *(type(p) for part in parts for p in (part if type(part) is tuple else (part,))))
         found = self._floats.get(key)
@@ -72,7 +66,7 @@ class Arithmetic:
 
     # --- for rules: numbers and nodes in, a number or a node out ---------------------------------------------
 
-    def size(self: ShapeEnv, operation: str, a: Any, b: Any) -> Any:
+    def size(self, operation: str, a: Any, b: Any) -> Any:
         if type(a) is float or type(b) is float:  # 2.0 and 2 are equal keys
             return self._plain(self.arithmetic(operation, self.node_of(a), self.node_of(b)))
         key = (operation, a, b, "size")
@@ -87,14 +81,14 @@ class Arithmetic:
 
     # --- for torch: nodes in, a node out -----------------------------------------------------------------------
 
-    def arithmetic(self: ShapeEnv, operation: str, a: SymNode, b: SymNode) -> SymNode:
+    def arithmetic(self, operation: str, a: SymNode, b: SymNode) -> SymNode:
         key = (operation, a, b)
         found = self.computed.get(key)
         if found is None:
             found = self.computed[key] = self._arithmetic(operation, a, b)
-        return found  # type: ignore[no-any-return]
+        return found
 
-    def _arithmetic(self: ShapeEnv, operation: str, a: SymNode, b: SymNode) -> SymNode:
+    def _arithmetic(self, operation: str, a: SymNode, b: SymNode) -> SymNode:
         if operation in BITWISE:
             return self._bitwise(operation, a, b)
         if a.kind is float or b.kind is float or operation == "truediv":
@@ -104,7 +98,7 @@ class Arithmetic:
             return self.node(self.float_expr(operation, left, right), float)
         return self.node(INTEGER[operation](self.algebra, self._as_number(a), self._as_number(b)), int)
 
-    def _bitwise(self: ShapeEnv, operation: str, a: SymNode, b: SymNode) -> SymNode:
+    def _bitwise(self, operation: str, a: SymNode, b: SymNode) -> SymNode:
         if a.kind is bool and b.kind is bool:
             if operation == "xor":
                 return self.joined("or", self.joined("and", a, b.sym_not()), self.joined("and", a.sym_not(), b))
@@ -114,7 +108,7 @@ class Arithmetic:
             return self.node(OPERATIONS[operation](left, right), int)
         return self.opaque(self.float_expr(operation, left, right))
 
-    def _as_number(self: ShapeEnv, node: SymNode) -> Any:
+    def _as_number(self, node: SymNode) -> Any:
         """A truth value that takes part in arithmetic is 0 or 1."""
         value = node.value
         if node.kind is not bool:
@@ -124,28 +118,28 @@ class Arithmetic:
         symbol = self.truths.get(value)
         return int(self.decide(value)) if symbol is None else symbol
 
-    def negative(self: ShapeEnv, a: SymNode) -> SymNode:
+    def negative(self, a: SymNode) -> SymNode:
         return self.arithmetic("sub", self.node(0, int), a) if a.kind is not float else self.function("neg", a)
 
-    def absolute(self: ShapeEnv, a: SymNode) -> SymNode:
+    def absolute(self, a: SymNode) -> SymNode:
         if a.kind is float:
             return self.function("abs", a)
         return self.node(self.algebra.absolute(self._as_number(a)), int)
 
-    def function(self: ShapeEnv, name: str, a: SymNode, *more: Any) -> SymNode:
+    def function(self, name: str, a: SymNode, *more: Any) -> SymNode:
         """A function of floats."""
         value = self._as_number(a)
         if isinstance(value, NUMBERS):
             return self.node(float(OPERATIONS[name](value, *more)), float)
         return self.node(self.float_expr(name, value, *more), float)
 
-    def to_float(self: ShapeEnv, a: SymNode) -> SymNode:
+    def to_float(self, a: SymNode) -> SymNode:
         if a.kind is float:
             return a
         value = self._as_number(a)
         return self.node(float(value) if isinstance(value, int) else self.float_expr("to_float", value), float)
 
-    def rounded(self: ShapeEnv, operation: str, a: SymNode) -> SymNode:
+    def rounded(self, operation: str, a: SymNode) -> SymNode:
         """A float back to an integer: exactly, where it is a quotient of sizes."""
         if a.kind is not float:
             return a if a.kind is int else self.node(self._as_number(a), int)
@@ -160,7 +154,7 @@ class Arithmetic:
                 return self.node(self.algebra.floordiv(top, bottom), int)
         return self.opaque(self.float_expr(operation, a.value))
 
-    def opaque(self: ShapeEnv, expression: FloatExpr) -> SymNode:
+    def opaque(self, expression: FloatExpr) -> SymNode:
         """An integer of which nothing is known but how to compute it, and between which numbers it lies."""
         key = ("opaque", expression)
         found = self.computed.get(key)
@@ -176,9 +170,9 @@ class Arithmetic:
             if hint is not None:
                 self.hints[symbol] = int(hint)
             found = self.computed[key] = self.node(symbol, int)
-        return found  # type: ignore[no-any-return]
+        return found
 
-    def chosen(self: ShapeEnv, condition: SymNode, then: SymNode, otherwise: SymNode) -> SymNode:
+    def chosen(self, condition: SymNode, then: SymNode, otherwise: SymNode) -> SymNode:
         """`then if condition else otherwise`, without deciding what is open."""
         known = self.known_truth(condition.value)
         if known is not None or then is otherwise:
@@ -194,14 +188,14 @@ class Arithmetic:
 
     # --- conditions ----------------------------------------------------------------------------------------
 
-    def comparison(self: ShapeEnv, relation: str, a: SymNode, b: SymNode) -> SymNode:
+    def comparison(self, relation: str, a: SymNode, b: SymNode) -> SymNode:
         key = (relation, a, b)
         found = self.computed.get(key)
         if found is None:
             found = self.computed[key] = self.node(self.condition(relation, a, b), bool)
-        return found  # type: ignore[no-any-return]
+        return found
 
-    def condition(self: ShapeEnv, relation: str, a: SymNode, b: SymNode) -> Any:
+    def condition(self, relation: str, a: SymNode, b: SymNode) -> Any:
         if a.kind is bool and b.kind is bool and relation in ("==", "!="):
             differ = self._bitwise("xor", a, b)
             return (differ if relation == "!=" else differ.sym_not()).value
@@ -213,7 +207,7 @@ class Arithmetic:
         integral = as_integer_condition(relation, left, right)
         return self._interned(FloatCondition, relation, left, right) if integral is None else integral
 
-    def joined(self: ShapeEnv, kind: str, *nodes: SymNode) -> SymNode:
+    def joined(self, kind: str, *nodes: SymNode) -> SymNode:
         """The conjunction or disjunction of truth values."""
         values = [node.value for node in nodes]
         if all(isinstance(value, (bool, Condition)) for value in values):
@@ -224,15 +218,16 @@ class Arithmetic:
         parts = tuple(dict.fromkeys(value for value in values if not isinstance(value, bool)))
         return self.node(parts[0] if len(parts) == 1 else self._interned(Combination, kind, parts), bool)
 
-    def negated(self: ShapeEnv, condition: Any) -> Any:
+    def negated(self, condition: Any) -> Any:
         if isinstance(condition, (bool, Condition)):
             return conditions.negated(condition)
         if isinstance(condition, FloatCondition):
-            return self._interned(FloatCondition, condition.OPPOSITE[condition.relation], condition.left, condition.right)
+            opposite = condition.OPPOSITE[condition.relation]
+            return self._interned(FloatCondition, opposite, condition.left, condition.right)
         opposite = "or" if condition.kind == "and" else "and"
         return self._interned(Combination, opposite, tuple(self.negated(part) for part in condition.parts))
 
-    def known_truth(self: ShapeEnv, condition: Any) -> bool | None:
+    def known_truth(self, condition: Any) -> bool | None:
         """True or False if it is proved, else None."""
         if isinstance(condition, bool):
             return condition
@@ -249,9 +244,13 @@ class Arithmetic:
             return decisive
         return None if None in known else not decisive
 
+    def is_known(self, condition: Any) -> bool:
+        """Whether it is proved to hold. Asking records nothing."""
+        return self.known_truth(condition) is True
+
     # --- examples ------------------------------------------------------------------------------------------
 
-    def hint_of(self: ShapeEnv, value: Any) -> Any:
+    def hint_of(self, value: Any) -> Any:
         """The value at the example's sizes, None if it depends on a symbol without example."""
         if isinstance(value, NUMBERS):
             return value
@@ -259,7 +258,7 @@ class Arithmetic:
             return None
         return evaluated(value, self.hints)
 
-    def simplify(self: ShapeEnv, value: Any) -> Any:
+    def simplify(self, value: Any) -> Any:
         return self.facts.simplify(value) if isinstance(value, Expr) else value
 
 

@@ -50,7 +50,10 @@ class KeyPath:
     __repr__ = __str__
 
 
-def values_in(result: Any, path: KeyPath = KeyPath()) -> Iterator[tuple[SymNode, KeyPath]]:
+HERE = KeyPath()
+
+
+def values_in(result: Any, path: KeyPath = HERE) -> Iterator[tuple[SymNode, KeyPath]]:
     """Every symbolic number in a result: in tensors, in lists, tuples and dicts of them; with the way to it."""
     if isinstance(result, torch.Tensor):
         spec = getattr(result, "_spec", None)
@@ -107,8 +110,8 @@ def compute_unbacked_bindings(
 ) -> dict[Expr, KeyPath] | None:
     """For each symbol that was born since the last call: where it is in this result.
 
-    None if none was born. A symbol that is nowhere in the result is an error: nothing could say what it is when the program
-    runs. `peek` leaves the symbols for a later call.
+    None if none was born. A symbol that is nowhere in the result is an error: nothing could say what it is when the
+    program runs. `peek` leaves the symbols for a later call.
     """
     if shape_env is None or not shape_env.pending_fresh_unbacked_symbols:
         return None

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
+from understudy.shapes.arithmetic import Arithmetic
 from understudy.shapes.expr import Expr
 from understudy.shapes.floats import FUNCTIONS, OPERATIONS
-from understudy.shapes.guards import Inputs, InputSize, because
+from understudy.shapes.guards import Guard, Inputs, InputSize, because
 from understudy.shapes.node import value_of
-
-if TYPE_CHECKING:
-    from understudy.shapes.env import ShapeEnv
 
 MATHEMATICS = {name: OPERATIONS[name] for name in ("floor", "ceil", "trunc", *FUNCTIONS)}
 NOT_ONE = "a size of 0 or 1 is no example of it: specialize_zero_one"
@@ -91,33 +90,37 @@ def solved(expr: Expr, number: int) -> int:
     return (number - start) // (expr.evaluate({symbol: 1}) - start)
 
 
-class Checking:
-    """Mixed into `ShapeEnv`."""
+class Checking(Arithmetic):
+    """Whether other inputs meet what was assumed."""
 
     # --- what is required ----------------------------------------------------------------------------------------
 
-    def requirements(self: ShapeEnv, inputs: Inputs | None = None) -> list[Requirement]:
+    def requirements(self, inputs: Inputs | None = None) -> list[Requirement]:
         """All that inputs must be: their static sizes, the ranges of the symbols, the guards."""
         inputs = self.inputs if inputs is None else inputs
         bindings = bindings_of(inputs)
         return [*_of_inputs(inputs, bindings), *_of_ranges(bindings), *self._of_guards(bindings)]
 
-    def _of_guards(self: ShapeEnv, bindings: Bindings) -> Iterator[Requirement]:
+    def _of_guards(self, bindings: Bindings) -> Iterator[Requirement]:
         for guard in self.guards:
             plain = {s for symbol in guard.condition.symbols for s in origins(symbol, self.definitions)}
             if plain <= bindings.places.keys():
                 about = bindings.sources(guard.condition.symbols, self.definitions)
                 names = tuple(dict.fromkeys(place.source for place in about))
-                yield Requirement(guard.text, guard.line, names, False, lambda values, _, g=guard: g.holds(values))
+
+                def holds(values: Mapping[Expr, int], _: Any, guard: Guard = guard) -> bool:
+                    return guard.holds(values)
+
+                yield Requirement(guard.text, guard.line, names, False, holds)
 
     # --- checks --------------------------------------------------------------------------------------------------
 
-    def check(self: ShapeEnv, *given: Any, **named: Any) -> list[BrokenGuard]:
-        """What these inputs (in the order of the run's, or by name) break; nothing if the recorded answers hold for them."""
+    def check(self, *given: Any, **named: Any) -> list[BrokenGuard]:
+        """What these inputs break, in the order of the run's or by name; nothing if its answers hold for them."""
         arguments = self._in_order(given, named)
         return self._broken(self.inputs, arguments)
 
-    def _broken(self: ShapeEnv, inputs: Inputs, given: Sequence[Any], static: bool = True) -> list[BrokenGuard]:
+    def _broken(self, inputs: Inputs, given: Sequence[Any], static: bool = True) -> list[BrokenGuard]:
         wrong = [_wrong_rank(inputs, position, value) for position, value in enumerate(given)]
         if any(wrong):
             return [broken for broken in wrong if broken is not None]
@@ -134,7 +137,7 @@ class Checking:
         return broken
 
     def _found(
-        self: ShapeEnv, required: Requirement, inputs: Inputs, bindings: Bindings, values: Mapping[Expr, int], given: Any
+        self, required: Requirement, inputs: Inputs, bindings: Bindings, values: Mapping[Expr, int], given: Any
     ) -> str:
         shown = [
             f"{symbol.name} = {values[symbol]} ({place.text})"
@@ -145,28 +148,29 @@ class Checking:
         shown[:0] = [f"{place.text} = {place.of(given)}" for place in asked]
         return ", ".join(shown)
 
-    def _in_order(self: ShapeEnv, given: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    def _in_order(self, given: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         names = self.inputs.names
         both = [*zip(names, given, strict=False), *named.items()]
         arguments = dict(both)
         unknown = sorted(set(arguments) - set(names))
         missing = [name for name in names if name not in arguments]
         if unknown or missing or len(given) > len(names) or len(both) > len(arguments):
-            raise TypeError(f"the run had the inputs {', '.join(names) or '(none)'}: got {len(given)} and {sorted(named)}")
+            had = ", ".join(names) or "(none)"
+            raise TypeError(f"the run had the inputs {had}: got {len(given)} and {sorted(named)}")
         return [arguments[name] for name in names]
 
-    def evaluate_guards(self: ShapeEnv, *given: Any, **named: Any) -> bool:
+    def evaluate_guards(self, *given: Any, **named: Any) -> bool:
         """Whether the recorded answers hold for these inputs."""
         return not self.check(*given, **named)
 
     def evaluate_guards_for_args(
-        self: ShapeEnv, placeholders: Sequence[Any], args: Sequence[Any], *, ignore_static: bool = True
+        self, placeholders: Sequence[Any], args: Sequence[Any], *, ignore_static: bool = True
     ) -> bool:
         """The same for stand-ins and what takes their place, input by input."""
         return not self._broken(inputs_of(placeholders), list(args), static=not ignore_static)
 
-    def bind_symbols(self: ShapeEnv, placeholders: Any, *args: Any) -> dict[Expr, int]:
-        """What each symbol is for these inputs: in place of stand-ins, of a graph's placeholders, or (None) of the run's."""
+    def bind_symbols(self, placeholders: Any, *args: Any) -> dict[Expr, int]:
+        """What each symbol is for these inputs: in place of stand-ins, a graph's placeholders, or (None) the run's."""
         if len(args) == 1 and isinstance(args[0], (list, tuple)):
             args = tuple(args[0])
         inputs = self.inputs if placeholders is None else inputs_of(placeholders_of(placeholders))
@@ -182,27 +186,27 @@ class Checking:
     # --- as text and as code ---------------------------------------------------------------------------------------
 
     def produce_guards(
-        self: ShapeEnv, placeholders: Any = None, sources: Sequence[Any] | None = None, *, ignore_static: bool = False
+        self, placeholders: Any = None, sources: Sequence[Any] | None = None, *, ignore_static: bool = False
     ) -> list[str]:
         """Every requirement as a Python expression in terms of the inputs: `x.size(0)*x.size(1) % 8 == 0`."""
         inputs = self.inputs if placeholders is None else inputs_of(placeholders_of(placeholders), sources)
-        names = {symbol.name: place_as_code(place, expr) for symbol, (place, expr) in bindings_of(inputs).places.items()}
+        names = names_as_code(bindings_of(inputs))
         wanted = [r for r in self.requirements(inputs) if not (ignore_static and r.is_static)]
         return [renamed(required.text, names) for required in wanted]
 
     def produce_guards_expression(
-        self: ShapeEnv, placeholders: Sequence[Any], *, guards: Any = None, ignore_static: bool = True
+        self, placeholders: Sequence[Any], *, guards: Any = None, ignore_static: bool = True
     ) -> str | None:
         """All of them as one expression in `args`, for `evaluate_guards_expression`; None if there are none."""
         names = [f"args[{position}]" for position in range(len(placeholders))]
         found = self.produce_guards(placeholders, names, ignore_static=ignore_static)
         return " and ".join(f"({guard})" for guard in found) or None
 
-    def evaluate_guards_expression(self: ShapeEnv, code: str, args: Sequence[Any]) -> bool:
+    def evaluate_guards_expression(self, code: str, args: Sequence[Any]) -> bool:
         return bool(eval(code, {**MATHEMATICS, "args": args}))
 
-    def check_source(self: ShapeEnv, name: str = "check") -> str:
-        """The source of a function of the inputs that raises ValueError with the guards that they break, and their sizes."""
+    def check_source(self, name: str = "check") -> str:
+        """The source of a function of the inputs that raises ValueError with the guards that they break."""
         return source_of_check(name, self.inputs, bindings_of(self.inputs), self.requirements())
 
 
@@ -263,16 +267,16 @@ def _of_inputs(inputs: Inputs, bindings: Bindings) -> Iterator[Requirement]:
 def _of_ranges(bindings: Bindings) -> Iterator[Requirement]:
     for symbol, (place, _) in bindings.places.items():
         low, high = symbol.low, symbol.high
+
+        def is_within(values: Mapping[Expr, int], _: Any, s: Expr = symbol, least: Any = low, most: Any = None) -> bool:
+            return (least is None or values[s] >= least) and (most is None or values[s] <= most)
+
         if low is not None and low > 0:
-            yield Requirement(
-                f"{symbol.name} >= {low}", NOT_ONE if low == 2 else "its range", (place.source,), False,
-                lambda values, _, s=symbol, low=low: values[s] >= low,
-            )  # fmt: skip
+            why = NOT_ONE if low == 2 else "its range"
+            yield Requirement(f"{symbol.name} >= {low}", why, (place.source,), False, is_within)
         if high is not None:
-            yield Requirement(
-                f"{symbol.name} <= {high}", "its range", (place.source,), False,
-                lambda values, _, s=symbol, high=high: values[s] <= high,
-            )  # fmt: skip
+            at_most = partial(is_within, least=None, most=high)
+            yield Requirement(f"{symbol.name} <= {high}", "its range", (place.source,), False, at_most)
 
 
 def _wrong_rank(inputs: Inputs, position: int, value: Any) -> BrokenGuard | None:
@@ -300,6 +304,11 @@ def place_as_code(place: InputSize, expr: Expr) -> str:
     (symbol,) = expr.symbols
     start = expr.evaluate({symbol: 0})
     return f"(({place.text} - {start})//{expr.evaluate({symbol: 1}) - start})"
+
+
+def names_as_code(bindings: Bindings) -> dict[str, str]:
+    """How each symbol is read off the inputs."""
+    return {symbol.name: place_as_code(place, expr) for symbol, (place, expr) in bindings.places.items()}
 
 
 TEMPLATE = '''\
@@ -330,7 +339,7 @@ def {name}({arguments}):
 
 
 def source_of_check(name: str, inputs: Inputs, bindings: Bindings, required: list[Requirement]) -> str:
-    symbols = {symbol.name: place_as_code(place, expr) for symbol, (place, expr) in bindings.places.items()}
+    symbols = names_as_code(bindings)
     ranked = [(name, rank) for name, rank in zip(inputs.names, inputs.ranks, strict=True) if rank is not None]
     shapes = [f"{name}: {{tuple({name}.shape)}}" for name, _ in ranked]
     sizes = ", ".join([*(f"{symbol} = {{{symbol}}}" for symbol in symbols), *shapes])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,34 +12,18 @@ import torch
 from understudy.errors import GuardOnDataDependentSymNode
 from understudy.lines import user_line
 from understudy.shapes import conditions, undecidable
-from understudy.shapes.arithmetic import LEAST, Arithmetic
-from understudy.shapes.checking import Checking
+from understudy.shapes.arithmetic import LEAST
 from understudy.shapes.conditions import Condition
-from understudy.shapes.expr import Algebra, Expr
-from understudy.shapes.facts import Facts, Proof
+from understudy.shapes.expr import Expr
+from understudy.shapes.facts import Proof
 from understudy.shapes.floats import INTEGER_RELATIONS, FloatExpr
-from understudy.shapes.guards import Birth, Guard, Inputs, Specialisation
+from understudy.shapes.guards import Birth, Guard, Specialisation
 from understudy.shapes.node import SymNode, value_of
+from understudy.shapes.state import Settings
 from understudy.shapes.torch_side import TorchSide
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How an environment makes symbols.
-
-    `duck_shape`: equal example sizes share a symbol. `specialize_zero_one`: sizes of 0 and 1 stay numbers.
-    `assume_static_by_default`: sizes stay numbers unless a context or a mark says otherwise.
-    `allow_scalar_outputs`, `allow_dynamic_output_shape_ops`: data-dependent numbers and sizes become symbols.
-    """
-
-    allow_scalar_outputs: bool = True
-    allow_dynamic_output_shape_ops: bool = True
-    assume_static_by_default: bool = False
-    specialize_zero_one: bool = True
-    duck_shape: bool = True
-
-
-class ShapeEnv(Arithmetic, Checking, TorchSide):
+class ShapeEnv(TorchSide):
     """Owns symbols and facts. Everything that it answers is true for all sizes that its guards admit.
 
         env = ShapeEnv()
@@ -52,35 +35,6 @@ class ShapeEnv(Arithmetic, Checking, TorchSide):
 
     Options are those of `Settings`: `ShapeEnv(duck_shape=False, specialize_zero_one=False)`.
     """
-
-    def __init__(self, *, settings: Settings | None = None, **options: Any) -> None:
-        self.settings = replace(settings or Settings(), **options)
-        self.algebra = Algebra()
-        self.facts = Facts(self.algebra)
-        self.guards: list[Guard] = []
-        self.runtime_asserts: list[Guard] = []
-        self.specialisations: list[Specialisation] = []
-        self.inputs = Inputs()
-        self.hints: dict[Expr, int] = {}
-        self.births: dict[Expr, Birth] = {}
-        self.definitions: dict[Expr, FloatExpr] = {}
-        self.truths: dict[Condition, Expr] = {}
-        self.float_facts: dict[Any, bool] = {}
-        self.pending_fresh_unbacked_symbols: list[Expr] = []
-        self.unbacked_renamings: dict[Expr, Expr] = {}
-        self.computed: dict[tuple[Any, ...], Any] = {}
-        self._nodes: dict[Any, SymNode] = {}
-        self._floats: dict[Any, Any] = {}
-        self._sympy: dict[Any, Any] = {}
-        self._from_sympy: dict[Any, Any] = {}
-        self._decided: dict[Any, bool] = {}
-        self._ordinaries: dict[Expr, Expr] = {}
-        self._by_example: dict[int, Expr] = {}
-        self._by_name: dict[str, Expr] = {}
-        self._specialised: set[Expr] = set()
-        self._suppressed = 0
-        self._ignoring_fresh = 0
-        self._named = 0
 
     # --- symbols -------------------------------------------------------------------------------------------
 
@@ -132,8 +86,9 @@ class ShapeEnv(Arithmetic, Checking, TorchSide):
         return size.symbolic if type(size) is SymNode else size
 
     def create_unbacked_symint(
-        self, source: Any = None, *, low: int | None = None, high: int | None = None, what: str = "create_unbacked_symint"
-    ) -> torch.SymInt:
+        self, source: Any = None, *, low: int | None = None, high: int | None = None,
+        what: str = "create_unbacked_symint",
+    ) -> torch.SymInt:  # fmt: skip
         """A whole number that only data tells, within `low` and `high`."""
         return self.node(self._unbacked("u", LEAST if low is None else low, high, what), int).symbolic
 
@@ -255,9 +210,6 @@ class ShapeEnv(Arithmetic, Checking, TorchSide):
         answer = self.known_truth(condition)
         return Proof.UNKNOWN if answer is None else Proof.YES if answer else Proof.NO
 
-    def is_known(self, condition: Any) -> bool:
-        return self.known_truth(condition) is True
-
     def specialise(self, value: Any) -> Any:
         """The number that a symbolic value has to be from now on."""
         if isinstance(value, (int, float)):
@@ -341,3 +293,6 @@ class ShapeEnv(Arithmetic, Checking, TorchSide):
             yield
         finally:
             self._ignoring_fresh -= 1
+
+
+__all__ = ["Settings", "ShapeEnv"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from understudy.shapes import conditions
 from understudy.shapes.conditions import Condition
@@ -47,7 +47,7 @@ INFIX = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "
          "and": "&", "or": "|", "xor": "^"}  # fmt: skip
 SILENT = ("to_float", "value")
 SMALL = 1 << 20
-"""Numerators and denominators up to which quotients of sizes are exact: a size times one of them has fewer than 53 bits."""
+"""Numerators and denominators up to which quotients of sizes are exact: a size times one has fewer than 53 bits."""
 
 
 class FloatExpr:
@@ -83,10 +83,10 @@ class FloatCondition:
 
     __slots__ = ("left", "relation", "right", "symbols")
 
-    RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
+    RELATIONS: ClassVar[dict[str, Callable[[Any, Any], bool]]] = {
         "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
     }  # fmt: skip
-    OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+    OPPOSITE: ClassVar[dict[str, str]] = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 
     def __init__(self, relation: str, left: Any, right: Any) -> None:
         self.relation, self.left, self.right = relation, left, right

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,7 +78,7 @@ class InputSize:
             return self.source
         return f"{self.source}.storage_offset()" if self.what == "offset" else f"{self.source}.{self.what}({self.dim})"
 
-    def of(self, inputs: tuple[Any, ...] | list[Any]) -> Any:
+    def of(self, inputs: Sequence[Any]) -> Any:
         """The number that another input has in this place."""
         given = inputs[self.position]
         if self.what == "number":

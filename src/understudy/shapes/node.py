@@ -24,7 +24,7 @@ from understudy.shapes.layouts import CHANNELS_LAST_2D, CHANNELS_LAST_3D, by_exa
 if TYPE_CHECKING:
     from understudy.shapes.env import ShapeEnv
 
-_SYMBOLIC = {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}
+SYMBOLIC: dict[type, Callable[[Any], Any]] = {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}
 Method = Callable[["SymNode", "SymNode"], "SymNode"]
 
 
@@ -97,7 +97,7 @@ class SymNode:
         """The `SymInt`, `SymFloat` or `SymBool` of this node; the number itself if it is constant."""
         found = self._symbolic
         if found is None:
-            found = self._symbolic = self.value if self.is_plain else _SYMBOLIC[self.kind](self)
+            found = self._symbolic = self.value if self.is_plain else SYMBOLIC[self.kind](self)
         return found
 
     def is_int(self) -> bool:

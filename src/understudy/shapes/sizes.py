@@ -28,6 +28,12 @@ def surely_differ(a: Any, b: Any) -> bool:
     return bool(_env_of(a, b).is_known(conditions.ne(value_of(a), value_of(b))))
 
 
+def differ_at_hand(a: Any, b: Any) -> bool:
+    """Whether two sizes have different examples. Nothing is assumed: what to ask next may depend on it, no answer."""
+    first, second = (size.hint if type(size) is SymNode else size for size in (a, b))
+    return first is not None and second is not None and bool(first != second)
+
+
 def surely_less(a: Any, b: Any) -> bool:
     """Whether a < b whatever the symbols are."""
     if type(a) is int and type(b) is int:
@@ -61,6 +67,13 @@ def at_least_one(size: Any) -> Any:
         return max(size, 1)
     env = size.shape_env
     return size if env.is_known(conditions.ge(size.value, 1)) else env.size("max", size, 1)
+
+
+def smaller(a: Any, b: Any) -> Any:
+    """min(a, b), without asking which one it is."""
+    if type(a) is int and type(b) is int:
+        return min(a, b)
+    return _env_of(a, b).size("min", a, b)
 
 
 def is_symbolic(sizes: Sequence[Any]) -> bool:

@@ -5,77 +5,75 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from understudy.shapes import conditions
+from understudy.shapes.checking import Checking
 from understudy.shapes.expr import Expr
 from understudy.shapes.floats import FloatExpr
 
 if TYPE_CHECKING:
-    from understudy.shapes.env import ShapeEnv
     from understudy.shapes.node import SymNode
 
 
-class TorchSide:
-    """Mixed into `ShapeEnv`. Torch's functions speak sympy; what was translated for them is remembered both ways."""
+class TorchSide(Checking):
+    """Torch's functions speak sympy; what was translated for them is remembered both ways."""
 
-    _sympy: dict[Any, Any]
-    _from_sympy: dict[Any, Any]
-
-    def to_sympy(self: ShapeEnv, value: Any) -> Any:
+    def to_sympy(self, value: Any) -> Any:
         found = self._sympy.get(value)
         if found is None:
-            from understudy.shapes.sympify_floats import to_sympy  # why: sympy is slow, and only other tools want it
+            # why: sympy is slow, and only other tools want it
+            from understudy.shapes.sympify_floats import to_sympy
 
             found = self._sympy[value] = to_sympy(value)
             self._from_sympy[found] = value
         return found
 
-    def from_sympy(self: ShapeEnv, expression: Any) -> Any:
+    def from_sympy(self, expression: Any) -> Any:
         """What a sympy expression was made from; anything else as it is."""
         return expression if isinstance(expression, (int, Expr)) else self._from_sympy.get(expression, expression)
 
     def evaluate_sym_node(
-        self: ShapeEnv, node: SymNode, size_oblivious: bool = False, fallback_value: bool | None = None
+        self, node: SymNode, size_oblivious: bool = False, fallback_value: bool | None = None
     ) -> Any:
         if node.kind is bool:
             return self.decide(node.value, fallback=False if size_oblivious else fallback_value)
         return self.specialise(node.value)
 
-    def evaluate_expr(self: ShapeEnv, expression: Any, hint: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def evaluate_expr(self, expression: Any, hint: Any = None, *args: Any, **kwargs: Any) -> Any:
         value = self.from_sympy(expression)
         is_number = isinstance(value, (int, float, Expr, FloatExpr)) and not isinstance(value, bool)
         return self.specialise(value) if is_number else self.decide(value)
 
-    def _maybe_evaluate_static(self: ShapeEnv, expression: Any, **ignored: Any) -> bool | None:
+    def _maybe_evaluate_static(self, expression: Any, **ignored: Any) -> bool | None:
         value = self.from_sympy(expression)
         return None if isinstance(value, (Expr, FloatExpr)) else self.known_truth(value)
 
-    def guarding_hint_or_throw(self: ShapeEnv, expression: Any) -> Any:
+    def guarding_hint_or_throw(self, expression: Any) -> Any:
         value = self.from_sympy(expression)
         hint = self.hint_of(value)
         if hint is None:
             raise self.undecidable(value)
         return hint
 
-    def optimization_hint(self: ShapeEnv, expression: Any, fallback: int | None = None) -> Any:
+    def optimization_hint(self, expression: Any, fallback: int | None = None) -> Any:
         hint = self.hint_of(self.from_sympy(expression))
         return fallback if hint is None else hint
 
     size_hint = optimization_hint
 
-    def is_unbacked_symint(self: ShapeEnv, symbol: Any) -> bool:
+    def is_unbacked_symint(self, symbol: Any) -> bool:
         return self.from_sympy(symbol) in self.births
 
-    def _constrain_range_for_size(self: ShapeEnv, symbol: Any, min: int | None = None, max: int | None = None) -> None:
+    def _constrain_range_for_size(self, symbol: Any, min: int | None = None, max: int | None = None) -> None:
         size = self.from_sympy(symbol)
         self.expect(conditions.ge(size, 0 if min is None else min))
         if max is not None:
             self.expect(conditions.le(size, max))
 
-    def _constrain_is_bounded(self: ShapeEnv, symbol: Any, upper: int) -> None:
+    def _constrain_is_bounded(self, symbol: Any, upper: int) -> None:
         self.expect(conditions.le(self.from_sympy(symbol), upper))
 
     # --- one symbol for another: when a program is run again, its data-dependent numbers are the same numbers ----
 
-    def rename_unbacked(self: ShapeEnv, new: Expr, old: Expr) -> None:
+    def rename_unbacked(self, new: Expr, old: Expr) -> None:
         """The symbol that a second run made is the one that the first run made."""
         if new is old:
             return

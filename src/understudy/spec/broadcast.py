@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from understudy.errors import ShapeMismatch
-from understudy.shapes.sizes import surely_equal
+from understudy.shapes.sizes import differ_at_hand, surely_equal
 from understudy.spec.tensor_spec import Size
 
 
@@ -34,7 +34,7 @@ def _broadcast_pair(a: Size, b: Size) -> Size:
         if surely_equal(other, 1):
             sizes[position] = size
             continue
-        if other == size or size == 1:
+        if (not differ_at_hand(other, size) and other == size) or size == 1:
             continue
         if other != 1:
             raise ShapeMismatch(

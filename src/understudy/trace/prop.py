@@ -36,6 +36,7 @@ OVERRIDABLE = (
 """Methods of `torch.fx.Interpreter` that the loop here goes past: where a subclass has its own, torch's loop runs."""
 
 
+ENDS = ("placeholder", "output")
 NOTHING: dict[str, Any] = {}
 
 
@@ -253,7 +254,7 @@ class FakeTensorProp(torch.fx.Interpreter):
         if has_grad or is_odd or node in self._odd_for_autograd:
             _mark(self._odd, node, is_odd)
             _mark(self._odd_for_autograd, node, is_odd or has_grad)
-        is_apart = has_grad or self._writes or node in self._exposed or node.op == "placeholder"
+        is_apart = has_grad or self._writes or node in self._exposed or node.op in ENDS
         if is_apart or self._tensor_meta or type(value) is not FakeTensor:
             self._write(node, value, is_apart)
         else:
