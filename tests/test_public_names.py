@@ -10,8 +10,8 @@ import understudy
 
 NAMES = """
     DataDependentOutputException Dim DispatchCacheInfo DynamicOutputShapeException FakeCopyMode FakeTensor
-    FakeTensorConverter FakeTensorDeviceMismatchError FakeTensorMode GuardOnDataDependentSymNode KeyPath
-    MetadataMismatchError MixedTensorsError New NoDataError OperatorError Same Settings ShapeEnv
+    FakeTensorConverter FakeTensorDeviceMismatchError FakeTensorMode FakeTensorProp GuardOnDataDependentSymNode KeyPath
+    MetadataMismatchError MixedTensorsError New NoDataError OperatorError PropagationError Same Settings ShapeEnv
     TensorMetadata TensorSpec UnderstudyError UnsupportedFakeTensorException
     UnsupportedMutationAliasingException UnsupportedOperatorException Value View bind_symbols
     compute_unbacked_bindings dims eval_guards extract_tensor_metadata free_symbols free_unbacked_symbols
@@ -27,7 +27,7 @@ def test_exactly_these_names() -> None:
 
 
 def test_nothing_else_is_public() -> None:
-    modules = {"errors", "fake", "infer", "lines", "rules", "shapes", "spec"}
+    modules = {"errors", "fake", "infer", "lines", "rules", "shapes", "spec", "trace"}
     public = {name for name in vars(understudy) if not name.startswith("_")}
     assert public - modules == set(NAMES)
 

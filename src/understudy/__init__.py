@@ -48,6 +48,8 @@ from understudy.shapes.bindings import (
 from understudy.shapes.contexts import Dim, dims
 from understudy.shapes.env import Settings, ShapeEnv
 from understudy.spec import New, Same, TensorSpec, Value, View
+from understudy.trace.prop import FakeTensorProp
+from understudy.trace.prop_errors import PropagationError
 
 __version__ = "0.1.0"
 
@@ -61,6 +63,7 @@ __all__ = [
     "FakeTensorConverter",
     "FakeTensorDeviceMismatchError",
     "FakeTensorMode",
+    "FakeTensorProp",
     "GuardOnDataDependentSymNode",
     "KeyPath",
     "MetadataMismatchError",
@@ -68,6 +71,7 @@ __all__ = [
     "New",
     "NoDataError",
     "OperatorError",
+    "PropagationError",
     "Same",
     "Settings",
     "ShapeEnv",

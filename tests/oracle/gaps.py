@@ -72,7 +72,6 @@ DATA_DEPENDENT: dict[str, str] = {
 
 # Operators of which a real run refuses some values (or storages that are too short), which stand-ins do not have.
 REFUSED_BY_VALUES: dict[str, str] = {
-    "as_strided_scatter": "the strides reach past the end of the storage",
     "gather": "an index is out of bounds",
     "masked_fill": "a complex value with an imaginary part is given for a real tensor",
     "multinomial": "a weight is negative, infinite or NaN, or all of them are zero",

@@ -13,11 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trace.reality import aliasing, differences
-from understudy import FakeTensor, FakeTensorMode
+from understudy import FakeTensor, FakeTensorMode, FakeTensorProp, PropagationError, ShapeEnv
 from understudy.errors import ShapeMismatch
-from understudy.shapes.env import ShapeEnv
-from understudy.trace.prop import FakeTensorProp
-from understudy.trace.prop_errors import PropagationError
 
 aten = torch.ops.aten
 

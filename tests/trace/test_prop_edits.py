@@ -10,8 +10,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from tests.trace.reality import account, aliasing, differences
-from understudy import FakeTensorMode
-from understudy.trace.prop import FakeTensorProp
+from understudy import FakeTensorMode, FakeTensorProp
 
 aten = torch.ops.aten
 
@@ -60,7 +59,7 @@ def test_new_nodes_and_erased_nodes() -> None:
     module = chain(4)
     prop = FakeTensorProp(module)
     prop.propagate(torch.randn(2, 3))
-    x, first, second, *_ = nodes_of(module)
+    _, first, second, *_ = nodes_of(module)
     with module.graph.inserting_after(first):
         new = module.graph.call_function(aten.t.default, (first,))
     second.args = (new,)

@@ -13,8 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from examples.llama import Llama, LlamaSize
 from tests.oracle.models import PROGRAMS
 from tests.trace.reality import RealRun, differences
-from understudy import FakeTensorMode
-from understudy.trace.prop import FakeTensorProp
+from understudy import FakeTensorMode, FakeTensorProp
 
 PLAIN = ["mlp", "cnn", "cnn, channels last", "cnn, 1-D", "unet", "transformer, written out", "transformer, sdpa"]
 HUGGING = ["gpt2", "llama", "bert", "t5", "vit", "resnet"]

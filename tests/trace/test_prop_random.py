@@ -12,8 +12,7 @@ from torch.fx import GraphModule
 
 from tests.trace.random_graphs import UNARY, graphs
 from tests.trace.reality import RealRun, account, aliasing, differences
-from understudy import FakeTensorMode
-from understudy.trace.prop import FakeTensorProp
+from understudy import FakeTensorMode, FakeTensorProp
 
 slowly = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 REPLACEMENTS: list[Any] = [(target, rest) for target, rest in UNARY if not isinstance(target, str)]
@@ -22,7 +21,7 @@ REPLACEMENTS: list[Any] = [(target, rest) for target, rest in UNARY if not isins
 def runs(module: GraphModule, inputs: list[torch.Tensor]) -> bool:
     try:
         RealRun(module).run(*[value.clone() for value in inputs])
-    except (RuntimeError, IndexError, TypeError):
+    except (RuntimeError, IndexError, TypeError, AttributeError):
         return False
     return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,12 +30,9 @@ def equal_sizes(spec: TensorSpec, dim: int, split_size: Any) -> list[Any]:
         if length != 0:
             raise ArgumentError(f"split: pieces of size 0 never use up dimension {dim} of {spec}")
         return [0]
-    sizes = []
-    rest = length
-    while rest > split_size:
-        sizes.append(split_size)
-        rest = rest - split_size
-    return [*sizes, rest]
+    # How many pieces there are has to be a number: one question, where the size is a symbol.
+    full = operator.index(-(-length // split_size)) - 1 if length != 0 else 0
+    return [*[split_size] * full, length - full * split_size]
 
 
 @rule("split.Tensor", "unsafe_split.Tensor")

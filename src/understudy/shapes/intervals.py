@@ -203,6 +203,13 @@ ATOM_INTERVALS: dict[str, Callable[..., Interval]] = {
 
 def interval_of(knowledge: Knowledge, expr: Expr) -> Interval:
     """Not memoised: ask the knowledge, which remembers."""
+    result = without_scaling(knowledge, expr)
+    if expr.kind == "sum" and len(expr.terms) > 1 and any(atom.kind == "floordiv" for atom in expr.atoms):
+        result = meet(result, by_scaling(knowledge, expr))
+    return result
+
+
+def without_scaling(knowledge: Knowledge, expr: Expr) -> Interval:
     if expr.is_symbol:
         return knowledge.bounds(expr)
     if expr.kind != "sum":
@@ -213,8 +220,6 @@ def interval_of(knowledge: Knowledge, expr: Expr) -> Interval:
         return result
     if None in result or any(len(m) > 1 or m[0][1] > 1 for m, _ in expr.terms if m):
         result = meet(result, by_moving(knowledge, expr.terms))
-    if any(atom.kind == "floordiv" for atom in expr.atoms):
-        result = meet(result, by_scaling(knowledge, expr))
     return result
 
 
@@ -309,7 +314,9 @@ def by_scaling(knowledge: Knowledge, expr: Expr) -> Interval:
     scale, polynomial = without_floors(knowledge, expr)
     if polynomial is expr:
         return EVERYTHING
-    low, high = knowledge.interval(polynomial)
+    # Not by scaling again: a numerator may bring floor-divisions of its own, without end.
+    known: Interval = (polynomial, polynomial) if isinstance(polynomial, int) else without_scaling(knowledge, polynomial)
+    low, high = known
     return None if low is None else -(-low // scale), None if high is None else high // scale
 
 

@@ -61,8 +61,8 @@ class FakeTensorProp(torch.fx.Interpreter):
         super().__init__(module, garbage_collect_values=False)  # values without data cost nothing to keep
         self._mode = FakeTensorMode() if mode is None else mode
         self._tensor_meta = tensor_meta
-        self._subgraphs = SubgraphAnswers() if outer is None else outer._subgraphs
-        self._state = BorrowedState(self._mode) if outer is None else outer._state
+        self._subgraphs: SubgraphAnswers = SubgraphAnswers() if outer is None else outer._subgraphs
+        self._state: BorrowedState = BorrowedState(self._mode) if outer is None else outer._state
         self._inputs: tuple[Any, ...] = ()
         self._constants: dict[Any, torch.Tensor] = {}  # keeps them alive, and so one stand-in for each
         self._odd: set[Node] = set()
@@ -104,7 +104,7 @@ class FakeTensorProp(torch.fx.Interpreter):
         constants = {}
         for node in self.graph.nodes:
             if node.op == "get_attr" and node.target not in constants:
-                value = self.fetch_attr(node.target)  # type: ignore[arg-type]
+                value = self.fetch_attr(node.target)
                 if isinstance(value, torch.Tensor):
                     constants[node.target] = in_stand_ins(self._mode, value)
         self._constants = constants
@@ -237,7 +237,7 @@ class FakeTensorProp(torch.fx.Interpreter):
         env = self._mode.shape_env
         if env is None or node.op == "placeholder":
             return value
-        old = node.meta.get("unbacked_bindings")
+        old = node.meta.get("unbacked_bindings") or {}
         ours = bool(old) and all(isinstance(path, KeyPath) for path in old.values())
         if ours and env.pending_fresh_unbacked_symbols:
             rebind_unbacked(env, node, value)
@@ -283,8 +283,8 @@ class FakeTensorProp(torch.fx.Interpreter):
         """Bring every `val` up to date after these nodes were edited or inserted; gives the nodes that were run.
 
         Only what the edit reaches is run, and where specs come out as they were, it reaches no further. A placeholder
-        takes the `val` that it was given. Where operators change metadata in place (`t_`, `resize_`), what a node sees depends
-        on when it runs, and the whole graph is run.
+        takes the `val` that it was given. Where operators change metadata in place (`t_`, `resize_`), what a node sees
+        depends on when it runs, and the whole graph is run.
         """
         changed = list(changed)
         targets = [target_of(node) for node in changed]

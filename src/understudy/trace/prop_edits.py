@@ -31,7 +31,9 @@ class Edits:
             self._queued.add(node)
             heapq.heappush(self._heap, node)
 
-    def spread(self, values: dict[Node, Any], compute: Callable[[Node], Any], record: Callable[[Node, Any], None]) -> list[Node]:
+    def spread(
+        self, values: dict[Node, Any], compute: Callable[[Node], Any], record: Callable[[Node, Any], None]
+    ) -> list[Node]:
         """Run them, and what they reach. Gives the nodes that were run."""
         done: list[Node] = []
         while self._heap:

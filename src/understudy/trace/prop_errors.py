@@ -59,13 +59,14 @@ def at_node(error: Exception, node: Node, inputs: tuple[Any, Any]) -> Exception:
         line_behind(node) or (error.context.line if isinstance(error, UnderstudyError) else ""),
         (error.context.hint if isinstance(error, UnderstudyError) else "") or hint,
     )
-    located: Any = _kind_like(type(error))(reason or type(error).__name__, func=node.target, context=context)
+    kind: Any = type(error)
+    located = _kind_like(kind)(reason or kind.__name__, func=node.target, context=context)
     located.node = node
-    return located  # type: ignore[no-any-return]
+    return located
 
 
 @functools.cache
-def _kind_like(kind: type[Exception]) -> type[PropagationError]:
+def _kind_like(kind: Any) -> type[PropagationError]:
     """`PropagationError`, as an error of this kind as well."""
     if issubclass(kind, UnderstudyError):
         bases: tuple[type, ...] = (PropagationError, kind)

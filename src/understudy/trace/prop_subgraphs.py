@@ -21,7 +21,7 @@ class Propagated(torch.nn.Module):
     """Stands for a graph module among the arguments of a higher-order operator: calling it propagates."""
 
     def __init__(self, inner: torch.fx.GraphModule, propagate: Propagate) -> None:
-        super().__init__()
+        torch.nn.Module.__init__(self)
         self._call = lambda args: propagate(inner, args)
 
     def forward(self, *args: Any) -> Any:

@@ -30,8 +30,9 @@ PURE_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
 
 
 class Target:
-    """`is_direct`: the mode can be asked without a way through C++, which would have nothing to add. `writes`: it may write to
-    a tensor. `moves`: it may change a tensor's metadata in place. `lists`: positions where a lone number stands for a list.
+    """`is_direct`: the mode can be asked without a way through C++, which would have nothing to add. `writes`: it may
+    write to a tensor. `moves`: it may change a tensor's metadata in place. `lists`: positions where a lone number
+    stands for a list.
     """
 
     __slots__ = ("is_direct", "is_operator", "lists", "moves", "returns_list", "writes")
@@ -56,7 +57,7 @@ _PURE = Target(writes=False, moves=False)
 _UNKNOWN = Target(writes=True, moves=False)
 _MOVING = Target(writes=True, moves=True)
 _by_operator: dict[int, tuple[Any, Target]] = {}
-"""By the operator's identity (its own hash is a Python function); the operator is kept, so that nothing else gets it."""
+"""By the operator's identity, as its hash is a Python function; the operator is kept, so that nothing else gets it."""
 
 
 def target_of(node: Node) -> Target:

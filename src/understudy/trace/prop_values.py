@@ -71,7 +71,11 @@ def in_stand_ins(mode: FakeTensorMode, value: Any) -> Any:
 
 def spec_of_val(val: Any) -> Any:
     """The same structure with specs in the place of tensors."""
-    return map_aggregate(val, lambda part: part._spec if type(part) is FakeTensor else part)
+
+    def leaf(part: Any) -> Any:
+        return part._spec if type(part) is FakeTensor else part
+
+    return map_aggregate(val, leaf)
 
 
 def needs_attention(mode: FakeTensorMode, value: Any) -> tuple[bool, bool]:
