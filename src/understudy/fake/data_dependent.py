@@ -42,7 +42,9 @@ def symbolic_item(mode: FakeTensorMode, func: Any, fake: FakeTensor) -> Any:
     return fake.item_memo
 
 
-def fresh_size(mode: FakeTensorMode, func: Any, fake: FakeTensor, *question: Any, low: int = 0, high: Any = None) -> Any:
+def fresh_size(
+    mode: FakeTensorMode, func: Any, fake: FakeTensor, *question: Any, low: int = 0, high: Any = None
+) -> Any:
     """The size that a data-dependent operator gives on this tensor: a node, NotImplemented if the mode makes none.
 
     `question` names what is counted: the same question of the same tensor has the same answer.

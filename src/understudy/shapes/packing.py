@@ -9,7 +9,9 @@ from understudy.shapes import conditions
 from understudy.shapes.expr import Expr
 
 
-def is_packed(env: Any, sizes: Sequence[Any], steps: Sequence[Any], order: Sequence[int], empty_is_packed: bool) -> bool:
+def is_packed(
+    env: Any, sizes: Sequence[Any], steps: Sequence[Any], order: Sequence[int], empty_is_packed: bool
+) -> bool:
     """Whether the dimensions, taken from the fastest to the slowest, follow each other in memory.
 
     Dimensions of size 1 may have any stride. `empty_is_packed`: any strides will do for a tensor without elements.
@@ -47,7 +49,8 @@ def _may_be(env: Any, size: Any, value: Any) -> bool:
 
 
 def _decided(
-    env: Any, sizes: Sequence[Any], steps: Sequence[Any], dims: Sequence[int], wanted: dict[int, Any], empty_is_packed: bool
+    env: Any, sizes: Sequence[Any], steps: Sequence[Any], dims: Sequence[int], wanted: dict[int, Any],
+    empty_is_packed: bool,
 ) -> bool:
     def is_equal(a: Any, b: Any) -> bool:
         return bool(env.decide(conditions.eq(a, b), fallback=False))

@@ -55,7 +55,9 @@ def _example(size: Any) -> float:
     return float("inf") if hint is None else hint
 
 
-def are_packed(shape: Sequence[Any], stride: Sequence[Any], order: Sequence[int], empty_is_packed: bool = False) -> bool:
+def are_packed(
+    shape: Sequence[Any], stride: Sequence[Any], order: Sequence[int], empty_is_packed: bool = False
+) -> bool:
     """`is_packed` for sizes of which at least one is a symbol."""
     env = next(size.shape_env for size in (*shape, *stride) if type(size) is SymNode)
     return is_packed(env, [value_of(s) for s in shape], [value_of(s) for s in stride], order, empty_is_packed)

@@ -83,7 +83,7 @@ def elementwise_strides(shape: Size, operands: Sequence[TensorSpec], numbers: bo
 
 
 def _is_canonical(operand: TensorSpec) -> bool:
-    """Whether the strides are those that a fresh tensor gets: results of such operands are row-major, broadcast or not."""
+    """Whether the strides are those of a fresh tensor: results of such operands are row-major, broadcast or not."""
     return all(map(surely_equal, operand.stride, contiguous_strides(operand.shape)))
 
 
