@@ -27,6 +27,7 @@ check: $(READY)  ## lint and types
 
 bench: $(READY)  ## side by side with torch's own mode
 	$(BIN)/python -m benchmarks.run $(ARGS)
+	$(BIN)/python -m benchmarks.prop $(if $(findstring --quick,$(ARGS)),--quick)
 	$(BIN)/python -m benchmarks.symbolic $(if $(findstring --quick,$(ARGS)),--quick)
 
 conformance: $(READY)  ## the long sweeps: every operator against the real one, models against torch

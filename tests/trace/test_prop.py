@@ -216,6 +216,8 @@ def test_subclasses_of_the_interpreter_can_override() -> None:
     assert counting.count == 4
     assert all("val" in node.meta for node in module.graph.nodes)
     assert Swapped(module).propagate(torch.randn(2, 2)).shape == (2, 2)
+    with pytest.raises(PropagationError, match=r"called:  matmul\(f32\[2, 3\]@cpu, f32\[2, 3\]@cpu\)"):
+        Swapped(module).propagate(torch.randn(2, 3))
 
 
 # --- the module is left alone ------------------------------------------------------------------------------------------

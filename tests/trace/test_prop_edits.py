@@ -130,6 +130,18 @@ def test_metadata_that_changes_in_place_means_a_full_run() -> None:
     assert len(prop.repropagate([nodes_of(module)[2]])) == 4
 
 
+def test_another_object_goes_on_from_what_is_written() -> None:
+    module = chain(5)
+    mode = FakeTensorMode()
+    with pytest.raises(ValueError, match="propagate first"):
+        FakeTensorProp(module, mode).repropagate(nodes_of(module)[1:2])
+    FakeTensorProp(module, mode).propagate(torch.randn(2, 3))
+    edited = nodes_of(module)[2]
+    edited.target = aten.t.default
+    assert FakeTensorProp(module, mode).repropagate([edited]) == nodes_of(module)[2:]
+    assert differences(module, torch.randn(2, 3)) == []
+
+
 def test_arguments_and_changes_exclude_each_other() -> None:
     prop = FakeTensorProp(chain(1))
     with pytest.raises(TypeError, match="takes no others"):

@@ -21,6 +21,7 @@ from understudy.trace.prop_symbols import in_known_names
 from understudy.trace.prop_targets import direct_arguments, fetched, target_of
 from understudy.trace.prop_values import (
     in_stand_ins,
+    is_complete,
     itself,
     needs_attention,
     snapshot,
@@ -167,7 +168,10 @@ class FakeTensorProp(torch.fx.Interpreter):
 
     def run_node(self, n: Node) -> Any:
         """Run one node on the values of the others, write its `val`, give its value."""
-        value = self._named(n, in_stand_ins(self._mode, super().run_node(n)))
+        try:
+            value = self._named(n, in_stand_ins(self._mode, super().run_node(n)))
+        except Exception as error:
+            raise self._located(error, n) from error
         self._write(n, value, is_apart=True)
         return value
 
@@ -177,7 +181,11 @@ class FakeTensorProp(torch.fx.Interpreter):
             value = self._called(node)
             return value if self._mode.shape_env is None else self._named(node, value)
         except Exception as error:
-            raise at_node(error, node, (fetched(node.args, self.env), fetched(node.kwargs, self.env))) from error
+            raise self._located(error, node) from error
+
+    def _located(self, error: Exception, node: Node) -> Exception:
+        known = {other: self.env.get(other) for other in node.all_input_nodes}
+        return at_node(error, node, (fetched(node.args, known), fetched(node.kwargs, known)))
 
     def _called(self, node: Node) -> Any:
         target = target_of(node)
@@ -287,8 +295,10 @@ class FakeTensorProp(torch.fx.Interpreter):
         depends on when it runs, and the whole graph is run.
         """
         changed = list(changed)
+        if not self.env:
+            self._take_over()
         targets = [target_of(node) for node in changed]
-        if self._moves or any(target.moves for target in targets) or self._is_customised() or not self.env:
+        if self._inputs and (self._moves or any(target.moves for target in targets) or self._is_customised()):
             self.propagate_dont_convert_inputs(*self._inputs)
             return list(self.graph.nodes)
         self._writes = self._writes or any(target.writes for target in targets)
@@ -297,6 +307,16 @@ class FakeTensorProp(torch.fx.Interpreter):
             self.env = {node: value for node, value in self.env.items() if not node._erased}
         with self._running():
             return Edits(changed).spread(self.env, self._computed_again, self._record)
+
+    def _take_over(self) -> None:
+        """Go on from what is written in the nodes, by another object in the same mode."""
+        self._survey()
+        for node in self.graph.nodes:
+            val = node.meta.get("val")
+            if self._mode.is_our_fake(val) or (val is not None and is_complete(self._mode, val)):
+                self.env[node] = val
+        if not self.env:
+            raise ValueError("there is nothing to go on from: propagate first")
 
     def _computed_again(self, node: Node) -> Any:
         if node.op != "placeholder":

@@ -21,11 +21,12 @@ class Propagated(torch.nn.Module):
     """Stands for a graph module among the arguments of a higher-order operator: calling it propagates."""
 
     def __init__(self, inner: torch.fx.GraphModule, propagate: Propagate) -> None:
-        torch.nn.Module.__init__(self)
-        self._call = lambda args: propagate(inner, args)
+        super().__init__()
+        self._inner = (inner,)  # in a tuple: it is no part of this module
+        self._propagate = propagate
 
     def forward(self, *args: Any) -> Any:
-        return self._call(args)
+        return self._propagate(*self._inner, args)
 
 
 def takes_graphs(target: Any) -> bool:

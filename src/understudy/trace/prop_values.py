@@ -78,6 +78,15 @@ def spec_of_val(val: Any) -> Any:
     return map_aggregate(val, leaf)
 
 
+def is_complete(mode: FakeTensorMode, val: Any) -> bool:
+    """Whether a `val` is the whole value: stand-ins of this mode and numbers, and no place of something else."""
+    if isinstance(val, (list, tuple)):
+        return all(is_complete(mode, part) for part in val)
+    if isinstance(val, dict):
+        return all(is_complete(mode, part) for part in val.values())
+    return mode.is_our_fake(val) or isinstance(val, NUMBERS)
+
+
 def needs_attention(mode: FakeTensorMode, value: Any) -> tuple[bool, bool]:
     """Whether autograd, and whether something else in C++, has a say in calls with this value."""
     if type(value) is FakeTensor:
