@@ -80,7 +80,9 @@ def graph_of(name: str) -> tuple[GraphModule, tuple[torch.Tensor, ...]]:
         return output if isinstance(output, torch.Tensor) else dict(output)
 
     with torch.no_grad():
-        return make_fx(forward)(*inputs.values()), tuple(inputs.values())
+        # Recorded on torch's own stand-ins, so that models take the paths that they keep for tracing.
+        record = make_fx(forward, tracing_mode="fake", _allow_non_fake_inputs=True)
+        return record(*inputs.values()), tuple(inputs.values())
 
 
 def take_turns(bodies: list[Callable[[], float]], budget: Budget) -> list[float]:

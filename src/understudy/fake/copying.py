@@ -49,7 +49,7 @@ def _parameter_twin(fake: FakeTensor, memo: dict[int, Any]) -> FakeTensor:
         values = fake.clone(memory_format=torch.preserve_format)
     twin: Any = torch.nn.Parameter(values, fake.requires_grad)
     memo[id(fake)] = twin
-    return twin  # type: ignore[no-any-return]
+    return twin
 
 
 def _twin(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, Any]) -> FakeTensor:
