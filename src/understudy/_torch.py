@@ -312,10 +312,9 @@ def _set_flags(in_mode: bool, keeps_out_compiler: bool) -> None:
 
 
 def is_heard_alone(mode: Any) -> bool:
-    """Whether a call on stand-ins reaches `mode`, which is active, and nothing else: no mode, transform or cast."""
+    """Whether a call on stand-ins of `mode` reaches it and nothing else: no other mode, transform or cast."""
     return (
-        torch._C._len_torch_dispatch_stack() == 1
-        and torch._C._get_dispatch_mode(FAKE) is mode
+        torch._C._len_torch_dispatch_stack() == (torch._C._get_dispatch_mode(FAKE) is mode)
         and torch._C._len_torch_function_stack() == 0
         and not any(map(torch.is_autocast_enabled, _CASTING_DEVICES))
         and torch._C._functorch.peek_interpreter_stack() is None

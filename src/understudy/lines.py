@@ -17,7 +17,7 @@ _NOT_THE_USERS = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, _OU
 
 
 @functools.cache
-def _is_the_users(file: str) -> bool:
+def is_the_users(file: str) -> bool:
     """Neither torch's, nor ours, nor Python's own library (but packages that are installed inside it)."""
     if file.startswith(_NOT_THE_USERS):
         return False
@@ -28,7 +28,7 @@ def user_frames() -> Iterator[FrameType]:
     """The frames of code that is neither torch's nor ours, from the innermost outwards."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if _is_the_users(frame.f_code.co_filename):
+        if is_the_users(frame.f_code.co_filename):
             yield frame
         frame = frame.f_back
 
@@ -38,11 +38,11 @@ def user_line() -> str:
     for frame in user_frames():
         name = frame.f_code.co_filename
         source = linecache.getline(name, frame.f_lineno).strip()
-        place = f"{_short_path(name)}:{frame.f_lineno}"
+        place = f"{short_path(name)}:{frame.f_lineno}"
         return f"{place}: {source}" if source else place
     return ""
 
 
-def _short_path(name: str) -> str:
+def short_path(name: str) -> str:
     relative = os.path.relpath(name) if os.path.isabs(name) else name
     return name if relative.startswith("..") else relative

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -68,6 +68,7 @@ class FakeTensorProp(torch.fx.Interpreter):
         self._odd: set[Node] = set()
         self._odd_for_autograd: set[Node] = set()
         self._exposed: set[Node] = set()
+        self._waiting: ExitStack | None = None
         self._writes = self._moves = self._is_alone = self._grad = False
         if outer is None:
             self._mode.epoch += 1  # symbols that data decides are not taken from an earlier run
@@ -123,10 +124,16 @@ class FakeTensorProp(torch.fx.Interpreter):
         )
 
     @contextmanager
-    def _running(self) -> Iterator[None]:
-        """Inside the mode; whatever happens, the module gets its tensors back and autograd its switch."""
+    def _running(self, lazily: bool = False) -> Iterator[None]:
+        """Inside the mode; whatever happens, the module gets its tensors back and autograd its switch.
+
+        Entering the mode costs as much as running dozens of nodes. `lazily`, it waits for the first that needs it.
+        """
         grad_enabled = torch.is_grad_enabled()
-        with self._mode:
+        with ExitStack() as stack:
+            self._waiting = stack
+            if not lazily:
+                self._enter_mode()
             self._look_around()
             try:
                 yield
@@ -134,7 +141,13 @@ class FakeTensorProp(torch.fx.Interpreter):
                 torch.set_grad_enabled(grad_enabled)
                 raise
             finally:
+                self._waiting = None
                 self._state.give_back()
+
+    def _enter_mode(self) -> None:
+        if self._waiting is not None:
+            self._waiting.enter_context(self._mode)
+            self._waiting = None
 
     def _look_around(self) -> None:
         """What decides whether the mode can be asked without a way through C++."""
@@ -194,6 +207,7 @@ class FakeTensorProp(torch.fx.Interpreter):
             if args is not None and kwargs is not None and not target.expects_lists(args):
                 value = self._mode.__torch_dispatch__(node.target, (), args, kwargs)
                 return list(value) if target.returns_list and type(value) is tuple else value
+        self._enter_mode()
         values = fetched(node.args, self.env)
         named = fetched(node.kwargs, self.env) if node.kwargs else NOTHING
         if target.is_operator:
@@ -303,7 +317,7 @@ class FakeTensorProp(torch.fx.Interpreter):
         self._exposed.update(self._output_node().all_input_nodes)
         if len(self.env) > 2 * len(self.graph.nodes):
             self.env = {node: value for node, value in self.env.items() if not node._erased}
-        with self._running():
+        with self._running(lazily=True):
             return Edits(changed).spread(self.env, self._computed_again, self._record)
 
     def _run_again(self) -> None:

@@ -12,7 +12,7 @@ from understudy import _torch
 from understudy.errors import Context, UnderstudyError
 from understudy.fake.boundary import hint_for
 from understudy.fake.inputs import describe_tensors
-from understudy.lines import _is_the_users, _short_path
+from understudy.lines import is_the_users, short_path
 
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)[^\n]*\n(?P<source>[^\n]*)')
 
@@ -82,7 +82,7 @@ def line_behind(node: Node) -> str:
     """The innermost line of the user's code that the node was made from: `model.py:12: y = x @ w`."""
     shown = ""
     for frame in FRAME.finditer(node.stack_trace or ""):
-        if _is_the_users(frame["file"]):
-            place, source = f"{_short_path(frame['file'])}:{frame['line']}", frame["source"].strip()
+        if is_the_users(frame["file"]):
+            place, source = f"{short_path(frame['file'])}:{frame['line']}", frame["source"].strip()
             shown = f"{place}: {source}" if source and not source.startswith('File "') else place
     return shown
