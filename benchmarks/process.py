@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -52,7 +53,9 @@ print(json.dumps({{"seconds": seconds, "bytes": psutil.Process().memory_info().r
 
 def answer_of(program: str) -> Any:
     """Run a program in a fresh interpreter; its last line of output is JSON."""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    # An installed package has its bytecode: so must this one, whatever the shell around says.
+    surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=surroundings)
     if done.returncode:
         raise RuntimeError(f"a measurement failed:\n{program}\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
