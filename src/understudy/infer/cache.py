@@ -1,8 +1,8 @@
 """The dispatch cache: key → plan, bounded, with counters.
 
 A key is `(identity of the operator, … what the arguments are …, default dtype)`: specs stand for tensors, and every
-other argument comes with its type where two types could compare equal (1, 1.0, True). It is made in two places
-with the same layout: from tensors in `fake/mode.py` (the hot path), and from specs here.
+other argument comes with its type where two types could compare equal (1, 1.0, True). It is made
+in `fake/mode.py`, on the hot path.
 """
 
 from __future__ import annotations
@@ -11,11 +11,7 @@ import threading
 from collections import Counter
 from typing import Any, NamedTuple
 
-import torch
-
-from understudy.infer.call import Call
 from understudy.infer.plan import Plan
-from understudy.spec import TensorSpec
 
 LIMIT = 1 << 16
 
@@ -73,31 +69,3 @@ class Cache:
 
 SIZED_TYPES = frozenset({float, bool, complex})
 """Types whose values compare equal to ints: their type is part of the key."""
-
-
-def key_of_specs(call: Call) -> tuple[Any, ...]:
-    """The key of a call that is given in specs."""
-    key: list[Any] = [id(call.op)]
-    for value in call.args:
-        _extend(key, value)
-    for name, value in call.kwargs.items():
-        key.append(name)
-        _extend(key, value)
-    key.append(torch.get_default_dtype())
-    return tuple(key)
-
-
-def _extend(key: list[Any], value: Any) -> None:
-    kind = type(value)
-    if kind is TensorSpec or kind is int:
-        key.append(value)
-    elif kind is list or kind is tuple:
-        key.append(kind)
-        key.append(len(value))
-        for part in value:
-            _extend(key, part)
-    elif kind in SIZED_TYPES:
-        key.append(kind)
-        key.append(value)
-    else:
-        key.append(value)
