@@ -48,6 +48,7 @@ from understudy.shapes.bindings import (
 from understudy.shapes.contexts import Dim, dims
 from understudy.shapes.env import Settings, ShapeEnv
 from understudy.spec import New, Same, TensorSpec, Value, View
+from understudy.trace.capture import make_fx
 from understudy.trace.prop import FakeTensorProp
 from understudy.trace.prop_errors import PropagationError
 
@@ -96,6 +97,7 @@ __all__ = [
     "has_free_symbols",
     "has_free_unbacked_symbols",
     "is_fake",
+    "make_fx",
     "mark_pure",
     "maybe_get_fake_mode",
     "rebind_unbacked",

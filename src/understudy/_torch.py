@@ -8,6 +8,7 @@ torch and its ecosystem ask for by `isinstance`. Those classes are named, never 
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 import threading
 from collections import OrderedDict
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+import torch.autograd.forward_ad as _forward_ad
 import torch.optim.optimizer as _optimizer
 import torch.utils._foreach_utils as _foreach_utils
 import torch.utils._python_dispatch as _modes
@@ -26,13 +28,15 @@ from torch._library.simple_registry import singleton as _custom_registry
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import LeafSpec, TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 __all__ = [
     "DispatchKey",
     "HigherOrderOperator",
+    "LeafSpec",
     "OpOverload",
     "TorchDispatchMode",
+    "TreeSpec",
     "is_traceable_wrapper_subclass",
     "tree_flatten",
     "tree_map",
@@ -205,7 +209,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "is_cuda": (torch.Tensor, "is_cuda"),
     "compile": (torch, "compile"),
     "higher-order operators": (HigherOrderOperator, "dispatch"),
-    "truncated normal": (torch.nn.init, "_no_grad_trunc_normal_"),
+    **{f"initial {name}": (torch.nn.init, f"_no_grad_{name}_") for name in ("uniform", "normal", "trunc_normal", "fill", "zero")},
     "unpacking a sequence": (torch._VF, "_pad_packed_sequence"),
     **{name: (torch._VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
     **{name: (torch._C._nn, name) for name in dir(torch._C._nn) if name.lstrip("_").startswith("upsample_")},
@@ -324,6 +328,31 @@ def is_heard_alone(mode: Any) -> bool:
 _CASTING_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia")
 
 
+def goes_unnoticed(mode: Any) -> bool:
+    """Whether an operator that autocast does not concern, on stand-ins of `mode`, could be left out of dispatch.
+
+    Nobody but the mode would hear of it, and autograd, where no gradient is asked for, has only writes to count:
+    neither inference nor forward mode.
+    """
+    return (
+        _count_dispatch_modes() == (_dispatch_mode(FAKE) is mode)
+        and _count_function_modes() == 0
+        and _transform() is None
+        and not (_is_inference() or _is_profiled() or _is_traced())
+        and _forward_ad._current_level < 0
+    )
+
+
+_count_dispatch_modes = torch._C._len_torch_dispatch_stack
+_dispatch_mode = torch._C._get_dispatch_mode
+_count_function_modes = torch._C._len_torch_function_stack
+_transform = torch._C._functorch.peek_interpreter_stack
+_is_inference = torch.is_inference_mode_enabled
+_is_profiled = torch._C._autograd._profiler_enabled
+_is_traced = torch._C._is_tracing
+count_writes: Callable[[Any], None] = torch._C._increment_version
+
+
 class PastDispatch:
     """Real torch for a moment, for calls on real tensors: past every mode. Ten times cheaper than `no_modes`."""
 
@@ -382,6 +411,108 @@ def without_fake_mode() -> Iterator[Any]:
     finally:
         if previous is not None:
             torch._C._set_dispatch_mode(previous)
+
+
+# --- recording ----------------------------------------------------------------------------------------------
+
+PROXY = torch._C._TorchDispatchModeKey.PROXY
+active_recorder: Callable[[], Any] = lambda: torch._C._get_dispatch_mode(PROXY)  # noqa: E731
+
+
+def push_recorder(mode: Any) -> Any:
+    """Put `mode` into the slot for recorders of this thread; gives back the one that was there."""
+    previous = torch._C._unset_dispatch_mode(PROXY)
+    _modes._push_on_torch_dispatch_stack(mode)
+    _raise_flags()
+    return previous
+
+
+def pop_recorder(previous: Any) -> None:
+    torch._C._unset_dispatch_mode(PROXY)
+    if previous is not None:
+        torch._C._set_dispatch_mode(previous)
+    _lower_flags()
+
+
+@contextmanager
+def without_recorder() -> Iterator[Any]:
+    """Take the active recorder out for a moment; gives it."""
+    previous = torch._C._unset_dispatch_mode(PROXY)
+    try:
+        yield previous
+    finally:
+        if previous is not None:
+            torch._C._set_dispatch_mode(previous)
+
+
+def dispatch_modes() -> list[Any]:
+    """The dispatch modes of this thread, the one asked last first."""
+    return list(_modes._get_current_dispatch_mode_stack())
+
+
+def append_node(
+    graph: torch.fx.Graph, name: str, op: str, target: Any, args: Any, kwargs: Any
+) -> torch.fx.Node:
+    """`graph.create_node` without its checks, under a name that is known to be free: half the price."""
+    node = torch.fx.Node(graph, name, op, target, args, kwargs)
+    graph._graph_namespace._used_names.add(name)
+    graph._graph_namespace._obj_to_name[node] = name
+    graph._insert(node)
+    graph._find_nodes_lookup_table.insert(node)
+    graph._len += 1
+    return node
+
+
+def names_in_use(graph: torch.fx.Graph) -> Any:
+    """The graph's namespace: `create_name(candidate, None)` gives a name that is free."""
+    return graph._graph_namespace
+
+
+def children(spec: Any) -> list[Any]:
+    """The structures of the parts of a structure."""
+    return list(spec.children())
+
+
+def is_leaf(spec: Any) -> bool:
+    return bool(spec.is_leaf())
+
+
+def is_plain_structure(spec: Any) -> bool:
+    """Whether it is made of lists, tuples and dicts only, which a graph can return as they are."""
+    return is_leaf(spec) or (spec.type in (list, tuple, dict) and all(map(is_plain_structure, spec.children())))
+
+
+def structured_code(names: list[str], in_spec: Any, out_spec: Any) -> Any:
+    """What lets a graph of flat inputs and outputs be called with structures, and return one."""
+    from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo  # why: private
+
+    return _PyTreeCodeGen(_PyTreeInfo(names, in_spec, out_spec))
+
+
+def lazy_graph_module(root: Any, graph: torch.fx.Graph, name: str) -> torch.fx.GraphModule:
+    """A graph module whose code is written when it is first asked for."""
+    from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module  # why: private
+
+    with _use_lazy_graph_module(True):
+        return _make_graph_module(root, graph, name)
+
+
+def symbolic_function(name: str) -> Callable[..., Any]:
+    """`sqrt`, `cos`, … of a number that may be symbolic."""
+    return getattr(torch, f"_sym_{name}", None) or getattr(math, name)
+
+
+def has_effect(node: torch.fx.Node) -> bool:
+    return bool(node.is_impure())
+
+
+def is_broken_up(op: Any) -> bool:
+    """Whether autograd breaks this operator up; below it, only its parts are expected."""
+    return (
+        isinstance(op, OpOverload)
+        and has_composite_kernel(op)
+        and not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CPU")
+    )
 
 
 # --- devices that are not here ------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import torch
 
 from understudy import _torch
 from understudy.errors import NoDataError
+from understudy.fake import initialisers
 from understudy.fake.boundary import with_line
 from understudy.fake.native import canonical, native
 from understudy.spec import TensorSpec
@@ -29,6 +30,8 @@ class FakeTensor(torch.Tensor):
     _known: Known | None = None
     fake_mode: FakeTensorMode
     real_tensor: torch.Tensor | None = None
+    _node: Any = None
+    """The graph node that made it, where a trace is being recorded."""
     _nonzero_memo: Any = None
     _item_memo: Any = None
     _unique_memo: Any = None
@@ -41,9 +44,12 @@ class FakeTensor(torch.Tensor):
     @staticmethod
     def __new__(
         cls: type[FakeTensor], fake_mode: FakeTensorMode, elem: torch.Tensor, device: Any,
-        constant: torch.Tensor | None = None, real_tensor: torch.Tensor | None = None, **ignored: Any,
+        constant: torch.Tensor | None = None, real_tensor: torch.Tensor | None = None, *,
+        requires_grad: bool | None = None, **ignored: Any,
     ) -> FakeTensor:  # fmt: skip
-        fake = fake_mode.fake_tensor_converter.from_meta_and_device(fake_mode, elem, torch.device(device))
+        fake = fake_mode.fake_tensor_converter.placed(fake_mode, elem, device)
+        if requires_grad is not None:
+            fake.requires_grad_(requires_grad)
         if constant is not None:
             fake_mode.remember_literal(fake, constant)
         fake.real_tensor = real_tensor
@@ -241,6 +247,14 @@ class FakeTensor(torch.Tensor):
         value, version, epoch = memo
         return value if (version, epoch) == (self._version, self.fake_mode.epoch) else None
 
+    # --- what is done without a dispatch where nobody could tell --------------------------------------------
+
+    normal_ = initialisers.normal_  # type: ignore[assignment]
+    uniform_ = initialisers.uniform_  # type: ignore[assignment]
+    fill_ = initialisers.fill_  # type: ignore[assignment]
+    zero_ = initialisers.zero_  # type: ignore[assignment]
+    detach = initialisers.detach  # type: ignore[assignment]
+
     # --- what needs data ---------------------------------------------------------------------------------
 
     def _refuse(self, what: str, hint: str = "work on its metadata, or run this part on real tensors") -> NoReturn:
@@ -297,9 +311,8 @@ class FakeTensor(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         spec = self._spec
-        parts = [f"{tuple(spec.shape)}", f"dtype={str(spec.dtype).removeprefix('torch.')}"]
-        if spec.device.type != "cpu":
-            parts.append(f"device='{spec.device}'")
+        dtype = str(spec.dtype).removeprefix("torch.")
+        parts = [f"{tuple(spec.shape)}", f"dtype={dtype}", f"device='{spec.device}'"]
         if spec.layout is torch.strided and not spec.is_contiguous:
             parts.append(f"stride={tuple(spec.stride)}")
         if spec.layout is not torch.strided:

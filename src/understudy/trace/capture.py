@@ -1,0 +1,234 @@
+"""make_fx: run a function once, and give the graph of the operators that it ran."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from understudy import _torch
+from understudy.fake.helpers import maybe_get_fake_mode
+from understudy.fake.mode import FakeTensorMode
+from understudy.fake.tensor import FakeTensor
+from understudy.shapes.env import ShapeEnv
+from understudy.trace.capture_errors import with_last_nodes
+from understudy.trace.capture_names import argument_names, leaf_names, name_of
+from understudy.trace.dead_code import remove_dead_code
+from understudy.trace.module_state import LentState, modules_of
+from understudy.trace.node_meta import begins_here, set_val
+from understudy.trace.recorder import ProxyTorchDispatchMode
+from understudy.trace.torch_functions import TorchFunctionMetadataMode
+from understudy.trace.tracer import OPEN, SYMBOLIC, PythonKeyTracer
+
+MODES = ("real", "fake", "symbolic")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a program is captured: the keywords of `make_fx`."""
+
+    decomposition_table: Mapping[Any, Callable[..., Any]] | None = None
+    tracing_mode: str = "real"
+    allow_non_fake_inputs: bool = False
+    pre_dispatch: bool = False
+    record_module_stack: bool = False
+    allow_fake_constant: bool = False
+    error_on_data_dependent_ops: bool = True
+    proxy_module_inputs: bool = False
+    torch_functions: bool = True
+
+
+def make_fx(
+    f: Callable[..., Any], decomposition_table: Mapping[Any, Callable[..., Any]] | None = None,
+    tracing_mode: str = "real", _allow_non_fake_inputs: bool = False, *, pre_dispatch: bool = False,
+    record_module_stack: bool = False, _allow_fake_constant: bool = False, _error_on_data_dependent_ops: bool = True,
+    record_stack_traces: bool = True, proxy_module_inputs: bool = False, _disable_torch_fn_metadata_mode: bool = False,
+) -> Callable[..., GraphModule]:  # fmt: skip
+    """A function that runs `f` once on its arguments and returns the graph of the operators that ran.
+
+        gm = make_fx(f, tracing_mode="symbolic")(torch.randn(8, 128))
+        gm(torch.randn(3, 50))
+
+    `tracing_mode`: "real" runs the operators, "fake" runs stand-ins of the same sizes, "symbolic" makes sizes symbols:
+    the graph then holds for every size that `gm.shape_env`'s guards admit.
+    `decomposition_table`: operator → function to record in its place. `pre_dispatch`: record above autograd and autocast.
+    """
+    if tracing_mode not in MODES:
+        raise ValueError(f"tracing_mode is {tracing_mode!r}; it must be one of {', '.join(map(repr, MODES))}")
+    options = Options(
+        decomposition_table, tracing_mode, _allow_non_fake_inputs, pre_dispatch, record_module_stack,
+        _allow_fake_constant, _error_on_data_dependent_ops, proxy_module_inputs,
+        torch_functions=not _disable_torch_fn_metadata_mode,
+    )  # fmt: skip
+
+    @functools.wraps(f)
+    def traced(*args: Any) -> GraphModule:
+        return Capture(f, options).run(args)
+
+    return traced
+
+
+class Capture:
+    """One run of one function under a recorder."""
+
+    def __init__(self, f: Callable[..., Any], options: Options, outer: Capture | None = None) -> None:
+        self.f = f
+        self.options = options
+        self.outer = outer
+        self.tracer = PythonKeyTracer()
+        self.fake_mode: FakeTensorMode | None = None
+        self.recorder: ProxyTorchDispatchMode
+
+    def run(self, args: tuple[Any, ...]) -> GraphModule:
+        self.fake_mode = self.outer.fake_mode if self.outer is not None else self._mode_for(args)
+        if self.fake_mode is not None:
+            self.tracer.shape_env = self.fake_mode.shape_env
+        leaves, in_spec = _torch.tree_flatten(args)
+        names = argument_names(self.f, args)
+        inputs = list(map(self._as_input, leaves, leaf_names(names, in_spec)))
+        self.recorder = ProxyTorchDispatchMode(
+            self.tracer, self.options.tracing_mode, self.options.pre_dispatch, self.options.allow_fake_constant,
+            self.options.error_on_data_dependent_ops, self.options.decomposition_table,
+        )  # fmt: skip
+        self._make_placeholders(names, in_spec, inputs)
+        OPEN.add(self.tracer.graph)
+        try:
+            with self._state() as state:
+                result = self._perform(_torch.tree_unflatten(inputs, in_spec), state)
+                out_spec = self._finish(result, state)
+        finally:
+            OPEN.remove(self.tracer.graph)
+            self.tracer.constants.put_back()
+            for leaf in inputs:
+                if (
+                    type(leaf) is FakeTensor
+                    and leaf._node is not None
+                    and leaf._node.graph is self.tracer.graph
+                ):
+                    leaf._node = None
+        return self._graph_module(names, in_spec, out_spec)
+
+    # --- before ----------------------------------------------------------------------------------------------
+
+    def _mode_for(self, args: Any) -> FakeTensorMode | None:
+        """The fake mode that the inputs belong to; else the active one; else a new one."""
+        if self.options.tracing_mode == "real":
+            return None
+        leaves, _ = _torch.tree_flatten(args)
+        active = _torch.active_fake_mode()
+        found = next((mode for mode in map(maybe_get_fake_mode, leaves) if mode is not None), None) or active
+        if found is None:
+            is_static = self.options.tracing_mode == "fake"
+            return FakeTensorMode(
+                shape_env=ShapeEnv(), static_shapes=is_static, allow_non_fake_inputs=self.options.allow_non_fake_inputs,
+                allow_fallback_kernels=True,
+            )  # fmt: skip
+        if self.options.tracing_mode == "symbolic" and found.shape_env is None:
+            raise ValueError(
+                'make_fx(tracing_mode="symbolic"): the inputs belong to a FakeTensorMode without shape_env; make it with '
+                "FakeTensorMode(shape_env=ShapeEnv())"
+            )
+        return found
+
+    def _as_input(self, leaf: Any, name: str) -> Any:
+        mode = self.fake_mode
+        if mode is None or self.outer is not None:
+            return leaf
+        if isinstance(leaf, torch.Tensor):
+            return leaf if mode.is_our_fake(leaf) else mode.from_tensor(leaf, source=name)
+        if type(leaf) is int and self.options.tracing_mode == "symbolic":
+            return mode.shape_env.create_symint(leaf, name)
+        return leaf
+
+    def _make_placeholders(self, names: list[tuple[str, Any]], in_spec: Any, inputs: list[Any]) -> None:
+        """`x_1`, or `x_1, x_2, …` for an argument that is a structure."""
+        remaining = iter(inputs)
+        for (name, default), part in zip(names, _torch.children(in_spec), strict=True):
+            for count in range(1, part.num_leaves + 1):
+                node = self.tracer.placeholder(f"{name}_{count}", default)
+                self._is_input(next(remaining), node)
+
+    def _is_input(self, value: Any, node: Node) -> None:
+        tracer = self.tracer
+        set_val(node, value)
+        if isinstance(value, torch.Tensor):
+            if tracer.recorded(value) is None:
+                tracer.remember(value, node)
+            if type(value) is FakeTensor:
+                tracer.symbols.bind_tensor(value._spec, node)
+            elif self.fake_mode is not None:
+                tracer.symbols.bind_symbols_of(value, node)
+        elif isinstance(value, SYMBOLIC):
+            tracer.symbols.bind(value, node)
+        elif isinstance(value, torch.ScriptObject):
+            tracer.script_object_tracker[value] = tracer.proxy(node)
+
+    @contextmanager
+    def _state(self) -> Iterator[LentState]:
+        """The modules that `f` refers to, with stand-ins for their tensors while stand-ins are traced."""
+        state = LentState(self.fake_mode)
+        try:
+            if self.outer is None:
+                state.lend(modules_of(self.f), self.tracer.constants)
+            yield state
+        finally:
+            state.give_back()
+
+    # --- the run ---------------------------------------------------------------------------------------------
+
+    def _perform(self, args: Any, state: LentState) -> Any:
+        cached = torch.is_autocast_cache_enabled()
+        with ExitStack() as stack:
+            if self.fake_mode is not None:
+                stack.enter_context(self.fake_mode)
+            if self.options.torch_functions:
+                stack.enter_context(TorchFunctionMetadataMode(self.tracer))
+            stack.enter_context(self.recorder)
+            torch.set_autocast_cache_enabled(
+                False
+            )  # casts that were made before would be unknown to the graph
+            stack.callback(torch.set_autocast_cache_enabled, cached)
+            try:
+                return _called(self.f, args)
+            except Exception as error:
+                with_last_nodes(error, self.tracer.graph)
+                raise
+
+    # --- after -----------------------------------------------------------------------------------------------
+
+    def _finish(self, result: Any, state: LentState) -> Any:
+        """Write the output; gives the structure of the output if it has to be put together again."""
+        leaves, structure = _torch.tree_flatten(result)
+        out_spec: Any = structure
+        nodes = [self.tracer.argument(leaf) for leaf in leaves]
+        if _torch.is_plain_structure(out_spec):
+            self.tracer.graph.output(_torch.tree_unflatten(nodes, out_spec))
+            out_spec = None
+        else:
+            self.tracer.graph.output(nodes)
+        remove_dead_code(self.tracer.graph)
+        return out_spec
+
+    def _graph_module(self, names: Any, in_spec: Any, out_spec: Any) -> GraphModule:
+        graph = self.tracer.graph
+        structured = any(not _torch.is_leaf(part) for part in _torch.children(in_spec))
+        if structured or out_spec is not None:
+            if out_spec is None:
+                (output,) = graph.find_nodes(op="output")
+                leaves, out_spec = _torch.tree_flatten(output.args[0])
+                output.args = (leaves,)
+            graph.set_codegen(_torch.structured_code([name for name, _ in names], in_spec, out_spec))
+        gm = _torch.lazy_graph_module(self.tracer.root, graph, name_of(self.f))
+        if self.fake_mode is not None and self.options.tracing_mode == "symbolic":
+            gm.shape_env = self.fake_mode.shape_env
+        return gm
+
+
+@begins_here
+def _called(f: Callable[..., Any], args: Any) -> Any:
+    return f(*args)

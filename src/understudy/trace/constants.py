@@ -1,0 +1,123 @@
+"""Tensors that the graph did not make: parameters, buffers and constants, as attributes of the graph module."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+
+from understudy import _torch
+from understudy.errors import Context, MixedTensorsError
+from understudy.fake.convert import spec_of_real
+from understudy.fake.mode import FakeTensorMode
+from understudy.fake.realise import make_new
+from understudy.fake.tensor import FakeTensor
+from understudy.infer.call import flat
+from understudy.lines import user_line
+from understudy.trace.node_meta import set_val
+
+if TYPE_CHECKING:
+    from understudy.trace.tracer import PythonKeyTracer
+
+
+class Constants:
+    """Which attribute of the graph module a tensor is, by the tensor's identity."""
+
+    def __init__(self, tracer: PythonKeyTracer) -> None:
+        self._tracer = tracer
+        self._known: dict[int, tuple[torch.Tensor, torch.Tensor, str | None]] = {}
+        self._nodes: dict[int, Node] = {}
+        self._used_names: dict[str, int] = {}
+        self.allow_fakes = False
+        self._stand_ins = FakeTensorMode()
+        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._storages: dict[int, torch.Tensor] | None = None
+
+    def expect(self, tensor: torch.Tensor, real: torch.Tensor, name: str | None) -> None:
+        """Where `tensor` turns up, the graph reads `real`, under this name if there is one."""
+        self._known.setdefault(id(tensor), (tensor, real, name))
+
+    def node_of(self, tensor: torch.Tensor) -> Node:
+        """The node that reads a tensor off the graph module. The same one for every use."""
+        known = self._known.get(id(tensor))
+        if known is None or known[0] is not tensor:
+            self._refuse_fake(tensor)
+            known = self._known[id(tensor)] = (tensor, tensor, None)
+        node = self._nodes.get(id(tensor))
+        if node is None:
+            node = self._nodes[id(tensor)] = self._made(*known)
+        return node
+
+    # --- writes while tracing for real -------------------------------------------------------------------------
+
+    def before_write(self, func: Any, args: Any, kwargs: Any) -> None:
+        """A real run writes to real tensors. Those of the traced module get their values back after the trace."""
+        for position, name in _torch.written_arguments(func):
+            written = args[position] if position < len(args) else kwargs.get(name)
+            for tensor in flat(torch.Tensor, (written,), {}):
+                place = self._by_storage().get(_torch.storage_id(tensor))
+                if place is not None and id(place) not in self._saved:
+                    with _torch.no_modes():
+                        self._saved[id(place)] = (place, place.detach().clone())
+
+    def _by_storage(self) -> dict[int, torch.Tensor]:
+        if self._storages is None:
+            reals = [real for _, real, name in self._known.values() if real.layout is torch.strided]
+            self._storages = {_torch.storage_id(real): real for real in reals}
+        return self._storages
+
+    def put_back(self) -> None:
+        with _torch.no_modes(), torch.no_grad():
+            for tensor, value in self._saved.values():
+                tensor.copy_(value)
+        self._saved.clear()
+
+    def _refuse_fake(self, tensor: torch.Tensor) -> None:
+        if type(tensor) is FakeTensor and not self.allow_fakes:
+            raise MixedTensorsError(
+                f"{tensor._spec} is a stand-in that was made outside of this trace: a graph can't hold it as a constant",
+                context=Context(
+                    line=user_line(),
+                    hint="pass it as an input, or allow it: make_fx(..., _allow_fake_constant=True)",
+                ),
+            )
+
+    def _made(self, tensor: torch.Tensor, real: torch.Tensor, name: str | None) -> Node:
+        tracer = self._tracer
+        if name is None:
+            is_parameter = isinstance(real, torch.nn.Parameter)
+            name = self._fresh("_param_constant" if is_parameter else "_tensor_constant")
+        attach(tracer.root, name, real)
+        node = tracer.graph.create_node("get_attr", name, (), {}, name=name.replace(".", "_"))
+        set_val(node, tensor if type(tensor) is FakeTensor else self._as_fake(tensor))
+        return node
+
+    def _as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            return tensor
+        return make_new(self._stand_ins, spec_of_real(tensor))
+
+    def _fresh(self, prefix: str) -> str:
+        number = self._used_names.get(prefix, 0)
+        while hasattr(self._tracer.root, f"{prefix}{number}"):
+            number += 1
+        self._used_names[prefix] = number + 1
+        return f"{prefix}{number}"
+
+
+def attach(root: torch.nn.Module, name: str, tensor: Any) -> None:
+    """Make `root.a.b.c` this tensor, with plain modules on the way."""
+    *path, last = name.split(".")
+    for part in path:
+        inner = getattr(root, part, None)
+        if not isinstance(inner, torch.nn.Module):
+            inner = torch.nn.Module()
+            root.add_module(part, inner)
+        root = inner
+    if isinstance(tensor, torch.nn.Parameter):
+        root.register_parameter(last, tensor)
+    elif isinstance(tensor, torch.Tensor):
+        root.register_buffer(last, tensor)
+    else:
+        setattr(root, last, tensor)

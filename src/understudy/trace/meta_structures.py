@@ -1,0 +1,154 @@
+"""Structures with values of a trace in them: dicts, dataclasses, outputs and caches of models.
+
+On the way into the program, a structure of examples becomes the same structure of values. On the way out, a structure
+of values becomes nodes that make it again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import importlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch.fx import Proxy
+
+Path = tuple[tuple[str, Any], ...]
+"""How a part is reached: ("item", key) and ("attr", name), from the outside in."""
+
+OPAQUE = (
+    torch.Tensor, Proxy, torch.nn.Module, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType,
+    functools.partial, str, bytes, int, float, complex, torch.dtype, torch.device, torch.layout, enum.Enum,
+)  # fmt: skip
+"""What is not looked into."""
+DEEPEST = 12
+
+
+def parts_of(value: Any) -> list[tuple[str, Any, Any]]:
+    """The parts of a structure: how each is reached, under which key, and what it is."""
+    if isinstance(value, dict):
+        return [("item", key, part) for key, part in value.items()]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return [("attr", name, getattr(value, name)) for name in value._fields]
+    if isinstance(value, (list, tuple)):
+        return [("item", position, part) for position, part in enumerate(value)]
+    if isinstance(value, slice):
+        return [("attr", name, getattr(value, name)) for name in ("start", "stop", "step")]
+    if value is None or isinstance(value, OPAQUE):
+        return []
+    state = getattr(value, "__dict__", None)
+    return [("attr", name, part) for name, part in state.items()] if isinstance(state, dict) else []
+
+
+def holds(value: Any, is_wanted: Callable[[Any], bool], depth: int = DEEPEST) -> bool:
+    """Whether such a thing is anywhere in a structure."""
+    if is_wanted(value):
+        return True
+    return depth > 0 and any(holds(part, is_wanted, depth - 1) for _, _, part in parts_of(value))
+
+
+def leaves_in(value: Any, depth: int = DEEPEST) -> Iterator[Any]:
+    parts = parts_of(value) if depth else []
+    if not parts:
+        yield value
+    for _, _, part in parts:
+        yield from leaves_in(part, depth - 1)
+
+
+def transformed(value: Any, change: Callable[[Any, Path], Any], is_wanted: Callable[[Any], bool], path: Path = ()) -> Any:
+    """The same structure, with what is wanted changed. Parts without any of it are left as they are."""
+    if is_wanted(value):
+        return change(value, path)
+    if len(path) >= DEEPEST or not holds(value, is_wanted, DEEPEST - len(path)):
+        return value
+    parts = {
+        key: transformed(part, change, is_wanted, (*path, (how, key))) for how, key, part in parts_of(value)
+    }
+    return with_parts(value, parts)
+
+
+def with_parts(value: Any, parts: dict[Any, Any]) -> Any:
+    """A structure like this one with these parts."""
+    if isinstance(value, dict):
+        return type(value)(**parts) if dataclasses.is_dataclass(value) else _dict_like(value, parts)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(**parts)
+    if type(value) in (torch.Size, tuple):
+        return tuple(parts.values())
+    if isinstance(value, tuple):
+        # torch's named results take one sequence
+        return type(value)(tuple(parts.values()))  # type: ignore[arg-type]
+    if isinstance(value, list):
+        return list(parts.values())
+    if isinstance(value, slice):
+        return slice(parts["start"], parts["stop"], parts["step"])
+    made = object.__new__(type(value))
+    made.__dict__.update(parts)
+    return made
+
+
+def _dict_like(value: dict[Any, Any], parts: dict[Any, Any]) -> Any:
+    if type(value) is dict:
+        return parts
+    made = value.copy()
+    made.update(parts)
+    return made
+
+
+# --- what the graph calls ------------------------------------------------------------------------------------------
+
+
+def rebuilt(kind: str, state: dict[str, Any]) -> Any:
+    """An object of this class ("package.module:Class") with these attributes."""
+    return _with_state(_class_named(kind), state)
+
+
+def _with_state(cls: Any, state: dict[str, Any]) -> Any:
+    made = object.__new__(cls)
+    made.__dict__.update(state)
+    return made
+
+
+@functools.cache
+def _class_named(kind: str) -> Any:
+    module, _, name = kind.partition(":")
+    return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+
+
+def class_name(cls: type) -> str | None:
+    """The name under which `rebuilt` finds a class; None if it can't, as one that was made in a function."""
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    try:
+        return name if _class_named(name) is cls else None
+    except (ImportError, AttributeError):
+        return None
+
+
+def construction(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None:
+    """The call that makes a structure of its parts; None for those that a node has as an argument as they are."""
+    kind = type(value)
+    if kind in (dict, list, tuple, slice, torch.Size):
+        return None
+    if isinstance(value, tuple):
+        return (kind, tuple(value), {}) if hasattr(value, "_fields") else (kind, (tuple(value),), {})
+    if dataclasses.is_dataclass(value):
+        if isinstance(value, dict):  # an output of a Hugging Face model: what is None is not in it
+            return kind, (), dict(value.items())
+        if all(field.init for field in dataclasses.fields(value)):
+            return kind, (), {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if kind is OrderedDict:
+        return kind, (list(value.items()),), {}
+    if isinstance(value, (dict, list)):
+        return kind, ((dict if isinstance(value, dict) else list)(value),), {}
+    name = class_name(kind)
+    if name is None:
+        raise TypeError(
+            f"an object of class {kind.__qualname__} with traced values in it leaves the program, and its class can't be "
+            "imported: define the class at the top of a module, or return the tensors themselves"
+        )
+    return rebuilt, (name, dict(value.__dict__)), {}

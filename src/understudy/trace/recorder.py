@@ -1,0 +1,299 @@
+"""ProxyTorchDispatchMode: while it is active, every operator call becomes a node of a graph.
+
+call ──► decomposition? ──► arguments as nodes ──► the result (from the fake mode, or for real) ──► node
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from understudy import _torch
+from understudy.errors import Context, DataDependentOutputException
+from understudy.fake.mode import FakeTensorMode
+from understudy.fake.realise import make_view
+from understudy.fake.tensor import FakeTensor
+from understudy.infer.call import flat
+from understudy.lines import user_line
+from understudy.shapes.bindings import compute_unbacked_bindings
+from understudy.trace import subgraphs
+from understudy.trace.node_meta import set_val
+from understudy.trace.real_values import KnownValues
+from understudy.trace.tracer import PLAIN, PythonKeyTracer
+
+log = logging.getLogger(__name__)
+aten = torch.ops.aten
+Decompositions = Mapping[Any, Callable[..., Any]]
+
+UNRECORDED = frozenset(
+    {
+        torch.ops.prim.device.default, aten.sym_size.int, aten.sym_size.default, aten.sym_stride.int, aten.sym_stride.default,
+        aten.sym_numel.default, aten.sym_storage_offset.default, aten.size.default, aten.stride.default,
+        aten.storage_offset.default,
+    }
+)  # fmt: skip
+"""Questions about metadata: what they answer is known, and is recorded where it is used."""
+
+RECORDED_AS = {aten.lift_fresh.default: aten.lift_fresh_copy.default}
+"""A constant is copied at each run, so that no write to the copy can spoil it."""
+
+
+class OpFacts:
+    """What is known of an operator before it is called."""
+
+    __slots__ = (
+        "breaks_up",
+        "changes_metadata",
+        "decomposition",
+        "is_data_dependent",
+        "is_direct",
+        "name",
+        "target",
+        "writes",
+    )
+
+    def __init__(self, op: Any, decomposition: Any, keeps_composites: bool) -> None:
+        self.decomposition = decomposition
+        self.target = RECORDED_AS.get(op, op)
+        self.name = self.target.overloadpacket.__name__
+        self.breaks_up = not keeps_composites and op not in UNRECORDED and _torch.is_broken_up(op)
+        self.is_data_dependent = torch.Tag.data_dependent_output in op.tags
+        self.changes_metadata = torch.Tag.inplace_view in op.tags
+        self.writes = _torch.is_mutable(op)
+        is_special = self.is_data_dependent or self.changes_metadata or op in UNRECORDED
+        self.is_direct = decomposition is None and not self.breaks_up and not is_special
+
+
+class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
+    """Records every operator in the graph of its tracer.
+
+    With a `FakeTensorMode` active, results are stand-ins; without, operators run for real.
+    """
+
+    _mode_key = _torch.PROXY
+    supports_higher_order_operators = True
+    enable_tracing = True
+
+    def __init__(
+        self, tracer: PythonKeyTracer, tracing_mode: str = "real", pre_dispatch: bool = False,
+        _allow_fake_constant: bool = False, _error_on_data_dependent_ops: bool = True,
+        decomposition_table: Decompositions | None = None,
+    ) -> None:  # fmt: skip
+        self.tracer = tracer
+        self.tracing_mode = tracing_mode
+        self.pre_dispatch = pre_dispatch
+        self._allow_fake_constant = _allow_fake_constant
+        self._error_on_data_dependent_ops = _error_on_data_dependent_ops
+        self.decomposition_table = decomposition_table or {}
+        self._facts: dict[Any, OpFacts] = {}
+        self._values = KnownValues(tracer)
+        self._entered = threading.local()
+        tracer.constants.allow_fakes = _allow_fake_constant
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would wrap __torch_dispatch__ in a layer that costs more than the dispatch itself
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True
+
+    # --- entering and leaving ------------------------------------------------------------------------------
+
+    def __enter__(self) -> ProxyTorchDispatchMode:
+        stack = self._entered.__dict__.setdefault("stack", [])
+        stack.append(_torch.push_recorder(self))
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        _torch.pop_recorder(self._entered.stack.pop())
+
+    # --- decompositions ------------------------------------------------------------------------------------
+
+    @property
+    def decomposition_table(self) -> Decompositions:
+        return self._decompositions
+
+    @decomposition_table.setter
+    def decomposition_table(self, table: Decompositions) -> None:
+        self._decompositions = table
+        self._facts = {}
+
+    def _facts_of(self, op: Any) -> OpFacts:
+        facts = self._facts[op] = OpFacts(op, self._decompositions.get(op), self.pre_dispatch)
+        return facts
+
+    # --- one operator call ---------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The hot path: stand-ins in, one stand-in out. Everything else goes to `_slow`."""
+        fake_mode = _torch.active_fake_mode()
+        facts = self._facts.get(func)
+        if facts is None or not facts.is_direct or type(fake_mode) is not FakeTensorMode:
+            return self._slow(func, types, args, kwargs or {}, fake_mode)
+        tracer = self.tracer
+        graph = tracer.graph
+        node_args: list[Any] = []
+        for value in args:
+            kind = type(value)
+            if kind is FakeTensor:
+                node = value._node
+                node_args.append(
+                    node if node is not None and node.graph is graph else tracer.node_of_tensor(value)
+                )
+            elif kind in PLAIN:
+                node_args.append(value)
+            else:
+                if kind is not list and isinstance(value, torch.Tensor) and self._is_strange(value, kind):
+                    return NotImplemented
+                node_args.append(tracer.argument(value))
+        node_kwargs = {name: tracer.argument(value) for name, value in kwargs.items()} if kwargs else {}
+        result = fake_mode.__torch_dispatch__(func, types, args, kwargs)
+        if result is NotImplemented:
+            return result
+        node = tracer.append_call(facts.target, tuple(node_args), node_kwargs, facts.name)
+        if type(result) is FakeTensor:
+            before = result._node
+            if before is None or before.graph is graph:
+                result._node = node
+            else:  # written to in place, and known in the graph around this one
+                tracer.remember(result, node)
+            node.meta["val"] = make_view(fake_mode, result, result._spec)
+            node.meta["tensor_meta"] = tracer.node_meta.tensor_meta(result)
+            if fake_mode.shape_env is not None:
+                self._bind_fresh(fake_mode, result, node)
+        else:
+            self.track(result, node)
+        return result
+
+    def _is_strange(self, tensor: torch.Tensor, kind: type) -> bool:
+        """A subclass with a dispatch of its own, which has to go first."""
+        if not _torch.uses_python_dispatch(kind) or self.tracer.recorded(tensor) is not None:
+            return False
+        log.debug("the recorder leaves operators on %s to its own __torch_dispatch__", kind.__name__)
+        return True
+
+    def _slow(self, func: Any, types: Any, args: Any, kwargs: Any, fake_mode: Any) -> Any:
+        if isinstance(func, _torch.HigherOrderOperator):
+            return subgraphs.record(self, func, args, kwargs)
+        tensors = flat(torch.Tensor, args, kwargs)
+        if any(self._is_strange(t, type(t)) for t in tensors if type(t) is not FakeTensor):
+            return NotImplemented
+        facts = self._facts.get(func) or self._facts_of(func)
+        if facts.decomposition is not None or facts.breaks_up:
+            answer = self._taken_apart(func, facts, args, kwargs)
+            if answer is not NotImplemented:
+                return answer
+        if func in UNRECORDED:
+            return func(*args, **kwargs)
+        if (
+            facts.is_data_dependent
+            and (known := self._values.read(func, args, kwargs, tensors, fake_mode)) is not None
+        ):
+            return known[0]
+        if fake_mode is None:
+            return self._for_real(func, facts, args, kwargs, tensors)
+        node_args, node_kwargs = self._as_arguments(facts, args, kwargs, tensors)
+        result = self._result(fake_mode, func, types, args, kwargs)
+        if result is NotImplemented:
+            return result
+        node = self.tracer.append_call(facts.target, node_args, node_kwargs, facts.name)
+        self.track(result, node)
+        return result
+
+    @staticmethod
+    def _result(fake_mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if type(fake_mode) is FakeTensorMode:
+            return fake_mode.__torch_dispatch__(func, types, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _as_arguments(self, facts: OpFacts, args: Any, kwargs: Any, tensors: Any) -> tuple[Any, Any]:
+        tracer = self.tracer
+        if facts.changes_metadata:
+            for tensor in tensors:
+                tracer.symbols.forget_readings_of(tracer.node_of_tensor(tensor))
+        node_args = tuple([tracer.argument(value) for value in args])
+        return node_args, {name: tracer.argument(value) for name, value in kwargs.items()}
+
+    def _taken_apart(self, func: Any, facts: OpFacts, args: Any, kwargs: Any) -> Any:
+        """By the user's decomposition, or, for what autograd would have broken up, as eager does."""
+        meta = self.tracer.node_meta
+        before = meta.original_aten
+        if before is None:
+            meta.original_aten = func
+        try:
+            with self:
+                if facts.decomposition is not None:
+                    return facts.decomposition(*args, **kwargs)
+                return func.decompose(*args, **kwargs)
+        finally:
+            meta.original_aten = before
+
+    def _for_real(self, func: Any, facts: OpFacts, args: Any, kwargs: Any, tensors: Any) -> Any:
+        if facts.is_data_dependent and self._error_on_data_dependent_ops and tensors:
+            raise DataDependentOutputException(
+                f"{func}: a value of a tensor that is being traced was asked for, and the graph would hold it fixed",
+                func=func,
+                context=Context(
+                    str(func), ", ".join(str(tuple(t.shape)) for t in tensors), user_line(),
+                    'trace it with tracing_mode="symbolic", where such a value is a symbol; or let it be fixed: '
+                    "make_fx(..., _error_on_data_dependent_ops=False)",
+                ),
+            )  # fmt: skip
+        node_args, node_kwargs = self._as_arguments(facts, args, kwargs, tensors)
+        if facts.writes:
+            self.tracer.constants.before_write(func, args, kwargs)
+        known = self._values.before(func, args, kwargs, tensors)
+        result = func(*args, **kwargs)
+        node = self.tracer.append_call(facts.target, node_args, node_kwargs, facts.name)
+        self.track(result, node)
+        self._values.after(func, facts, known, args, result)
+        return result
+
+    # --- what came out ---------------------------------------------------------------------------------------
+
+    def track(self, result: Any, node: Node) -> None:
+        """The node gives this: tensors and symbols in it are known by it from now on."""
+        set_val(node, result)
+        self._track(result, node)
+        fake_mode = _torch.active_fake_mode()
+        if type(fake_mode) is FakeTensorMode and fake_mode.shape_env is not None:
+            self._bind_fresh(fake_mode, result, node)
+
+    def _track(self, result: Any, node: Node) -> None:
+        if isinstance(result, torch.Tensor):
+            self.tracer.remember(result, node)
+        elif isinstance(result, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            self.tracer.symbols.bind(result, node)
+        elif isinstance(result, (list, tuple)):
+            for position, part in enumerate(result):
+                if part is not None and not isinstance(part, (int, float, str)):
+                    item = self.tracer.append_call(operator.getitem, (node, position), {}, "getitem")
+                    set_val(item, part)
+                    self._track(part, item)
+        elif isinstance(result, dict):
+            for name, part in result.items():
+                item = self.tracer.append_call(operator.getitem, (node, name), {}, "getitem")
+                set_val(item, part)
+                self._track(part, item)
+
+    def _bind_fresh(self, fake_mode: FakeTensorMode, result: Any, node: Node) -> None:
+        """Symbols that were born in this call are read off what it gave."""
+        env = fake_mode.shape_env
+        if not env.pending_fresh_unbacked_symbols:
+            return
+        self.tracer.shape_env = env
+        bindings = compute_unbacked_bindings(env, result)
+        if bindings:
+            node.meta["unbacked_bindings"] = bindings
+        for tensor in flat(FakeTensor, (result,), {}):
+            self.tracer.symbols.bind_tensor(tensor._spec, self.tracer.node_of_tensor(tensor))
+
+
+_torch.hide_from_compiler(ProxyTorchDispatchMode.__torch_dispatch__)

@@ -1,0 +1,248 @@
+"""Symbolic numbers in a graph.
+
+Arithmetic on sizes is not recorded as it happens. A symbolic number is known by its expression, which is interned; when
+one is an argument of a recorded call, the nodes that compute it are made from its expression, each once. So only what
+reaches the graph is in it, and two ways to the same size are one node.
+
+Where the symbols themselves come from: the sizes, strides and offsets of inputs, numbers among the inputs, and results
+that data decides.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+
+from understudy import _torch
+from understudy.errors import UnderstudyError
+from understudy.shapes.conditions import Condition
+from understudy.shapes.expr import Expr
+from understudy.shapes.floats import FUNCTIONS, Combination, FloatCondition, FloatExpr
+from understudy.shapes.node import SymNode
+from understudy.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from understudy.trace.tracer import PythonKeyTracer
+
+aten = torch.ops.aten
+Source = tuple[Any, tuple[Any, ...]]
+"""A target and its arguments, the node that they read among them."""
+
+RELATIONS: dict[str, Callable[..., Any]] = {
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+}  # fmt: skip
+
+INTEGER_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "floordiv": operator.floordiv, "mod": operator.mod, "min": torch.sym_min, "max": torch.sym_max,
+    "abs": operator.abs, "pow": operator.pow,
+}  # fmt: skip
+
+FLOAT_OPERATIONS: dict[str, Callable[..., Any]] = {
+    **INTEGER_OPERATIONS,
+    "to_float": torch.sym_float, "add": operator.add, "sub": operator.sub, "mul": operator.mul,
+    "truediv": operator.truediv, "neg": operator.neg, "round": round,
+    "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc,
+    "and": operator.and_, "or": operator.or_, "xor": operator.xor, "ite": torch.sym_ite,
+    **{name: _torch.symbolic_function(name) for name in FUNCTIONS},
+}  # fmt: skip
+
+
+class SymbolNodes:
+    """The nodes of one graph that are symbolic numbers."""
+
+    def __init__(self, tracer: PythonKeyTracer) -> None:
+        self._tracer = tracer
+        self._nodes: dict[SymNode, Any] = {}
+        self._sources: dict[SymNode, Source] = {}
+
+    # --- where symbols come from -----------------------------------------------------------------------------
+
+    def bind(self, symbolic: Any, node: Node) -> None:
+        """This node is this symbolic number. A second name for the same number never replaces the first."""
+        if type(symbolic.node) is SymNode:
+            self._nodes.setdefault(symbolic.node, node)
+
+    def bind_tensor(self, spec: TensorSpec, node: Node) -> None:
+        """The sizes, strides and offset of this tensor can be read off this node."""
+        for target, numbers in ((aten.sym_size.int, spec.shape), (aten.sym_stride.int, spec.stride)):
+            for dim, number in enumerate(numbers):
+                if type(number) is SymNode:
+                    self._sources.setdefault(number, (target, (node, dim)))
+        if type(spec.offset) is SymNode:
+            self._sources.setdefault(spec.offset, (aten.sym_storage_offset.default, (node,)))
+
+    def bind_symbols_of(self, wrapper: torch.Tensor, node: Node) -> None:
+        """As `bind_tensor`, for a tensor that is no stand-in itself but has symbolic sizes."""
+        for target, numbers in ((aten.sym_size.int, wrapper.shape), (aten.sym_stride.int, wrapper.stride())):
+            for dim, number in enumerate(numbers):
+                if isinstance(number, torch.SymInt) and type(number.node) is SymNode:
+                    self._sources.setdefault(number.node, (target, (node, dim)))
+
+    def has(self, symbolic: Any) -> bool:
+        return symbolic.node in self._nodes or symbolic.node in self._sources
+
+    def forget_readings_of(self, node: Node) -> None:
+        """The tensor of this node is about to change its metadata: read now what has been bound to it."""
+        for number, (_, arguments) in list(self._sources.items()):
+            if arguments[0] is node:
+                self.node_of(number)
+
+    # --- from a number to its node -----------------------------------------------------------------------------
+
+    def node_of(self, number: SymNode) -> Any:
+        """The node that computes a symbolic number; the number itself if it is plain."""
+        if number.is_plain:
+            return number.value
+        found = self._nodes.get(number)
+        if found is None:
+            source = self._sources.get(number)
+            found = self._read(number, source) if source is not None else self._computed(number)
+            self._nodes[number] = found
+        return found
+
+    def _read(self, number: SymNode, source: Source) -> Node:
+        target, arguments = source
+        return self._made(target, arguments, number)
+
+    def _made(self, target: Any, arguments: tuple[Any, ...], number: SymNode | None) -> Node:
+        node = self._tracer.append_call(target, arguments, {})
+        if number is not None:
+            node.meta["val"] = number.symbolic
+        return node
+
+    def _computed(self, number: SymNode) -> Any:
+        value = number.value
+        if isinstance(value, Expr):
+            if value.is_symbol:
+                return self._of_symbol(number, value)
+            return self._of_sum(value) if value.kind == "sum" else self._of_atom(value, number)
+        if isinstance(value, FloatExpr):
+            return self._of_operation(FLOAT_OPERATIONS, value.operation, value.arguments, number)
+        if isinstance(value, FloatCondition):
+            sides = (self._part(value.left), self._part(value.right))
+            return self._made(RELATIONS[value.relation], sides, number)
+        if isinstance(value, (Condition, Combination)):
+            return self._of_condition(value, number)
+        raise UnderstudyError(f"{number}: no way to compute this symbolic number in a graph")
+
+    def _of_symbol(self, number: SymNode, symbol: Expr) -> Any:
+        env = number.shape_env
+        if symbol in env.definitions:
+            return self._part(env.definitions[symbol])
+        solved = self._solved(env, symbol)
+        if solved is not None:
+            return solved
+        raise UnderstudyError(
+            f"the size {symbol} is not among the inputs of this graph, and nothing in it says what it is: pass the "
+            "tensor or the number that it belongs to as an input"
+        )
+
+    def _solved(self, env: Any, symbol: Expr) -> Any:
+        """`s` where only `3*s` or `s + 2` can be read."""
+        for number in self._sources:
+            expression = number.value
+            if not isinstance(expression, Expr) or expression.symbols != {symbol} or expression.kind != "sum":
+                continue
+            constant, factor, rest = 0, 0, False
+            for monomial, coefficient in expression.terms:
+                if not monomial:
+                    constant = coefficient
+                elif len(monomial) == 1 and monomial[0] == (symbol, 1):
+                    factor = coefficient
+                else:
+                    rest = True
+            if factor and not rest:
+                node = self.node_of(number)
+                if constant:
+                    node = self._made(operator.sub, (node, constant), env.node(expression - constant, int))
+                return (
+                    self._made(operator.floordiv, (node, factor), env.node(symbol, int))
+                    if factor != 1
+                    else node
+                )
+        return None
+
+    def _part(self, value: Any) -> Any:
+        """The node of a part of an expression."""
+        if isinstance(value, (int, float)):
+            return value
+        env = self._tracer.shape_env
+        kind = int if isinstance(value, Expr) else float if isinstance(value, FloatExpr) else bool
+        return self.node_of(env.node(value, kind))
+
+    def _of_atom(self, value: Expr, number: SymNode) -> Any:
+        return self._of_operation(INTEGER_OPERATIONS, value.kind, value.args, number)
+
+    def _of_operation(self, table: dict[str, Any], operation: str, arguments: Any, number: SymNode) -> Any:
+        parts = tuple(self._part(argument) for argument in arguments)
+        if operation == "value":
+            return parts[0]
+        if operation == "to_float" and isinstance(parts[0], int):
+            return float(parts[0])
+        return self._made(table[operation], parts, number)
+
+    def _of_sum(self, value: Expr) -> Any:
+        """Terms with symbols first, the constant last; what is subtracted is subtracted."""
+        env = self._tracer.shape_env
+        terms = sorted(value.terms, key=lambda term: (not term[0], term[1] < 0))
+        total: Any = None
+        so_far: Any = 0
+        for monomial, coefficient in terms:
+            term: Any = 1
+            for atom, exponent in monomial:
+                term = term * atom**exponent
+            subtracts = total is not None and coefficient < 0
+            part = self._product(monomial, -coefficient if subtracts else coefficient)
+            so_far = so_far + coefficient * term
+            if total is None:
+                total = part
+            else:
+                join = operator.sub if subtracts else operator.add
+                total = self._made(join, (total, part), env.node(so_far, int))
+        return total
+
+    def _product(self, monomial: Any, coefficient: int) -> Any:
+        env = self._tracer.shape_env
+        product: Any = None
+        so_far: Any = 1
+        for atom, exponent in monomial:
+            for _ in range(exponent):
+                factor = self._part(atom)
+                so_far = so_far * atom
+                product = (
+                    factor
+                    if product is None
+                    else self._joined(operator.mul, product, factor, env.node(so_far, int))
+                )
+        if product is None:
+            return coefficient
+        if coefficient == 1:
+            return product
+        return self._joined(operator.mul, product, coefficient, env.node(so_far * coefficient, int))
+
+    def _joined(self, target: Any, left: Any, right: Any, number: SymNode) -> Any:
+        found = self._nodes.get(number)
+        if found is None:
+            found = self._nodes[number] = self._made(target, (left, right), number)
+        return found
+
+    def _of_condition(self, value: Any, number: SymNode) -> Any:
+        env = number.shape_env
+        symbol = env.truths.get(value) if isinstance(value, Condition) else None
+        if symbol is not None and (known := self._nodes.get(env.node(symbol, int))) is not None:
+            return self._made(operator.eq, (known, 1), number)
+        if getattr(value, "parts", ()):
+            join = operator.and_ if value.kind == "and" else operator.or_
+            total = self._part(value.parts[0])
+            for part in value.parts[1:]:
+                total = self._made(join, (total, self._part(part)), None)
+            total.meta["val"] = number.symbolic
+            return total
+        constant = next((coefficient for monomial, coefficient in value.expr.terms if not monomial), 0)
+        return self._made(RELATIONS[value.kind], (self._part(value.expr - constant), -constant), number)
