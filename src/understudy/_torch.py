@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+import torch._ops as _ops
 import torch.autograd.forward_ad as _forward_ad
 import torch.optim.optimizer as _optimizer
 import torch.utils._foreach_utils as _foreach_utils
@@ -246,7 +247,9 @@ def is_stand_in(tensor: Any) -> bool:
 def is_recording() -> bool:
     """Whether something takes down the operators of this thread in a graph."""
     keys = torch._C._TorchDispatchModeKey
-    return any(torch._C._get_dispatch_mode(key) is not None for key in (keys.PROXY, keys.FUNCTIONAL))
+    return is_recorded_above_autograd() or any(
+        torch._C._get_dispatch_mode(key) is not None for key in (keys.PROXY, keys.FUNCTIONAL)
+    )
 
 
 def registered_higher_order_fake(op: Any) -> Callable[..., Any] | None:
@@ -322,6 +325,7 @@ def is_heard_alone(mode: Any) -> bool:
         and torch._C._len_torch_function_stack() == 0
         and not any(map(torch.is_autocast_enabled, _CASTING_DEVICES))
         and torch._C._functorch.peek_interpreter_stack() is None
+        and not is_recorded_above_autograd()
     )
 
 
@@ -338,7 +342,7 @@ def goes_unnoticed(mode: Any) -> bool:
         _count_dispatch_modes() == (_dispatch_mode(FAKE) is mode)
         and _count_function_modes() == 0
         and _transform() is None
-        and not (_is_inference() or _is_profiled() or _is_traced())
+        and not (_is_inference() or _is_profiled() or _is_traced() or is_recorded_above_autograd())
         and _forward_ad._current_level < 0
     )
 
@@ -416,33 +420,67 @@ def without_fake_mode() -> Iterator[Any]:
 # --- recording ----------------------------------------------------------------------------------------------
 
 PROXY = torch._C._TorchDispatchModeKey.PROXY
-active_recorder: Callable[[], Any] = lambda: torch._C._get_dispatch_mode(PROXY)  # noqa: E731
+_PRE_DISPATCH = DispatchKey.PreDispatch
+_above_autograd = threading.RLock()
+"""torch has one place above autograd for all threads: recorders of several threads take turns."""
+
+
+def is_recorded_above_autograd() -> bool:
+    """Whether calls of this thread reach a recorder before autograd sees them."""
+    return bool(torch._C._dispatch_tls_is_dispatch_key_included(_PRE_DISPATCH))
+
+
+def active_recorder() -> Any:
+    """The recorder of this thread, below autograd or above it; None if there is none."""
+    below = torch._C._get_dispatch_mode(PROXY)
+    if below is None and is_recorded_above_autograd():
+        return _ops._get_dispatch_mode_pre_dispatch(PROXY)
+    return below
+
+
+def goes_above_autograd(mode: Any) -> None:
+    """Say of a recorder, when it is made, that its place is above autograd."""
+    mode.__dict__["_dispatch_key"] = _PRE_DISPATCH
 
 
 def push_recorder(mode: Any) -> Any:
-    """Put `mode` into the slot for recorders of this thread; gives back the one that was there."""
-    previous = torch._C._unset_dispatch_mode(PROXY)
-    _modes._push_on_torch_dispatch_stack(mode)
+    """Make `mode` the recorder of this thread; gives back the one that was there."""
+    is_above = mode.__dict__.get("_dispatch_key") is _PRE_DISPATCH
+    if is_above:
+        _above_autograd.acquire()
+    previous = _take_recorder()
+    _modes._push_mode(mode)
     _raise_flags()
-    return previous
+    return previous, is_above
 
 
-def pop_recorder(previous: Any) -> None:
-    torch._C._unset_dispatch_mode(PROXY)
+def pop_recorder(before: Any) -> None:
+    previous, is_above = before
+    _take_recorder()
     if previous is not None:
-        torch._C._set_dispatch_mode(previous)
+        _modes._push_mode(previous)
     _lower_flags()
+    if is_above:
+        _above_autograd.release()
+
+
+def _take_recorder() -> Any:
+    if is_recorded_above_autograd():
+        found = _ops.unset_mode_pre_dispatch(PROXY)
+        if found is not None:
+            return found
+    return torch._C._unset_dispatch_mode(PROXY)
 
 
 @contextmanager
 def without_recorder() -> Iterator[Any]:
     """Take the active recorder out for a moment; gives it."""
-    previous = torch._C._unset_dispatch_mode(PROXY)
+    previous = _take_recorder()
     try:
         yield previous
     finally:
         if previous is not None:
-            torch._C._set_dispatch_mode(previous)
+            _modes._push_mode(previous)
 
 
 def dispatch_modes() -> list[Any]:
@@ -497,6 +535,10 @@ def lazy_graph_module(root: Any, graph: torch.fx.Graph, name: str) -> torch.fx.G
         return _make_graph_module(root, graph, name)
 
 
+MODULE_CALL = torch.nn.Module._call_impl.__code__
+"""The code that calls the forward of every module."""
+
+
 def symbolic_function(name: str) -> Callable[..., Any]:
     """`sqrt`, `cos`, … of a number that may be symbolic."""
     return getattr(torch, f"_sym_{name}", None) or getattr(math, name)
@@ -540,6 +582,55 @@ def kernel_libraries(key: str) -> tuple[Any, Any]:
     others = torch.library.Library("_", "IMPL", key)
     others.fallback(torch.library.fallthrough_kernel)
     return torch.library.Library("aten", "IMPL", key), others
+
+
+# --- composite operators on symbolic sizes ------------------------------------------------------------------
+
+SPARE_WRAPPER = "TESTING_ONLY_GenericWrapper"
+"""A dispatch key above all others that matter, which torch keeps for tensors of its own tests."""
+SYMBOLIC_KEYS = DispatchKeySet(torch._C._parse_dispatch_key(SPARE_WRAPPER))
+
+
+def below_symbolic() -> Any:
+    return torch._C._ExcludeDispatchKeyGuard(SYMBOLIC_KEYS)
+
+
+def composites_are_special() -> bool:
+    """Whether a composite operator, called just now, is more than the operators that it is made of.
+
+    It is heard of itself where autograd is left out (below other operators, and in inference mode), by transforms and
+    by modes for functions, and autocast has a say.
+    """
+    return (
+        _excluded_keys().raw_repr() & _TELLING_KEYS != _SILENT_KEYS
+        or _count_function_modes() != 0
+        or _transform() is not None
+        or _is_traced()
+    )
+
+
+_excluded_keys = torch._C._dispatch_tls_local_exclude_set
+_SILENT_KEYS = sum(
+    DispatchKeySet(key).raw_repr()
+    for name, key in DispatchKey.__members__.items()
+    if name.startswith("Autocast") and name != SPARE_AUTOCAST
+)
+"""The keys of autocast, which are excluded where it is off."""
+_TELLING_KEYS = _SILENT_KEYS | DispatchKeySet(DispatchKey.AutogradOther).raw_repr()
+
+
+def attention_backends() -> list[bool]:
+    """The switches by which C++ chooses how to compute attention."""
+    return [is_on() for is_on in _ATTENTION_SWITCHES]
+
+
+_ATTENTION_SWITCHES = (
+    torch._C._get_flash_sdp_enabled,
+    torch._C._get_mem_efficient_sdp_enabled,
+    torch._C._get_math_sdp_enabled,
+    torch._C._get_cudnn_sdp_enabled,
+    torch._C._get_overrideable_sdp_enabled,
+)
 
 
 def operator_named(name: str) -> Any:
@@ -738,6 +829,38 @@ def reduced_parameter(data: Tensor, requires_grad: bool) -> Any:
     return torch._utils._rebuild_parameter, (data, requires_grad, OrderedDict())
 
 
+# --- sympy, as torch's tools speak it -----------------------------------------------------------------------
+
+
+def sympy_functions() -> Any:
+    """The module of torch's own sympy functions: `FloorDiv`, `Mod`, `PythonMod`, `Max`, `Min`, …"""
+    import torch.utils._sympy.functions as functions  # why: loads sympy, which only other tools want
+
+    return functions
+
+
+def value_range(low: int | None, high: int | None) -> Any:
+    """The range from `low` to `high` (None: unbounded) as torch's tools know ranges."""
+    from torch.utils._sympy.numbers import int_oo  # why: loads sympy, which only other tools want
+    from torch.utils._sympy.value_ranges import ValueRanges  # why: the same
+
+    return ValueRanges(-int_oo if low is None else low, int_oo if high is None else high)
+
+
+# --- tracing at the level of torch ---------------------------------------------------------------------------
+
+
+def hollow() -> Tensor:
+    """A tensor of nothing: what values of a trace are made of."""
+    with no_modes(), torch._C.DisableTorchFunction():
+        return torch.empty((), dtype=torch.int64, device="meta")
+
+
+def functions_wrapped_for_fx() -> list[tuple[dict[str, Any], str]]:
+    """What `torch.fx.wrap` was called with: the global names of modules."""
+    return [(space, name) for (_, name), space in torch.fx._symbolic_trace._wrapped_fns_to_patch.items()]
+
+
 # --- asked for by isinstance ------------------------------------------------------------------------------
 
 
@@ -761,3 +884,17 @@ def torch_fake_mode_class() -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode  # why: only when somebody asks who we are
 
     return FakeTensorMode
+
+
+def torch_recorder_class() -> Any:
+    # why: only when somebody asks who we are
+    from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+
+    return ProxyTorchDispatchMode
+
+
+def torch_state_recorder_class() -> Any:
+    # why: only when somebody asks who we are
+    from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
+
+    return PreDispatchTorchFunctionMode

@@ -12,18 +12,20 @@ from understudy import _torch
 from understudy.errors import DataDependentOutputException, DynamicOutputShapeException, UnderstudyError
 from understudy.fake import autocast, copying, from_values, handlers, known, special
 from understudy.fake import patches as _patches  # noqa: F401  (registers them)
+from understudy.fake import recipes as _recipes  # noqa: F401  (registers their kernels)
 from understudy.fake.boundary import located
 from understudy.fake.convert import FakeTensorConverter
 from understudy.fake.inputs import accept_inputs
 from understudy.fake.known import Known, Literal, Part
 from understudy.fake.native import canonical, prepare
 from understudy.fake.realise import adopt, make_new, make_view, realise
+from understudy.fake.templates import make_symbolic
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.cache import SIZED_TYPES, Cache, DispatchCacheInfo
 from understudy.infer.call import Call, flat, mapped
 from understudy.infer.engine import cache, infer, why_not_cached
 from understudy.infer.kernels import outcomes_of
-from understudy.infer.plan import FIRST_ITSELF, FIRST_VIEWED, ONE_NEW, Plan
+from understudy.infer.plan import FIRST_ITSELF, FIRST_VIEWED, ONE_NEW, ONE_NEW_SYMBOLIC, Plan
 from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import from_torch
 from understudy.spec import TensorSpec
@@ -154,6 +156,12 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             return make_view(self, args[0], plan.spec)
         if answer == FIRST_ITSELF:
             return args[0]
+        if answer == ONE_NEW_SYMBOLIC:
+            spec = plan.spec
+            fake = make_symbolic(spec)
+            fake._spec = spec
+            fake.fake_mode = self
+            return fake
         return realise(self, plan.outcomes, flat(FakeTensor, args, kwargs or {}))
 
     def _extend(self, key: list[Any], kind: type, value: Any) -> bool:
@@ -199,6 +207,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                 return answer
         if plan is None and (lifted := special.lifted_numbers(self, func, args)) is not None:
             return self.__torch_dispatch__(func, types, lifted, kwargs)
+        if plan is None and self._cache is not cache and self._direct:
+            plan = self._from_others(key)
         if plan is None or not self.cache_enabled:
             call = self._call(func, args, kwargs)
             try:
@@ -249,6 +259,15 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             cache.bypass(reason)
         elif key is not None:
             self._cache.add(key, plan)
+            if self._cache is not cache and not any(map(_is_symbolic, key)):
+                cache.share(key, plan)
+
+    def _from_others(self, key: Any) -> Plan | None:
+        """A plan for plain sizes, which is the same in every environment."""
+        plan = cache.plans.get(key) if key is not None else None
+        if plan is not None:
+            self._cache.share(key, plan)
+        return plan
 
     def _slow(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Higher-order operators, other subclasses, real tensors, fakes of other modes, symbols."""
@@ -354,6 +373,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     def cache_enabled(self, enabled: bool) -> None:
         self._cache_enabled = enabled
         self._direct = enabled and not self.crosscheck
+        self.answers_at_once = self._direct and type(self).__torch_dispatch__ is FakeTensorMode.__torch_dispatch__
 
     @classmethod
     def cache_info(cls) -> DispatchCacheInfo:
@@ -362,6 +382,10 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     @classmethod
     def cache_clear(cls) -> None:
         cache.clear()
+
+
+def _is_symbolic(part: Any) -> bool:
+    return type(part) is SymNode or (type(part) is TensorSpec and part.is_symbolic)
 
 
 _torch.hide_from_compiler(FakeTensorMode.__torch_dispatch__)

@@ -28,6 +28,7 @@ class Cache:
 
     def __init__(self, limit: int = LIMIT, counters: Cache | None = None) -> None:
         self.plans: dict[Any, Plan] = {}
+        self.recipes: dict[Any, Any] = {}
         self.hits = 0
         self.misses = 0
         self.bypasses: Counter[str] = Counter()
@@ -38,8 +39,14 @@ class Cache:
     def add(self, key: Any, plan: Plan) -> None:
         with self._lock:
             self._counters.misses += 1
+        self.share(key, plan)
+
+    def share(self, key: Any, plan: Plan) -> None:
+        """Add what another cache has found."""
+        with self._lock:
             if len(self.plans) >= self._limit:
                 self._evict()
+                self.recipes.clear()
             self.plans[key] = plan
 
     def bypass(self, reason: str) -> None:

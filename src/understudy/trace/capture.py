@@ -20,7 +20,8 @@ from understudy.trace.capture_errors import with_last_nodes
 from understudy.trace.capture_names import argument_names, leaf_names, name_of
 from understudy.trace.dead_code import remove_dead_code
 from understudy.trace.module_state import LentState, modules_of
-from understudy.trace.node_meta import begins_here, set_val
+from understudy.trace.node_meta import set_val
+from understudy.trace.places import begins_here
 from understudy.trace.recorder import ProxyTorchDispatchMode
 from understudy.trace.torch_functions import TorchFunctionMetadataMode
 from understudy.trace.tracer import OPEN, SYMBOLIC, PythonKeyTracer
@@ -104,6 +105,7 @@ class Capture:
         finally:
             OPEN.remove(self.tracer.graph)
             self.tracer.constants.put_back()
+            self.tracer.node_meta.close()
             for leaf in inputs:
                 if (
                     type(leaf) is FakeTensor

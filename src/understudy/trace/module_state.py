@@ -52,16 +52,19 @@ def _modules_of(f: Any, seen: set[int]) -> Iterator[Named]:
 
 def _referred(f: Any) -> Iterator[Any]:
     """The objects in the closure of a function, and the globals that its code names."""
-    for cell in getattr(f, "__closure__", None) or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:
-            continue  # a variable that has no value yet
+    yield from map(_contents, getattr(f, "__closure__", None) or ())
     code = getattr(f, "__code__", None)
     values = getattr(f, "__globals__", {})
     for name in code.co_names if code is not None else ():
         if isinstance(values.get(name), torch.nn.Module):
             yield values[name]
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a variable that has no value yet
+        return None
 
 
 class LentState:
@@ -71,27 +74,22 @@ class LentState:
         self._borrowed = BorrowedState(mode) if mode is not None else None
 
     def lend(self, modules: list[Named], constants: Constants) -> None:
-        reals = [
-            (module, name, tensor)
-            for module, is_root in modules
-            for name, tensor in _tensors(module, is_root)
-        ]
-        for module, _ in modules:
+        for module, is_root in modules:
             if self._borrowed is not None:
                 self._borrowed.borrow(module)
-        fakes = [tensor for module, is_root in modules for _, tensor in _tensors(module, is_root)]
-        for (_, name, real), tensor in zip(reals, fakes, strict=True):
-            constants.expect(tensor, real, name)
+            for path, part in module.named_modules():
+                prefix = f"{path}." if path else ""
+                for name, real, tensor in self._tensors(part):
+                    constants.expect(tensor, real, f"{prefix}{name}" if is_root else None)
+
+    def _tensors(self, module: torch.nn.Module) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+        """Name, tensor of the module, and what stands for it in this trace."""
+        if self._borrowed is not None:
+            return self._borrowed.replaced[module]
+        tables = (module._parameters, module._buffers, vars(module))
+        tensors = [item for table in tables for item in table.items() if isinstance(item[1], torch.Tensor)]
+        return [(name, tensor, tensor) for name, tensor in tensors]
 
     def give_back(self) -> None:
         if self._borrowed is not None:
             self._borrowed.give_back()
-
-
-def _tensors(module: torch.nn.Module, is_root: bool) -> Iterator[tuple[str | None, torch.Tensor]]:
-    for path, part in module.named_modules(remove_duplicate=True):
-        prefix = f"{path}." if path else ""
-        for table in (part._parameters, part._buffers, vars(part)):
-            for name, value in table.items():
-                if isinstance(value, torch.Tensor):
-                    yield (f"{prefix}{name}" if is_root else None), value

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import linecache
 import sys
-from types import CodeType
 from typing import Any
 
 import torch
@@ -12,12 +10,18 @@ from torch.fx import Node
 from torch.fx import traceback as fx_traceback
 from torch.fx.passes.shape_prop import TensorMetadata
 
+from understudy import _torch
+from understudy.fake.convert import spec_of_real
+from understudy.fake.mode import FakeTensorMode
+from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
-from understudy.lines import is_the_users
+from understudy.trace.places import Places
 from understudy.trace.prop_values import snapshot, tensor_meta_of, val_of
 
-CARRIED = ("nn_module_stack", "torch_fn", "source_fn_stack", "original_aten", "recompute", "ac_graph_id", "has_backward_hook",
-           "from_node", "quantization_tag", "_numeric_debug_handle", "custom", "partitioner_tag", "arg_kwarg_vals", "seq_nr")  # fmt: skip
+CARRIED = tuple(
+    "nn_module_stack torch_fn source_fn_stack original_aten recompute ac_graph_id has_backward_hook from_node "
+    "quantization_tag _numeric_debug_handle custom partitioner_tag arg_kwarg_vals seq_nr".split()
+)
 """What is taken over from the node of another graph that is being run, under `preserve_node_meta`."""
 
 
@@ -29,8 +33,7 @@ class NodeMeta:
         self._torch_fn: tuple[Any, tuple[str, str]] = (None, ("", ""))
         self.original_aten: Any = None
         self.module_stack: Any = None
-        self._traces: dict[tuple[Any, ...], str] = {}
-        self._is_users: dict[CodeType, bool] = {}
+        self._places = Places()
         self._tensor_meta: dict[Any, TensorMetadata] = {}
 
     def mark(self, node: Node) -> None:
@@ -65,26 +68,12 @@ class NodeMeta:
                 meta[name] = value
 
     def stack_trace(self) -> str:
-        """The user's lines that led here, outermost first. Written out once for each place."""
-        is_users = self._is_users
-        place: list[Any] = []
-        frame: Any = sys._getframe(2)
-        while frame is not None:
-            code = frame.f_code
-            known = is_users.get(code)
-            if known is None:
-                known = is_users[code] = is_the_users(code.co_filename)
-            if known:
-                place.append(code)
-                place.append(frame.f_lineno)
-            elif code in BOUNDARIES:
-                break
-            frame = frame.f_back
-        key = tuple(place)
-        found = self._traces.get(key)
-        if found is None:
-            found = self._traces[key] = _written_out(key)
-        return found
+        """The user's lines that led here, outermost first."""
+        return self._places.here(sys._getframe(2))
+
+    def close(self) -> None:
+        """The trace is over: let go of what the program was holding."""
+        self._places.forget()
 
     def tensor_meta(self, fake: FakeTensor) -> Any:
         """One for each spec: results of operators need no gradient themselves."""
@@ -95,24 +84,23 @@ class NodeMeta:
         return found
 
 
-BOUNDARIES: set[CodeType] = set()
-"""Code at which a trace begins: what is outside of it is not part of the program that is recorded."""
+_FOR_REAL_TENSORS = FakeTensorMode()
+"""The mode of the stand-ins that say what a real tensor is."""
 
 
-def begins_here(function: Any) -> Any:
-    """Mark the function that calls the user's program."""
-    BOUNDARIES.add(function.__code__)
-    return function
+def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """What `val` says of a tensor: of a stand-in, as it is now; of a real one, all but its data."""
+    if type(tensor) is FakeTensor:
+        return snapshot(tensor)
+    is_plain = tensor.layout is torch.strided and not tensor.is_quantized
+    if is_plain and not _torch.uses_python_dispatch(type(tensor)) and _torch.unwrapped(tensor) is None:
+        return make_new(_FOR_REAL_TENSORS, spec_of_real(tensor))
+    return tensor.detach()
 
 
-def _written_out(place: tuple[Any, ...]) -> str:
-    lines = []
-    for code, line in zip(place[-2::-2], place[-1::-2], strict=True):
-        source = linecache.getline(code.co_filename, line).strip()
-        lines.append(f'File "{code.co_filename}", line {line}, in {code.co_name}')
-        if source:
-            lines.append(f"    {source}")
-    return "\n".join(lines)
+def as_val(value: Any) -> Any:
+    """What `val` says of a value: the same structure of stand-ins and numbers, None for what is neither."""
+    return val_of(value, stand_in)
 
 
 def set_val(node: Node, value: Any) -> None:
@@ -121,7 +109,7 @@ def set_val(node: Node, value: Any) -> None:
         node.meta["val"] = snapshot(value)
         node.meta["tensor_meta"] = tensor_meta_of(value)
         return
-    val = val_of(value, snapshot)
+    val = as_val(value)
     if val is not None or isinstance(value, (bool, str)) or value is None:
         node.meta["val"] = val if val is not None else value
     if isinstance(value, torch.Tensor):

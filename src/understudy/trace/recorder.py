@@ -5,6 +5,7 @@ call ──► decomposition? ──► arguments as nodes ──► the result 
 
 from __future__ import annotations
 
+import functools
 import logging
 import operator
 import threading
@@ -33,8 +34,8 @@ Decompositions = Mapping[Any, Callable[..., Any]]
 
 UNRECORDED = frozenset(
     {
-        torch.ops.prim.device.default, aten.sym_size.int, aten.sym_size.default, aten.sym_stride.int, aten.sym_stride.default,
-        aten.sym_numel.default, aten.sym_storage_offset.default, aten.size.default, aten.stride.default,
+        torch.ops.prim.device.default, aten.sym_size.int, aten.sym_size.default, aten.sym_stride.int,
+        aten.sym_stride.default, aten.sym_numel.default, aten.sym_storage_offset.default, aten.size.default, aten.stride.default,
         aten.storage_offset.default,
     }
 )  # fmt: skip
@@ -61,6 +62,9 @@ class OpFacts:
     def __init__(self, op: Any, decomposition: Any, keeps_composites: bool) -> None:
         self.decomposition = decomposition
         self.target = RECORDED_AS.get(op, op)
+        if isinstance(op, _torch.HigherOrderOperator):
+            self.is_direct = False
+            return
         self.name = self.target.overloadpacket.__name__
         self.breaks_up = not keeps_composites and op not in UNRECORDED and _torch.is_broken_up(op)
         self.is_data_dependent = torch.Tag.data_dependent_output in op.tags
@@ -68,6 +72,12 @@ class OpFacts:
         self.writes = _torch.is_mutable(op)
         is_special = self.is_data_dependent or self.changes_metadata or op in UNRECORDED
         self.is_direct = decomposition is None and not self.breaks_up and not is_special
+
+
+@functools.lru_cache(maxsize=4096)
+def facts_of(op: Any, keeps_composites: bool) -> OpFacts:
+    """Of an operator that is not decomposed."""
+    return OpFacts(op, None, keeps_composites)
 
 
 class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
@@ -126,7 +136,13 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         self._facts = {}
 
     def _facts_of(self, op: Any) -> OpFacts:
-        facts = self._facts[op] = OpFacts(op, self._decompositions.get(op), self.pre_dispatch)
+        decomposition = self._decompositions.get(op)
+        facts = (
+            facts_of(op, self.pre_dispatch)
+            if decomposition is None
+            else OpFacts(op, decomposition, self.pre_dispatch)
+        )
+        self._facts[op] = facts
         return facts
 
     # --- one operator call ---------------------------------------------------------------------------------
@@ -134,8 +150,8 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The hot path: stand-ins in, one stand-in out. Everything else goes to `_slow`."""
         fake_mode = _torch.active_fake_mode()
-        facts = self._facts.get(func)
-        if facts is None or not facts.is_direct or type(fake_mode) is not FakeTensorMode:
+        facts = self._facts.get(func) or self._facts_of(func)
+        if not facts.is_direct or type(fake_mode) is not FakeTensorMode:
             return self._slow(func, types, args, kwargs or {}, fake_mode)
         tracer = self.tracer
         graph = tracer.graph
@@ -185,7 +201,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         tensors = flat(torch.Tensor, args, kwargs)
         if any(self._is_strange(t, type(t)) for t in tensors if type(t) is not FakeTensor):
             return NotImplemented
-        facts = self._facts.get(func) or self._facts_of(func)
+        facts = self._facts[func]
         if facts.decomposition is not None or facts.breaks_up:
             answer = self._taken_apart(func, facts, args, kwargs)
             if answer is not NotImplemented:
