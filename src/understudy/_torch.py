@@ -62,6 +62,7 @@ native_device = torch._C.TensorBase.device.__get__
 native_data: Any = torch._C.TensorBase.data
 set_native_data: Callable[[Tensor, Tensor], None] = native_data.__set__
 DispatchKeySet = torch._C.DispatchKeySet
+ZERO_TENSOR_KEYS = DispatchKeySet(DispatchKey.ZeroTensor)
 native_storage = torch._C.TensorBase.untyped_storage
 native_clone = torch._C.TensorBase.clone
 NoTorchFunction = torch._C.DisableTorchFunctionSubclass
@@ -148,6 +149,18 @@ def unwrapped(tensor: Tensor) -> Any:
     return None
 
 
+def innermost(value: Any) -> Any:
+    """What is inside of all functional and functorch wrappers; anything else as it is."""
+    while isinstance(value, Tensor):
+        if torch._is_functional_tensor(value):
+            torch._sync(value)
+        inner = unwrapped(value)
+        if inner is None:
+            break
+        value = inner
+    return value
+
+
 def new_nested_int() -> Any:
     """The size of a jagged dimension, equal to no other."""
     import torch.nested._internal.nested_tensor as nested  # why: only for jagged tensors
@@ -198,6 +211,7 @@ stand_in_devices: dict[torch.device, torch.device] = {}
 """Which device is meant by each index of the meta device that stands for one."""
 
 Patch = Callable[[Any], Any]
+_INITIAL = ("uniform", "normal", "trunc_normal", "fill", "zero")
 PLACES: dict[str, tuple[Any, str]] = {
     "cuda autocast is unavailable": (torch.cuda.amp.common, "amp_definitely_not_available"),
     "cuda has bfloat16": (torch.cuda, "is_bf16_supported"),
@@ -210,7 +224,14 @@ PLACES: dict[str, tuple[Any, str]] = {
     "is_cuda": (torch.Tensor, "is_cuda"),
     "compile": (torch, "compile"),
     "higher-order operators": (HigherOrderOperator, "dispatch"),
-    **{f"initial {name}": (torch.nn.init, f"_no_grad_{name}_") for name in ("uniform", "normal", "trunc_normal", "fill", "zero")},
+    "graphs of functionalization": (sys.modules["torch._higher_order_ops.utils"], "_maybe_fake_tracing"),
+    "graphs of flex attention": (sys.modules["torch._higher_order_ops.flex_attention"], "make_fx"),
+    "linearize": (sys.modules["torch._functorch.eager_transforms"], "make_fx"),
+    "what dynamo leaves alone": (sys.modules["torch._functorch.eager_transforms"], "lazy_dynamo_disallow"),
+    "operands of cond": (sys.modules["torch._higher_order_ops.cond"], "validate_subgraph_args_types"),
+    **{f"initial {name}": (torch.nn.init, f"_no_grad_{name}_") for name in _INITIAL},
+    "initial linear layer": (torch.nn.Linear, "reset_parameters"),
+    "initial convolution": (torch.nn.modules.conv._ConvNd, "reset_parameters"),
     "unpacking a sequence": (torch._VF, "_pad_packed_sequence"),
     **{name: (torch._VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
     **{name: (torch._C._nn, name) for name in dir(torch._C._nn) if name.lstrip("_").startswith("upsample_")},
@@ -250,6 +271,82 @@ def is_recording() -> bool:
     return is_recorded_above_autograd() or any(
         torch._C._get_dispatch_mode(key) is not None for key in (keys.PROXY, keys.FUNCTIONAL)
     )
+
+
+_tracer_lock = threading.Lock()
+_tracer_depth = 0
+_tracer_before: Any = None
+
+
+@contextmanager
+def announced_tracer(tracer: Any) -> Iterator[None]:
+    """torch's higher-order operators ask a process-wide name for the tracer that is at work. Counted, as the flags are."""
+    import torch.fx.experimental.proxy_tensor as tracing  # why: only the name in it is set
+
+    global _tracer_depth, _tracer_before
+    with _tracer_lock:
+        if _tracer_depth == 0:
+            _tracer_before = tracing._CURRENT_MAKE_FX_TRACER
+        before = tracing._CURRENT_MAKE_FX_TRACER
+        tracing._CURRENT_MAKE_FX_TRACER = tracer
+        _tracer_depth += 1
+    try:
+        yield
+    finally:
+        with _tracer_lock:
+            _tracer_depth -= 1
+            tracing._CURRENT_MAKE_FX_TRACER = before if _tracer_depth else _tracer_before
+
+
+def recording_of(op: Any) -> Callable[..., Any] | None:
+    """The function by which a higher-order operator says how torch's recorder is to record it."""
+    return op.python_key_table.get(torch_recorder_class())
+
+
+@contextmanager
+def answered_by(handler: Any, answers: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    """While it runs, what the handler's module took from torch's tracing module by these names is ours."""
+    import torch.fx.experimental.proxy_tensor as tracing  # why: only to find the names that were taken from it
+
+    while hasattr(handler, "__wrapped__") or hasattr(handler, "__func__"):
+        handler = getattr(handler, "__func__", None) or handler.__wrapped__
+    names = getattr(handler, "__globals__", {})
+    taken = [name for name in answers if names.get(name, _MISSING) is getattr(tracing, name)]
+    originals = {name: names[name] for name in taken}
+    names.update({name: answers[name] for name in taken})
+    try:
+        yield
+    finally:
+        names.update(originals)
+
+
+def indexing_by_tensors() -> Any:
+    """A context in which `table[i]`, for a tensor `i` of one element, is an operator and reads no value."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex  # why: slow to load
+
+    return TransformGetItemToIndex()
+
+
+def backward_of(function: Callable[..., Any], operands: tuple[Any, ...]) -> Callable[..., Any]:
+    """The function from operands and gradients of the results to the gradients of the operands."""
+    import torch._higher_order_ops.utils as utils  # why: loads parts of the compiler when it is called
+
+    return utils.create_bw_fn(function, operands)
+
+
+def below_autograd() -> Any:
+    return torch._C._AutoDispatchBelowAutograd()
+
+
+def dispatch_keys_of_thread() -> tuple[Any, Any]:
+    return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
+
+def as_graph(function: Callable[..., Any], operands: Any, keys: tuple[Any, Any]) -> torch.fx.GraphModule:
+    """The graph of a function with gradients in it, made under the dispatch keys of another moment."""
+    import torch._higher_order_ops.utils as utils  # why: the same
+
+    return utils.materialize_as_graph(function, operands, *keys, force_enable_grad=True)
 
 
 def registered_higher_order_fake(op: Any) -> Callable[..., Any] | None:
@@ -443,6 +540,18 @@ def goes_above_autograd(mode: Any) -> None:
     mode.__dict__["_dispatch_key"] = _PRE_DISPATCH
 
 
+set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+enter_autocast: Any = torch.amp.autocast_mode._enter_autocast
+exit_autocast: Any = torch.amp.autocast_mode._exit_autocast
+NoFunctionModes = torch._C.DisableTorchFunction
+"""Inside, calls go past every `__torch_function__`, those of modes too."""
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func is under way in this thread."""
+    return _transform() is not None
+
+
 def push_recorder(mode: Any) -> Any:
     """Make `mode` the recorder of this thread; gives back the one that was there."""
     is_above = mode.__dict__.get("_dispatch_key") is _PRE_DISPATCH
@@ -527,6 +636,10 @@ def structured_code(names: list[str], in_spec: Any, out_spec: Any) -> Any:
     return _PyTreeCodeGen(_PyTreeInfo(names, in_spec, out_spec))
 
 
+def codegen_of(graph: torch.fx.Graph) -> Any:
+    return graph._codegen
+
+
 def lazy_graph_module(root: Any, graph: torch.fx.Graph, name: str) -> torch.fx.GraphModule:
     """A graph module whose code is written when it is first asked for."""
     from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module  # why: private
@@ -593,6 +706,17 @@ SYMBOLIC_KEYS = DispatchKeySet(torch._C._parse_dispatch_key(SPARE_WRAPPER))
 
 def below_symbolic() -> Any:
     return torch._C._ExcludeDispatchKeyGuard(SYMBOLIC_KEYS)
+
+
+def key_without_spare(op: Any, key: Any, args: Any, kwargs: Any) -> Any:
+    """The key on which a higher-order operator goes on, which knows nothing of the spare ones."""
+    if key not in _SPARE:
+        return key
+    keys = _ops._compute_keyset(args, kwargs, op.non_fallthrough_keys - SYMBOLIC_KEYS - SPARE_AUTOCAST_KEYS)
+    return keys.highestPriorityTypeId()
+
+
+_SPARE = (SYMBOLIC_KEYS.highestPriorityTypeId(), DispatchKey.AutocastIPU)
 
 
 def composites_are_special() -> bool:
@@ -856,9 +980,40 @@ def hollow() -> Tensor:
         return torch.empty((), dtype=torch.int64, device="meta")
 
 
+@contextmanager
+def below_function_mode(mode: Any) -> Iterator[None]:
+    """Without this mode for torch functions, and without those that were entered after it."""
+    depth = torch._C._len_torch_function_stack()
+    stack = [torch._C._get_function_stack_at(position) for position in range(depth)]
+    above = stack[stack.index(mode) :] if mode in stack else []
+    for _ in above:
+        torch._C._pop_torch_function_stack()
+    try:
+        yield
+    finally:
+        for entered in above:
+            torch._C._push_on_torch_function_stack(entered)
+
+
 def functions_wrapped_for_fx() -> list[tuple[dict[str, Any], str]]:
     """What `torch.fx.wrap` was called with: the global names of modules."""
     return [(space, name) for (_, name), space in torch.fx._symbolic_trace._wrapped_fns_to_patch.items()]
+
+
+def python_behind(function: Any) -> Callable[..., Any]:
+    """The Python function that a function of TorchScript was made of; itself if that is not known."""
+    return getattr(function, "_torchdynamo_inline", None) or function
+
+
+def place_of_vmap() -> tuple[Any, str]:
+    """Where every function that `torch.vmap` made goes through: (module, name)."""
+    return torch._functorch.apis, "vmap_impl"
+
+
+def vmap_inputs(in_dims: Any, args: tuple[Any, ...], func: Any) -> tuple[list[int | None], list[Any], Any]:
+    """The dimension that is mapped of each input (None: none), the inputs as a flat list, and their structure."""
+    _, flat_dims, flat, structure = torch._functorch.vmap._process_batched_inputs(in_dims, args, func)
+    return flat_dims, flat, structure
 
 
 # --- asked for by isinstance ------------------------------------------------------------------------------

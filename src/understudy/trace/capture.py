@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,10 +19,14 @@ from understudy.shapes.env import ShapeEnv
 from understudy.trace.capture_errors import with_last_nodes
 from understudy.trace.capture_names import argument_names, leaf_names, name_of
 from understudy.trace.dead_code import remove_dead_code
+from understudy.trace.module_stack import recorded_modules, root_of
 from understudy.trace.module_state import LentState, modules_of
 from understudy.trace.node_meta import set_val
 from understudy.trace.places import begins_here
+from understudy.trace.predispatch import PreDispatchTorchFunctionMode
+from understudy.trace.prop_values import in_stand_ins
 from understudy.trace.recorder import ProxyTorchDispatchMode
+from understudy.trace.subgraph_current import running
 from understudy.trace.torch_functions import TorchFunctionMetadataMode
 from understudy.trace.tracer import OPEN, SYMBOLIC, PythonKeyTracer
 
@@ -86,7 +90,7 @@ class Capture:
         self.recorder: ProxyTorchDispatchMode
 
     def run(self, args: tuple[Any, ...]) -> GraphModule:
-        self.fake_mode = self.outer.fake_mode if self.outer is not None else self._mode_for(args)
+        self.fake_mode = self.outer.stand_ins if self.outer is not None else self._mode_for(args)
         if self.fake_mode is not None:
             self.tracer.shape_env = self.fake_mode.shape_env
         leaves, in_spec = _torch.tree_flatten(args)
@@ -115,6 +119,28 @@ class Capture:
                     leaf._node = None
         return self._graph_module(names, in_spec, out_spec)
 
+    # --- graphs inside of this graph -----------------------------------------------------------------------------
+
+    @functools.cached_property
+    def stand_ins(self) -> FakeTensorMode:
+        """The mode in which branches are traced. While the program itself runs for real, they still run on stand-ins:
+        at most one of them is to touch data."""
+        if self.fake_mode is not None:
+            return self.fake_mode
+        return FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True)
+
+    def subgraph(
+        self, f: Callable[..., Any], args: tuple[Any, ...], table: Mapping[Any, Callable[..., Any]] | None = None
+    ) -> GraphModule:
+        """The graph of a branch."""
+        is_real = self.options.tracing_mode == "real"
+        options = replace(
+            self.options,
+            tracing_mode="fake" if is_real else self.options.tracing_mode,
+            decomposition_table=self.options.decomposition_table if table is None else table,
+        )
+        return type(self)(f, options, outer=self).run(args)
+
     # --- before ----------------------------------------------------------------------------------------------
 
     def _mode_for(self, args: Any) -> FakeTensorMode | None:
@@ -139,8 +165,11 @@ class Capture:
 
     def _as_input(self, leaf: Any, name: str) -> Any:
         mode = self.fake_mode
-        if mode is None or self.outer is not None:
+        if mode is None:
             return leaf
+        if self.outer is not None:
+            inner = _torch.innermost(leaf)
+            return leaf if _torch.is_stand_in(inner) else in_stand_ins(mode, inner)
         if isinstance(leaf, torch.Tensor):
             return leaf if mode.is_our_fake(leaf) else mode.from_tensor(leaf, source=name)
         if type(leaf) is int and self.options.tracing_mode == "symbolic":
@@ -157,6 +186,8 @@ class Capture:
 
     def _is_input(self, value: Any, node: Node) -> None:
         tracer = self.tracer
+        if self.outer is not None:
+            value = _torch.innermost(value)
         set_val(node, value)
         if isinstance(value, torch.Tensor):
             if tracer.recorded(value) is None:
@@ -188,9 +219,14 @@ class Capture:
         with ExitStack() as stack:
             if self.fake_mode is not None:
                 stack.enter_context(self.fake_mode)
+            if self.options.pre_dispatch:
+                stack.enter_context(_torch.python_versions())  # what knows of a recorder above autograd
+                stack.enter_context(PreDispatchTorchFunctionMode(self.tracer))
             if self.options.torch_functions:
                 stack.enter_context(TorchFunctionMetadataMode(self.tracer))
+            stack.enter_context(running(self))
             stack.enter_context(self.recorder)
+            self.tracer.node_meta.module_stack = stack.enter_context(self._modules())
             torch.set_autocast_cache_enabled(
                 False
             )  # casts that were made before would be unknown to the graph
@@ -201,29 +237,35 @@ class Capture:
                 with_last_nodes(error, self.tracer.graph)
                 raise
 
+    @contextmanager
+    def _modules(self) -> Iterator[Callable[[], Any] | None]:
+        """What says which modules are being called, if that is to be recorded."""
+        if self.outer is not None:
+            yield self.outer.tracer.node_meta.module_stack
+            return
+        root = root_of(self.f) if self.options.record_module_stack else None
+        with recorded_modules(root) as modules:
+            yield None if modules is None else modules.current
+
     # --- after -----------------------------------------------------------------------------------------------
 
     def _finish(self, result: Any, state: LentState) -> Any:
-        """Write the output; gives the structure of the output if it has to be put together again."""
-        leaves, structure = _torch.tree_flatten(result)
-        out_spec: Any = structure
+        """Write the output; gives the structure of the output."""
+        leaves, out_spec = _torch.tree_flatten(result)
+        if self.outer is not None:  # inside of a transform, which goes on around the branch
+            leaves = list(map(_torch.innermost, leaves))
         nodes = [self.tracer.argument(leaf) for leaf in leaves]
-        if _torch.is_plain_structure(out_spec):
-            self.tracer.graph.output(_torch.tree_unflatten(nodes, out_spec))
-            out_spec = None
-        else:
-            self.tracer.graph.output(nodes)
+        is_plain = _torch.is_plain_structure(out_spec)
+        self.tracer.graph.output(_torch.tree_unflatten(nodes, out_spec) if is_plain else nodes)
         remove_dead_code(self.tracer.graph)
         return out_spec
 
     def _graph_module(self, names: Any, in_spec: Any, out_spec: Any) -> GraphModule:
         graph = self.tracer.graph
         structured = any(not _torch.is_leaf(part) for part in _torch.children(in_spec))
-        if structured or out_spec is not None:
-            if out_spec is None:
-                (output,) = graph.find_nodes(op="output")
-                leaves, out_spec = _torch.tree_flatten(output.args[0])
-                output.args = (leaves,)
+        if structured or not _torch.is_plain_structure(out_spec):
+            (output,) = graph.find_nodes(op="output")
+            output.args = (_torch.tree_flatten(output.args[0])[0],)
             graph.set_codegen(_torch.structured_code([name for name, _ in names], in_spec, out_spec))
         gm = _torch.lazy_graph_module(self.tracer.root, graph, name_of(self.f))
         if self.fake_mode is not None and self.options.tracing_mode == "symbolic":

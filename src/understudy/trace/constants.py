@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from understudy import _torch
-from understudy.errors import Context, MixedTensorsError
+from understudy.errors import Context, MixedTensorsError, UnsupportedOperatorException
 from understudy.fake.convert import spec_of_real
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_new
@@ -30,6 +30,7 @@ class Constants:
         self._nodes: dict[int, Node] = {}
         self._used_names: dict[str, int] = {}
         self.allow_fakes = False
+        self.without_gradient = False
         self._stand_ins = FakeTensorMode()
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._storages: dict[int, torch.Tensor] | None = None
@@ -38,10 +39,15 @@ class Constants:
         """Where `tensor` turns up, the graph reads `real`, under this name if there is one."""
         self._known.setdefault(id(tensor), (tensor, real, name))
 
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether this is a parameter, buffer or constant of the surrounding program."""
+        return id(tensor) in self._known and self._known[id(tensor)][0] is tensor
+
     def node_of(self, tensor: torch.Tensor) -> Node:
         """The node that reads a tensor off the graph module. The same one for every use."""
         known = self._known.get(id(tensor))
         if known is None or known[0] is not tensor:
+            self._refuse_hidden(tensor)
             self._refuse_fake(tensor)
             known = self._known[id(tensor)] = (tensor, tensor, None)
         node = self._nodes.get(id(tensor))
@@ -73,6 +79,16 @@ class Constants:
                 tensor.copy_(value)
         self._saved.clear()
 
+    def _refuse_hidden(self, tensor: torch.Tensor) -> None:
+        op = self._tracer.hidden.get(tensor) if self._tracer.hidden else None
+        if op is not None:
+            raise UnsupportedOperatorException(
+                f"{op} is recorded as a whole, and the program goes on with a tensor that is made inside of it by chance or "
+                "by a write (its derivative does): no node of the graph gives that tensor",
+                func=op,
+                context=Context(str(op), line=user_line(), hint="trace it below autograd: pre_dispatch=False"),
+            )
+
     def _refuse_fake(self, tensor: torch.Tensor) -> None:
         if type(tensor) is FakeTensor and not self.allow_fakes:
             raise MixedTensorsError(
@@ -88,10 +104,15 @@ class Constants:
         if name is None:
             is_parameter = isinstance(real, torch.nn.Parameter)
             name = self._fresh("_param_constant" if is_parameter else "_tensor_constant")
-        attach(tracer.root, name, real)
+        attach(tracer.root, name, self._detached(real) if self.without_gradient else real)
         node = tracer.graph.create_node("get_attr", name, (), {}, name=name.replace(".", "_"))
         set_val(node, tensor if type(tensor) is FakeTensor else self._as_fake(tensor))
         return node
+
+    @staticmethod
+    def _detached(real: torch.Tensor) -> torch.Tensor:
+        with _torch.no_modes():
+            return real.detach()
 
     def _as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout is not torch.strided or tensor.is_quantized:

@@ -9,7 +9,9 @@ import functools
 import logging
 import operator
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -26,20 +28,23 @@ from understudy.shapes.bindings import compute_unbacked_bindings
 from understudy.trace import subgraphs
 from understudy.trace.node_meta import set_val
 from understudy.trace.real_values import KnownValues
-from understudy.trace.tracer import PLAIN, PythonKeyTracer
+from understudy.trace.tracer import OPEN, PLAIN, PythonKeyTracer
 
 log = logging.getLogger(__name__)
 aten = torch.ops.aten
 Decompositions = Mapping[Any, Callable[..., Any]]
+AMBIENT: ContextVar[Decompositions | None] = ContextVar("decompositions", default=None)
+"""The decompositions of a trace that is given none."""
 
 UNRECORDED = frozenset(
     {
         torch.ops.prim.device.default, aten.sym_size.int, aten.sym_size.default, aten.sym_stride.int,
         aten.sym_stride.default, aten.sym_numel.default, aten.sym_storage_offset.default, aten.size.default, aten.stride.default,
-        aten.storage_offset.default,
+        aten.storage_offset.default, torch.ops.profiler._record_function_enter_new.default,
+        torch.ops.profiler._record_function_exit._RecordFunction,
     }
 )  # fmt: skip
-"""Questions about metadata: what they answer is known, and is recorded where it is used."""
+"""Questions about metadata: what they answer is known, and is recorded where it is used. Marks for a profiler."""
 
 RECORDED_AS = {aten.lift_fresh.default: aten.lift_fresh_copy.default}
 """A constant is copied at each run, so that no write to the copy can spoil it."""
@@ -55,7 +60,7 @@ class OpFacts:
         "is_data_dependent",
         "is_direct",
         "name",
-        "target",
+        "sizes_by_data", "target",
         "writes",
     )
 
@@ -68,10 +73,13 @@ class OpFacts:
         self.name = self.target.overloadpacket.__name__
         self.breaks_up = not keeps_composites and op not in UNRECORDED and _torch.is_broken_up(op)
         self.is_data_dependent = torch.Tag.data_dependent_output in op.tags
+        self.sizes_by_data = torch.Tag.dynamic_output_shape in op.tags
         self.changes_metadata = torch.Tag.inplace_view in op.tags
         self.writes = _torch.is_mutable(op)
         is_special = self.is_data_dependent or self.changes_metadata or op in UNRECORDED
-        self.is_direct = decomposition is None and not self.breaks_up and not is_special
+        # Above autograd, a call has to go through it.
+        is_unusual = keeps_composites or self.breaks_up or is_special
+        self.is_direct = decomposition is None and not is_unusual
 
 
 @functools.lru_cache(maxsize=4096)
@@ -95,12 +103,15 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         _allow_fake_constant: bool = False, _error_on_data_dependent_ops: bool = True,
         decomposition_table: Decompositions | None = None,
     ) -> None:  # fmt: skip
+        if pre_dispatch:
+            _torch.goes_above_autograd(self)
         self.tracer = tracer
         self.tracing_mode = tracing_mode
         self.pre_dispatch = pre_dispatch
         self._allow_fake_constant = _allow_fake_constant
         self._error_on_data_dependent_ops = _error_on_data_dependent_ops
-        self.decomposition_table = decomposition_table or {}
+        ambient = AMBIENT.get() if decomposition_table is None else decomposition_table
+        self.decomposition_table = {} if ambient is None else ambient
         self._facts: dict[Any, OpFacts] = {}
         self._values = KnownValues(tracer)
         self._entered = threading.local()
@@ -114,15 +125,28 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
     def is_infra_mode(cls) -> bool:
         return True
 
+    # The place above autograd is kept by torch for its own classes, which it asks for by isinstance.
+    def _claimed_class(self) -> Any:
+        return _torch.torch_recorder_class() if self.pre_dispatch else type(self)
+
+    __class__ = property(_claimed_class)
+
     # --- entering and leaving ------------------------------------------------------------------------------
 
     def __enter__(self) -> ProxyTorchDispatchMode:
         stack = self._entered.__dict__.setdefault("stack", [])
-        stack.append(_torch.push_recorder(self))
+        graph = self.tracer.graph
+        opened = None if stack or graph in OPEN else graph
+        if opened is not None:
+            OPEN.add(graph)
+        stack.append((_torch.push_recorder(self), opened))
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        _torch.pop_recorder(self._entered.stack.pop())
+        before, opened = self._entered.stack.pop()
+        _torch.pop_recorder(before)
+        if opened is not None:
+            OPEN.remove(opened)
 
     # --- decompositions ------------------------------------------------------------------------------------
 
@@ -135,8 +159,19 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         self._decompositions = table
         self._facts = {}
 
+    @contextmanager
+    def enable_decompositions(self, table: Decompositions | None) -> Iterator[Decompositions]:
+        """Inside, operators are decomposed by this table and no other."""
+        before = self.decomposition_table
+        self.decomposition_table = {} if table is None else table
+        try:
+            yield self.decomposition_table
+        finally:
+            self.decomposition_table = before
+
     def _facts_of(self, op: Any) -> OpFacts:
-        decomposition = self._decompositions.get(op)
+        # torch's own tables are mappings whose `get` does not know all that they hold.
+        decomposition = self._decompositions[op] if op in self._decompositions else None  # noqa: SIM401
         facts = (
             facts_of(op, self.pre_dispatch)
             if decomposition is None
@@ -184,6 +219,8 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             node.meta["tensor_meta"] = tracer.node_meta.tensor_meta(result)
             if fake_mode.shape_env is not None:
                 self._bind_fresh(fake_mode, result, node)
+                if facts.sizes_by_data:  # as told before, by a call that recorded nothing
+                    tracer.symbols.bind_tensor(result._spec, node)
         else:
             self.track(result, node)
         return result
@@ -195,7 +232,13 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         log.debug("the recorder leaves operators on %s to its own __torch_dispatch__", kind.__name__)
         return True
 
+    def call_higher_order(self, original: Any, op: Any, key: Any, args: Any, kwargs: Any) -> Any:
+        """A higher-order operator was called; `original` is how torch goes on with it."""
+        return subgraphs.enter(self, original, op, key, args, kwargs)
+
     def _slow(self, func: Any, types: Any, args: Any, kwargs: Any, fake_mode: Any) -> Any:
+        if self.pre_dispatch and _torch.is_transformed():
+            return self._below_transforms(func, args, kwargs)
         if isinstance(func, _torch.HigherOrderOperator):
             return subgraphs.record(self, func, args, kwargs)
         tensors = flat(torch.Tensor, args, kwargs)
@@ -223,11 +266,27 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         self.track(result, node)
         return result
 
-    @staticmethod
-    def _result(fake_mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def _result(self, fake_mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if self.pre_dispatch:
+            return self._through_autograd(func, args, kwargs)
         if type(fake_mode) is FakeTensorMode:
             return fake_mode.__torch_dispatch__(func, types, args, kwargs)
         return func(*args, **kwargs)
+
+    def _through_autograd(self, func: Any, args: Any, kwargs: Any) -> Any:
+        from understudy.trace.inner_recorder import InnerRecorder, needs_its_parts  # why: it is a recorder itself
+
+        with _torch.NoFunctionModes(), InnerRecorder(self, func) if needs_its_parts(args, kwargs) else nullcontext():
+            return func(*args, **kwargs)
+
+    def _below_transforms(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Tensors inside a transform of torch.func are wrappers: what it makes of a call is recorded, below it."""
+        below = ProxyTorchDispatchMode(
+            self.tracer, self.tracing_mode, False, self._allow_fake_constant, self._error_on_data_dependent_ops,
+            self.decomposition_table,
+        )  # fmt: skip
+        with below, _torch.NoFunctionModes():
+            return func(*args, **kwargs)
 
     def _as_arguments(self, facts: OpFacts, args: Any, kwargs: Any, tensors: Any) -> tuple[Any, Any]:
         tracer = self.tracer
@@ -266,7 +325,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         if facts.writes:
             self.tracer.constants.before_write(func, args, kwargs)
         known = self._values.before(func, args, kwargs, tensors)
-        result = func(*args, **kwargs)
+        result = self._through_autograd(func, args, kwargs) if self.pre_dispatch else func(*args, **kwargs)
         node = self.tracer.append_call(facts.target, node_args, node_kwargs, facts.name)
         self.track(result, node)
         self._values.after(func, facts, known, args, result)

@@ -20,6 +20,7 @@ from torch.fx import Node
 
 from understudy import _torch
 from understudy.errors import UnderstudyError
+from understudy.shapes.bindings import free_symbols
 from understudy.shapes.conditions import Condition
 from understudy.shapes.expr import Expr
 from understudy.shapes.floats import FUNCTIONS, Combination, FloatCondition, FloatExpr
@@ -60,6 +61,7 @@ class SymbolNodes:
         self._tracer = tracer
         self._nodes: dict[SymNode, Any] = {}
         self._sources: dict[SymNode, Source] = {}
+        self._promised: dict[SymNode, Callable[[], Any]] = {}
 
     # --- where symbols come from -----------------------------------------------------------------------------
 
@@ -79,13 +81,31 @@ class SymbolNodes:
 
     def bind_symbols_of(self, wrapper: torch.Tensor, node: Node) -> None:
         """As `bind_tensor`, for a tensor that is no stand-in itself but has symbolic sizes."""
-        for target, numbers in ((aten.sym_size.int, wrapper.shape), (aten.sym_stride.int, wrapper.stride())):
+        strides = wrapper.stride() if wrapper.layout is torch.strided else ()
+        for target, numbers in ((aten.sym_size.int, wrapper.shape), (aten.sym_stride.int, strides)):
             for dim, number in enumerate(numbers):
                 if isinstance(number, torch.SymInt) and type(number.node) is SymNode:
                     self._sources.setdefault(number.node, (target, (node, dim)))
 
+    def bind_later(self, symbolic: Any, node: Callable[[], Any]) -> None:
+        """As `bind`, where the node is made when the number first reaches the graph."""
+        if type(symbolic.node) is SymNode and not self.has(symbolic):
+            self._promised[symbolic.node] = node
+
     def has(self, symbolic: Any) -> bool:
-        return symbolic.node in self._nodes or symbolic.node in self._sources
+        return any(symbolic.node in known for known in (self._nodes, self._sources, self._promised))
+
+    def can_compute(self, symbolic: Any) -> bool:
+        """Whether there is a node for a number, or one can be made from those that there are."""
+        number = symbolic.node
+        if type(number) is not SymNode or number.is_plain:
+            return False
+        if self.has(symbolic):
+            return True
+        readable = set()
+        for known in (self._nodes, self._sources, self._promised):
+            readable.update(*(getattr(other.value, "symbols", ()) for other in known))
+        return free_symbols(symbolic) <= readable
 
     def forget_readings_of(self, node: Node) -> None:
         """The tensor of this node is about to change its metadata: read now what has been bound to it."""
@@ -102,7 +122,13 @@ class SymbolNodes:
         found = self._nodes.get(number)
         if found is None:
             source = self._sources.get(number)
-            found = self._read(number, source) if source is not None else self._computed(number)
+            promised = self._promised.pop(number, None)
+            if promised is not None:
+                found = promised()
+            elif isinstance(fixed := number.shape_env.simplify(number.value), int):
+                found = fixed  # a guard leaves it no other value
+            else:
+                found = self._read(number, source) if source is not None else self._computed(number)
             self._nodes[number] = found
         return found
 

@@ -35,11 +35,13 @@ class PythonKeyTracer(torch.fx.Tracer):
         self.root = torch.nn.Module() if root is None else root
         self.graph = Graph(tracer_cls=type(self)) if graph is None else graph
         self.shape_env: Any = None
+        self.tensor_attrs: dict[Any, str] = {}
         self.symbols = SymbolNodes(self)
         self.constants = Constants(self)
         self.node_meta = NodeMeta()
         self.known_values: MutableMapping[torch.Tensor, torch.Tensor] = WeakTensorKeyDictionary()
         self.script_object_tracker: MutableMapping[Any, Proxy] = WeakIdKeyDictionary()
+        self.hidden: MutableMapping[torch.Tensor, Any] = WeakTensorKeyDictionary()
         self._others: MutableMapping[torch.Tensor, Node] = WeakTensorKeyDictionary()
         self._counts: dict[str, int] = {}
         self.torch_fn_metadata: Any = None
@@ -86,6 +88,13 @@ class PythonKeyTracer(torch.fx.Tracer):
                 return node
         return self._others.get(tensor)
 
+    def hide(self, tensor: torch.Tensor, op: Any) -> None:
+        """This tensor was made inside of an operator that is recorded as a whole: no node gives it."""
+        self._others.pop(tensor, None)
+        if type(tensor) is FakeTensor and tensor._node is not None and tensor._node.graph is self.graph:
+            tensor._node = None
+        self.hidden[tensor] = op
+
     def node_of_tensor(self, tensor: torch.Tensor) -> Node:
         """The node that made this tensor; a constant of the module if it was not made here."""
         node = self.recorded(tensor)
@@ -121,6 +130,10 @@ class PythonKeyTracer(torch.fx.Tracer):
         if self.shape_env is None:
             self.shape_env = node.shape_env
         return self.symbols.node_of(node)
+
+    def knows_symbol(self, value: Any) -> bool:
+        """Whether the graph can compute a symbolic number."""
+        return self.symbols.can_compute(value)
 
     # --- as torch.fx calls it ------------------------------------------------------------------------------
 

@@ -1,0 +1,164 @@
+"""capture_step: the graph of a training step trains as the program does, bit for bit, and capturing touches nothing."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from understudy import FakeTensor, capture_step
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "AdamW": {},
+    "Adam": {"amsgrad": True},
+    "SGD": {"momentum": 0.9, "nesterov": True},
+    "RMSprop": {"momentum": 0.5, "centered": True},
+    "Adagrad": {},
+    "Adamax": {},
+    "NAdam": {},
+    "Adadelta": {},
+    "Rprop": {},
+}
+
+
+def make_model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+    )
+
+
+def batch(seed: int, size: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, 4, generator=generator), torch.randint(0, 3, (size,), generator=generator)
+
+
+def eager_step(model: Any, optimizer: Any, x: Any, y: Any) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def same_state(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("tracing_mode", ["fake", "symbolic"])
+def test_graph_trains_as_the_program_does(name: str, tracing_mode: str) -> None:
+    model, make = make_model(), getattr(torch.optim, name)
+    reference = copy.deepcopy(model)
+    optimizer = make(model.parameters(), lr=0.01, **OPTIMIZERS[name])
+    eager = make(reference.parameters(), lr=0.01, **OPTIMIZERS[name])
+    step = capture_step(model, F.cross_entropy, optimizer, *batch(0), tracing_mode=tracing_mode)
+    for seed in range(1, 5):
+        size = 5 if tracing_mode == "fake" else 4 + seed
+        x, y = batch(seed, size)
+        assert torch.equal(step(x, y), eager_step(reference, eager, x, y))
+        assert same_state(model, reference)
+
+
+def test_goes_on_with_the_state_that_the_optimizer_has() -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, dampening=0.5)
+    with pytest.raises(ValueError, match="take one step with the optimizer, then capture"):
+        capture_step(model, F.cross_entropy, optimizer, *batch(0))
+    eager_step(model, optimizer, *batch(0))
+    reference = copy.deepcopy(model)
+    eager = torch.optim.SGD(reference.parameters(), lr=0.01, momentum=0.9, dampening=0.5)
+    eager.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    step = capture_step(model, F.cross_entropy, optimizer, *batch(0))
+    for seed in (1, 2):
+        assert torch.equal(step(*batch(seed)), eager_step(reference, eager, *batch(seed)))
+        assert same_state(model, reference)
+
+
+def test_capturing_touches_neither_model_nor_optimizer() -> None:
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    parameters = dict(model.named_parameters())
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    capture_step(model, F.cross_entropy, optimizer, *batch(0))
+    assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
+    assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in parameters.values())
+    assert not optimizer.state
+    assert all(p is q for p, q in zip(optimizer.param_groups[0]["params"], parameters.values(), strict=True))
+
+
+def test_an_error_in_the_loss_leaves_nothing_behind() -> None:
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def broken(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("broken loss")
+
+    with pytest.raises(RuntimeError, match="broken loss"):
+        capture_step(model, broken, optimizer, *batch(0))
+    assert not any(type(p) is FakeTensor for p in model.parameters())
+    assert not optimizer.state
+
+
+def test_parameters_as_inputs() -> None:
+    model = make_model()
+    reference = copy.deepcopy(model)
+    eager = torch.optim.AdamW(reference.parameters())
+    step = capture_step(
+        model, F.cross_entropy, torch.optim.AdamW(model.parameters()), *batch(0), parameters="inputs"
+    )
+    assert not list(step.parameters())
+    parameters = {name: value.clone() for name, value in step.example_parameters.items()}
+    state = {name: value.clone() for name, value in step.example_state.items()}
+    for seed in (1, 2, 3):
+        assert torch.equal(step(parameters, state, *batch(seed)), eager_step(reference, eager, *batch(seed)))
+    after = reference.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in parameters.items())
+    assert same_state(model, make_model()), "the model's own parameters are no inputs of this graph"
+
+
+def test_which_inputs_are_targets() -> None:
+    model = make_model()
+    x, y = batch(0)
+
+    def optimizer() -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.0)
+
+    expected = F.cross_entropy(model(x), y).detach()
+    assert torch.equal(capture_step(model, torch.nn.CrossEntropyLoss(), optimizer(), x, y)(x, y), expected)
+    given = capture_step(model, lambda out, *rest: F.cross_entropy(out, *rest), optimizer(), x, y, targets=1)
+    assert torch.equal(given(x, y), expected)
+    whole = capture_step(model, lambda model, x, y: F.cross_entropy(model(x), y), optimizer(), x, y)
+    assert torch.equal(whole(x, y), expected)
+    assert torch.equal(capture_step(model, lambda out: out.sum(), optimizer(), x)(x), model(x).sum().detach())
+
+
+def test_optimizers_that_decide_by_the_step_counter() -> None:
+    model = make_model()
+    with pytest.raises(ValueError, match=r"RAdam decides by the value of its step counter.*fixed_step=True"):
+        capture_step(model, F.cross_entropy, torch.optim.RAdam(model.parameters()), *batch(0))
+    reference = copy.deepcopy(model)
+    step = capture_step(
+        model, F.cross_entropy, torch.optim.RAdam(model.parameters()), *batch(0), fixed_step=True
+    )
+    eager = torch.optim.RAdam(reference.parameters())
+    assert torch.equal(step(*batch(1)), eager_step(reference, eager, *batch(1)))
+    assert same_state(model, reference)
+    with pytest.raises(ValueError, match="LBFGS evaluates the loss as often as the values demand"):
+        capture_step(model, F.cross_entropy, torch.optim.LBFGS(model.parameters()), *batch(0))
+
+
+def test_wrong_keywords_name_the_right_ones() -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(ValueError, match="'real', 'fake', 'symbolic'"):
+        capture_step(model, F.cross_entropy, optimizer, *batch(0), tracing_mode="fast")
+    with pytest.raises(ValueError, match='must be "attributes" or "inputs"'):
+        capture_step(model, F.cross_entropy, optimizer, *batch(0), parameters="both")
+    with pytest.raises(ValueError, match="parameters that are not the model's"):
+        capture_step(model, F.cross_entropy, torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]), *batch(0))
