@@ -29,6 +29,7 @@ bench: $(READY)  ## side by side with torch's own mode
 	$(BIN)/python -m benchmarks.run $(ARGS)
 	$(BIN)/python -m benchmarks.prop $(if $(findstring --quick,$(ARGS)),--quick)
 	$(BIN)/python -m benchmarks.symbolic $(if $(findstring --quick,$(ARGS)),--quick)
+	$(BIN)/python -m benchmarks.make_fx $(if $(findstring --quick,$(ARGS)),--quick)
 
 conformance: $(READY)  ## the long sweeps: every operator against the real one, models against torch
 	$(BIN)/python -m pytest -q -n 2 -m conformance $(ARGS)

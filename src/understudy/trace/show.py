@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch.fx import GraphModule, Node
 
 from understudy.fake.tensor import FakeTensor
 from understudy.lines import short_path
 from understudy.spec.tensor_spec import SHORT_DTYPE
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ def show(
 
     `limit`: print the first and last of so many nodes. `nested`: the graphs of branches and loops too.
     """
+    from rich.console import Console  # why: only for those who look
+
     console = console or Console(soft_wrap=False)
     for title, module in _graphs(graph_module, nested):
         console.print(_table(title, rows_of(module), limit))
