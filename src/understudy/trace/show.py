@@ -68,6 +68,8 @@ def _graphs(graph_module: GraphModule, nested: bool) -> Iterator[tuple[str, Grap
 
 
 def _table(title: str, rows: list[Row], limit: int | None) -> Table:
+    from rich.table import Table  # why: only for those who look
+
     table = Table(
         title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim"
     )
