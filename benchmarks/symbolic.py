@@ -16,7 +16,9 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import torch
 import transformers
 from rich.console import Console
 from rich.table import Table
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode as TorchFakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 from torch.fx.experimental.symbolic_shapes import ShapeEnv as TorchShapeEnv
@@ -31,10 +34,13 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv as TorchShapeEnv
 import understudy
 from benchmarks.models import BATCH, WORKLOADS, Workload
 from benchmarks.phases import quiet_process
+from benchmarks.symbolic_models import SMALL, moved_into
 
 WARM_TARGET, COLD_TARGET, ARITHMETIC_TARGET, STATIC_TARGET = 8.0, 4.0, 20.0, 1.5
-ARITHMETIC = ("swin", "convnext")
+ARITHMETIC = ("swin", "convnext", *SMALL)
 """Models that compute with sizes: padding to multiples, windows, interpolation."""
+PYTHON_DISPATCHED = ("windows",)
+"""Models that torch's mode runs with the Python dispatcher only. (So it does Swin, in many minutes for a pass.)"""
 
 
 def swin() -> Workload:
@@ -52,7 +58,14 @@ def images(name: str, build: Callable[[], torch.nn.Module]) -> Workload:
     return Workload(name, build, inputs, lambda output, inputs: output.logits.sum())
 
 
-MODELS: dict[str, Callable[[], Workload]] = {**WORKLOADS, "swin": swin, "convnext": convnext}
+def small(name: str) -> Workload:
+    inputs = lambda: {"x": torch.randn(BATCH, 3, 90, 122)}  # noqa: E731  (no multiples of windows and strides)
+    return Workload(name, lambda: SMALL[name]().eval(), inputs, lambda output, inputs: output.sum())
+
+
+MODELS: dict[str, Callable[[], Workload]] = {
+    **WORKLOADS, "swin": swin, "convnext": convnext, **{name: partial(small, name) for name in SMALL}
+}  # fmt: skip
 
 
 @dataclass
@@ -62,9 +75,10 @@ class Run:
     mode: Any
     model: Any
     inputs: dict[str, Any]
+    beside: Callable[[], Any] = nullcontext
 
     def forward(self) -> Any:
-        with self.mode, torch.no_grad():
+        with self.mode, torch.no_grad(), self.beside():
             return self.model(**self.inputs)
 
 
@@ -96,15 +110,19 @@ def ours_symbolic(workload: Workload) -> Run:
 
 def torch_symbolic(workload: Workload) -> Run:
     mode = TorchFakeTensorMode(shape_env=TorchShapeEnv())
-    with mode:
-        model = workload.build()
+    if workload.name in ARITHMETIC:
+        model = moved_into(mode, workload.build())
+    else:
+        with mode:
+            model = workload.build()
     inputs = {}
     for name, real in reals(workload).items():
         kinds = [DimDynamic.DUCK] * real.dim()
         if is_image(real):
             kinds[1] = DimDynamic.STATIC
         inputs[name] = mode.from_tensor(real, symbolic_context=StatelessSymbolicContext(kinds))
-    return Run(mode, model, inputs)
+    beside = enable_python_dispatcher if workload.name in PYTHON_DISPATCHED else nullcontext
+    return Run(mode, model, inputs, beside)
 
 
 def seconds_of(run: Run) -> float:

@@ -9,15 +9,26 @@ import sys
 import understudy
 
 NAMES = """
-    DataDependentOutputException Dim DispatchCacheInfo DynamicOutputShapeException FakeCopyMode FakeTensor
-    FakeTensorConverter FakeTensorDeviceMismatchError FakeTensorMode FakeTensorProp GuardOnDataDependentSymNode KeyPath
-    MetadataMismatchError MixedTensorsError New NoDataError OperatorError PropagationError Same Settings ShapeEnv
-    TensorMetadata TensorSpec UnderstudyError UnsupportedFakeTensorException
-    UnsupportedMutationAliasingException UnsupportedOperatorException Value View bind_symbols
-    compute_unbacked_bindings dims eval_guards extract_tensor_metadata free_symbols free_unbacked_symbols
-    get_plain_tensors guard_or_false guard_or_true has_free_symbols has_free_unbacked_symbols is_fake
-    mark_pure maybe_get_fake_mode rebind_unbacked resolve_unbacked_bindings rule statically_known_false
-    statically_known_true unset_fake_temporarily
+    DataDependentOutputException DecompositionInterpreter Dim DimDynamic DispatchCacheInfo
+    DynamicOutputShapeException FakeCopyMode FakeTensor FakeTensorConverter FakeTensorDeviceMismatchError
+    FakeTensorMode FakeTensorProp GuardOnDataDependentSymNode KeyPath MetaTraceError MetaTracer
+    MetadataMismatchError MixedTensorsError New NoDataError OperatorError PropagationError
+    ProxySymDispatchMode ProxyTorchDispatchMode PythonKeyTracer RelaxedUnspecConstraint Same Settings ShapeEnv
+    ShapeEnvSettings StatefulSymbolicContext StatelessSymbolicContext StrictMinMaxConstraint
+    SubclassSymbolicContext SymbolicContext TensorMetadata TensorSpec UnderstudyError
+    UnsupportedFakeTensorException UnsupportedMutationAliasingException UnsupportedOperatorException Value
+    View bind_symbols capture_step compute_unbacked_bindings constrain_range decompose dims
+    disable_autocast_cache disable_proxy_modes_tracing dispatch_trace eval_guards expect_true
+    extract_tensor_metadata extract_val fake_signature free_symbols free_unbacked_symbols
+    fx_placeholder_targets fx_placeholder_vals get_innermost_proxy_mode get_isolated_graphmodule
+    get_plain_tensors get_proxy_mode get_proxy_slot get_torch_dispatch_modes guard_bool guard_float guard_int
+    guard_or_false guard_or_true guard_scalar guard_size_oblivious guarding_hint_or_throw has_free_symbols
+    has_free_unbacked_symbols has_guarding_hint has_proxy_slot has_static_value is_concrete_bool
+    is_concrete_float is_concrete_int is_fake is_sym_node is_symbolic make_fx manual_meta_overrides mark_pure
+    maybe_disable_fake_tensor_mode maybe_get_fake_mode maybe_handle_decomp optimization_hint py_sym_types
+    rebind_unbacked resolve_unbacked_bindings rule set_meta set_original_aten_op set_proxy_slot show
+    snapshot_fake statically_known_false statically_known_true sym_and sym_eq sym_or symbolic_trace thunkify
+    to_torch track_tensor track_tensor_tree unset_fake_temporarily wrap_key wrapper_and_args_for_make_fx
 """.split()
 
 

@@ -56,6 +56,8 @@ from understudy.shapes.bindings import (
     eval_guards,
     free_symbols,
     free_unbacked_symbols,
+    fx_placeholder_targets,
+    fx_placeholder_vals,
     guard_or_false,
     guard_or_true,
     has_free_symbols,
@@ -98,8 +100,9 @@ from understudy.trace.dispatch_trace import (
     wrap_key,
     wrapper_and_args_for_make_fx,
 )
+from understudy.trace.meta_errors import MetaTraceError
 from understudy.trace.meta_overrides import manual_meta_overrides
-from understudy.trace.meta_tracer import MetaTraceError, MetaTracer, symbolic_trace
+from understudy.trace.meta_tracer import MetaTracer, symbolic_trace
 from understudy.trace.prop import FakeTensorProp
 from understudy.trace.prop_errors import PropagationError
 from understudy.trace.recorder import ProxyTorchDispatchMode
@@ -184,6 +187,8 @@ __all__ = [
     "fake_signature",
     "free_symbols",
     "free_unbacked_symbols",
+    "fx_placeholder_targets",
+    "fx_placeholder_vals",
     "get_innermost_proxy_mode",
     "get_isolated_graphmodule",
     "get_plain_tensors",

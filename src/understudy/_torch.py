@@ -73,6 +73,15 @@ def storage_id(tensor: Tensor) -> int:
     return native_storage(tensor)._cdata
 
 
+def returns_nothing(op: Any) -> bool:
+    return not op._schema.returns
+
+
+def has_out_arguments(op: Any) -> bool:
+    """Whether results are written to tensors that are given, which are resized to fit."""
+    return any(argument.is_out for argument in op._schema.arguments)
+
+
 def bytes_of(tensor: Tensor) -> bytes:
     """What is in the storage of a real CPU tensor."""
     storage = tensor.untyped_storage()
@@ -233,6 +242,8 @@ PLACES: dict[str, tuple[Any, str]] = {
     "initial linear layer": (torch.nn.Linear, "reset_parameters"),
     "initial convolution": (torch.nn.modules.conv._ConvNd, "reset_parameters"),
     "unpacking a sequence": (torch._VF, "_pad_packed_sequence"),
+    "making a parameter": (torch.nn.Parameter, "__new__"),
+    **{f"random state: {name}": (torch, name) for name in ("get_rng_state", "set_rng_state", "manual_seed")},
     **{name: (torch._VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
     **{name: (torch._C._nn, name) for name in dir(torch._C._nn) if name.lstrip("_").startswith("upsample_")},
 }
@@ -303,21 +314,36 @@ def recording_of(op: Any) -> Callable[..., Any] | None:
     return op.python_key_table.get(torch_recorder_class())
 
 
+_answered: dict[int, tuple[int, dict[str, Any]]] = {}
+"""By the identity of a module's names: how many handlers of it run, in all threads, and what it had before."""
+
+
 @contextmanager
-def answered_by(handler: Any, answers: dict[str, Callable[..., Any]]) -> Iterator[None]:
-    """While it runs, what the handler's module took from torch's tracing module by these names is ours."""
+def answered_by(handler: Any, answers: dict[str, Callable[[Any], Any]]) -> Iterator[None]:
+    """While it runs, what the handler's module took from torch's tracing module by these names is replaced.
+
+    `answers`: name → function from torch's own object to the one in its place, which other threads meet as well.
+    """
     import torch.fx.experimental.proxy_tensor as tracing  # why: only to find the names that were taken from it
 
     while hasattr(handler, "__wrapped__") or hasattr(handler, "__func__"):
         handler = getattr(handler, "__func__", None) or handler.__wrapped__
     names = getattr(handler, "__globals__", {})
-    taken = [name for name in answers if names.get(name, _MISSING) is getattr(tracing, name)]
-    originals = {name: names[name] for name in taken}
-    names.update({name: answers[name] for name in taken})
+    with _tracer_lock:
+        count, originals = _answered.get(id(names), (0, {}))
+        if count == 0:
+            originals = {name: names[name] for name in answers if names.get(name) is getattr(tracing, name)}
+            names.update({name: answers[name](original) for name, original in originals.items()})
+        _answered[id(names)] = count + 1, originals
     try:
         yield
     finally:
-        names.update(originals)
+        with _tracer_lock:
+            count, originals = _answered.pop(id(names))
+            if count > 1:
+                _answered[id(names)] = count - 1, originals
+            else:
+                names.update(originals)
 
 
 def indexing_by_tensors() -> Any:
@@ -325,6 +351,50 @@ def indexing_by_tensors() -> Any:
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex  # why: slow to load
 
     return TransformGetItemToIndex()
+
+
+SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
+"""What an `autograd.Function` is at one level of torch.func."""
+unwrap_for_grad = torch._C._functorch._unwrap_for_grad
+wrap_for_grad = torch._C._functorch._wrap_for_grad
+with_batch_dimension = torch._C._functorch._add_batch_dim
+
+
+def single_level_functions() -> Any:
+    """A context in which such functions may be applied."""
+    from torch._functorch.autograd_function import enable_single_level_autograd_function  # why: seldom needed
+
+    return enable_single_level_autograd_function()
+
+
+def transform_without_rule(op: Any) -> tuple[Any, str]:
+    """The innermost transform of torch.func, and its kind, if the higher-order operator has no rule for it."""
+    from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter  # why: seldom needed
+
+    interpreter = retrieve_current_functorch_interpreter()
+    has_rule = interpreter.key() in op.functorch_table and (op.name(), interpreter.key().name) not in INCOMPLETE
+    return (None, "") if has_rule else (interpreter, interpreter.key().name)
+
+
+INCOMPLETE = frozenset({("scan", "Vmap"), ("cond", "Vmap")})
+"""Rules of torch that do not hold for all operands: of a carry that only becomes a batch in the first step; of branches
+with several results that a batch of predicates chooses from."""
+
+
+def has_transforms() -> bool:
+    return _transform() is not None
+
+
+TRANSFORMS = DispatchKey.FuncTorchDynamicLayerFrontMode
+"""The key on which calls go to the innermost transform."""
+
+
+def batched_at(value: Any, dim: int) -> tuple[Any, bool]:
+    """What is inside of a batched tensor, its batch at this dimension, and whether it is one."""
+    if not isinstance(value, Tensor) or not torch._C._functorch.is_batchedtensor(value):
+        return value, False
+    inner = torch._C._functorch.get_unwrapped(value)
+    return inner.movedim(torch._C._functorch.maybe_get_bdim(value), dim), True
 
 
 def backward_of(function: Callable[..., Any], operands: tuple[Any, ...]) -> Callable[..., Any]:
@@ -336,6 +406,19 @@ def backward_of(function: Callable[..., Any], operands: tuple[Any, ...]) -> Call
 
 def below_autograd() -> Any:
     return torch._C._AutoDispatchBelowAutograd()
+
+
+def with_autograd() -> Any:
+    """Autograd in calls of this thread again, where a rule of its own has left it out."""
+    include, exclude = dispatch_keys_of_thread()
+    return torch._C._ForceDispatchKeyGuard(include, exclude - _AUTOGRAD_KEYS)
+
+
+_AUTOGRAD_KEYS = (
+    DispatchKeySet(DispatchKey.AutogradFunctionality)
+    | DispatchKeySet(DispatchKey.AutogradOther)
+    | DispatchKeySet(DispatchKey.AutogradNestedTensor)
+)
 
 
 def dispatch_keys_of_thread() -> tuple[Any, Any]:
@@ -371,9 +454,8 @@ def _patch() -> None:
     """For as long as any fake mode is active anywhere."""
     for key, patch in _patches.items():
         place, name = PLACES[key]
-        original = getattr(place, name)
-        _originals.append((place, name, original if name in vars(place) else _MISSING))
-        setattr(place, name, patch(original))
+        _originals.append((place, name, vars(place).get(name, _MISSING)))  # as it stands there: static or not
+        setattr(place, name, patch(getattr(place, name)))
 
 
 def _unpatch() -> None:
@@ -439,7 +521,7 @@ def goes_unnoticed(mode: Any) -> bool:
         _count_dispatch_modes() == (_dispatch_mode(FAKE) is mode)
         and _count_function_modes() == 0
         and _transform() is None
-        and not (_is_inference() or _is_profiled() or _is_traced() or is_recorded_above_autograd())
+        and not (_is_inference() or _is_profiled() or _is_traced() or _is_included(_PRE_DISPATCH))
         and _forward_ad._current_level < 0
     )
 
@@ -451,6 +533,8 @@ _transform = torch._C._functorch.peek_interpreter_stack
 _is_inference = torch.is_inference_mode_enabled
 _is_profiled = torch._C._autograd._profiler_enabled
 _is_traced = torch._C._is_tracing
+_is_included = torch._C._dispatch_tls_is_dispatch_key_included
+count_dispatch_modes: Callable[[], int] = _count_dispatch_modes
 count_writes: Callable[[Any], None] = torch._C._increment_version
 
 
@@ -701,7 +785,8 @@ def kernel_libraries(key: str) -> tuple[Any, Any]:
 
 SPARE_WRAPPER = "TESTING_ONLY_GenericWrapper"
 """A dispatch key above all others that matter, which torch keeps for tensors of its own tests."""
-SYMBOLIC_KEYS = DispatchKeySet(torch._C._parse_dispatch_key(SPARE_WRAPPER))
+_spare_wrapper: Any = torch._C._parse_dispatch_key(SPARE_WRAPPER)
+SYMBOLIC_KEYS = DispatchKeySet(_spare_wrapper)
 
 
 def below_symbolic() -> Any:
@@ -722,14 +807,15 @@ _SPARE = (SYMBOLIC_KEYS.highestPriorityTypeId(), DispatchKey.AutocastIPU)
 def composites_are_special() -> bool:
     """Whether a composite operator, called just now, is more than the operators that it is made of.
 
-    It is heard of itself where autograd is left out (below other operators, and in inference mode), by transforms and
-    by modes for functions, and autocast has a say.
+    It is heard of itself where autograd is left out (below other operators, and in inference mode), by transforms, by
+    modes for functions and by recorders above autograd; and autocast has a say.
     """
     return (
         _excluded_keys().raw_repr() & _TELLING_KEYS != _SILENT_KEYS
         or _count_function_modes() != 0
         or _transform() is not None
         or _is_traced()
+        or _is_included(_PRE_DISPATCH)
     )
 
 
@@ -1008,6 +1094,11 @@ def python_behind(function: Any) -> Callable[..., Any]:
 def place_of_vmap() -> tuple[Any, str]:
     """Where every function that `torch.vmap` made goes through: (module, name)."""
     return torch._functorch.apis, "vmap_impl"
+
+
+def place_of_differentiation() -> tuple[Any, str]:
+    """Where each input of a function that `torch.func` differentiates goes through: (module, name)."""
+    return torch._functorch.eager_transforms, "_wrap_tensor_for_grad"
 
 
 def vmap_inputs(in_dims: Any, args: tuple[Any, ...], func: Any) -> tuple[list[int | None], list[Any], Any]:

@@ -13,7 +13,7 @@
     ├── UnsupportedOperatorException (RuntimeError)   no way to know what the operator returns
     ├── UnsupportedFakeTensorException (RuntimeError) a tensor that can't be stood in for
     ├── UnsupportedMutationAliasingException (RuntimeError)
-    ├── MixedTensorsError (RuntimeError)          a real tensor, or a fake of another mode, among fakes
+    ├── MixedTensorsError (RuntimeError, AssertionError)  a real tensor, or a fake of another mode, among fakes
     ├── MetadataMismatchError (RuntimeError)      a cross-check found two different answers
     └── NoDataError (RuntimeError)                data pointer, numpy array, … of a tensor without data
 
@@ -138,8 +138,11 @@ class UnsupportedMutationAliasingException(UnderstudyError, RuntimeError):
     """An operator that writes or aliases in a way that can't be followed."""
 
 
-class MixedTensorsError(UnderstudyError, RuntimeError):
-    """A real tensor, or a fake of another mode, where fakes of this mode were expected."""
+class MixedTensorsError(UnderstudyError, RuntimeError, AssertionError):
+    """A real tensor, or a fake of another mode, where fakes of this mode were expected.
+
+    An `AssertionError` too, because that is what torch's mode raises.
+    """
 
 
 class MetadataMismatchError(UnderstudyError, RuntimeError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from understudy import (
     FakeTensorConverter,
     FakeTensorMode,
     MixedTensorsError,
+    ShapeEnv,
     UnsupportedFakeTensorException,
+    dims,
 )
 
 
@@ -105,10 +108,93 @@ def test_a_fake_of_the_mode_is_itself(mode: FakeTensorMode) -> None:
     assert mode.from_tensor(fake) is fake
 
 
-def test_a_fake_of_another_mode_is_refused(mode: FakeTensorMode) -> None:
-    fake = FakeTensorMode().from_tensor(torch.randn(3))
-    with pytest.raises(MixedTensorsError, match="another FakeTensorMode"):
-        mode.from_tensor(fake)
+def test_a_fake_of_another_mode_is_converted_like_a_real_tensor(mode: FakeTensorMode) -> None:
+    other = FakeTensorMode()
+    real = torch.randn(4, 6, requires_grad=True)
+    theirs = other.from_tensor(real)
+    ours, row = mode.from_tensor(theirs), mode.from_tensor(theirs.detach().t()[1:])
+    assert ours is not theirs and ours is mode.from_tensor(theirs)
+    assert (ours.fake_mode, theirs.fake_mode) == (mode, other)
+    assert (ours.shape, ours.stride(), ours.requires_grad) == ((4, 6), (6, 1), True)
+    assert (row.shape, row.stride(), row.storage_offset()) == ((5, 4), (1, 6), 1)
+    assert row.untyped_storage()._cdata == ours.untyped_storage()._cdata
+
+
+def test_a_fake_of_another_mode_keeps_its_symbols_if_the_environment_is_the_same() -> None:
+    env = ShapeEnv()
+    first, second = FakeTensorMode(shape_env=env), FakeTensorMode(shape_env=env)
+    theirs = first.from_tensor(torch.randn(10), source="x", symbolic_context=dims("n"))
+    ours = second.from_tensor(theirs)
+    assert ours.fake_mode is second and ours.spec is theirs.spec
+    with pytest.raises(MixedTensorsError, match="sizes of another ShapeEnv"):
+        FakeTensorMode(shape_env=ShapeEnv()).from_tensor(theirs)
+    with pytest.raises(MixedTensorsError, match="sizes of another ShapeEnv"):
+        FakeTensorMode().from_tensor(theirs)
+
+
+def test_the_same_meta_tensor_gives_the_same_fake_on_a_device(mode: FakeTensorMode) -> None:
+    meta = torch.empty(2, 3, device="meta")
+    converter = mode.fake_tensor_converter
+    fake = converter.from_meta_and_device(mode, meta, "cuda")
+    assert fake.device == torch.device("cuda", 0) and converter.from_meta_and_device(mode, meta, "cuda:0") is fake
+    assert converter.from_meta_and_device(mode, meta, "cpu") is not fake
+    assert mode.from_tensor(meta).device.type == "meta"
+    made = FakeTensor(mode, meta, "cuda", requires_grad=True)
+    assert made is not fake and made.requires_grad and made.spec is fake.spec
+
+
+# --- views ----------------------------------------------------------------------------------------------------
+
+
+def leaf_view() -> torch.Tensor:
+    view = torch.randn(8).view(2, 4)
+    view.requires_grad_()
+    return view
+
+
+def view_without_grad() -> torch.Tensor:
+    with torch.no_grad():
+        return torch.randn(4, 2, requires_grad=True).t()
+
+
+VIEWS: dict[str, Callable[[], torch.Tensor]] = {
+    "plain": lambda: torch.randn(8).view(2, 4),
+    "part": lambda: torch.randn(5, 6)[1:, ::2],
+    "expanded": lambda: torch.randn(4, 1).expand(4, 5),
+    "diagonal": lambda: torch.randn(4, 4).diagonal(),
+    "windows": lambda: torch.randn(10).unfold(0, 3, 2),
+    "of a leaf": lambda: torch.randn(4, 4, requires_grad=True).t()[1:],
+    "of a result": lambda: torch.randn(4, requires_grad=True).neg()[:],
+    "that is a leaf": leaf_view,
+    "of a view that is a leaf": lambda: leaf_view().view(2, 2, 2),
+    "without gradient": view_without_grad,
+    "conjugate": lambda: torch.randn(4, dtype=torch.complex64).conj(),
+    "real part": lambda: torch.randn(4, dtype=torch.complex64, requires_grad=True).real,
+    "negative": lambda: torch.randn(4, dtype=torch.complex64).conj().imag,
+    "as complex": lambda: torch.view_as_complex(torch.randn(4, 2)),
+}
+
+
+@pytest.mark.parametrize("make", VIEWS.values(), ids=VIEWS)
+def test_a_view_is_a_view_of_the_fake_of_its_base(mode: FakeTensorMode, make: Callable[[], Any]) -> None:
+    real = make()
+    fake = mode.from_tensor(real)
+    assert_same_metadata(fake, real)
+    assert real._is_view() and fake._is_view()
+    assert (fake.requires_grad, fake.is_leaf) == (real.requires_grad, real.is_leaf)
+    base = mode.from_tensor(real._base)
+    assert fake._base is base and base.untyped_storage()._cdata == fake.untyped_storage()._cdata
+    before = base._version
+    with torch.no_grad(), mode:
+        fake.copy_(torch.empty_like(fake)) if 0 not in fake.stride() else base.zero_()
+    assert fake._version == base._version == before + 1
+
+
+def test_gradients_go_through_a_view(mode: FakeTensorMode) -> None:
+    leaf = torch.randn(4, 6, requires_grad=True)
+    fake, view = mode.from_tensor(leaf), mode.from_tensor(leaf.t()[1:])
+    view.sum().backward()
+    assert fake.grad is not None and fake.grad.shape == (4, 6)
 
 
 # --- memory ---------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.fake.sides import assert_like_eager
-from understudy import FakeTensor, FakeTensorDeviceMismatchError, FakeTensorMode
+from understudy import FakeTensor, FakeTensorDeviceMismatchError, FakeTensorMode, ShapeEnv, dims
 
 NAMES = ["cpu", "cuda", "cuda:0", "cuda:3", "xpu", "xpu:1", "mps", "hpu:1", "meta", "mtia:0", "ipu:2"]
 each_name = pytest.mark.parametrize("name", NAMES)
@@ -212,6 +212,44 @@ def test_indices_may_be_on_the_cpu() -> None:
         assert x[torch.tensor([True, False, True, False])].shape == (2, 3)
         with pytest.raises(RuntimeError):
             torch.randn(4)[torch.tensor([0], device="cuda")]
+
+
+def test_indices_to_write_by_may_be_anywhere() -> None:
+    """Eager moves them to the tensor; values it does not move."""
+    put = torch.ops.aten.index_put
+    with FakeTensorMode():
+        x, index = torch.randn(4, 3), torch.tensor([2], device="cuda")
+        assert put(x, [index], torch.zeros(3)).device == x.device
+        assert put(x.cuda(), [index.cpu()], torch.zeros(3, device="cuda")).device == torch.device("cuda", 0)
+        with pytest.raises(FakeTensorDeviceMismatchError):
+            put(x, [index], torch.zeros(3, device="cuda"))
+
+
+SCATTERS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "slice": lambda x, part: torch.slice_scatter(x, part[:2], start=1),
+    "select": lambda x, part: torch.select_scatter(x, part[0], 0, 1),
+    "diagonal": lambda x, part: torch.diagonal_scatter(x, part[0]),
+    "strided": lambda x, part: torch.as_strided_scatter(x, part[0], (3,), (3,), 0),
+}
+
+
+@pytest.mark.parametrize("scatter", SCATTERS.values(), ids=SCATTERS)
+def test_parts_are_copied_into_a_copy_across_devices(scatter: Callable[..., torch.Tensor]) -> None:
+    with FakeTensorMode():
+        x, y = torch.randn(3, 3), torch.randn(3, 3, device="cuda")
+        assert scatter(x, y).device == x.device and scatter(y, x).device == y.device
+
+
+@each_name
+def test_sizes_may_be_symbols_on_any_device(name: str) -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    x = mode.from_tensor(torch.randn(4, 6), source="x", symbolic_context=dims("batch", "seq"))
+    with mode:
+        moved = x.to(name)
+        assert str((moved.t() @ moved).spec) == f"f32[seq, seq]@{meant(name)}"
+        made = torch.zeros(x.shape[0], 3, device=name).requires_grad_()
+        (made * 2).sum().backward()
+        assert str(made.grad.spec) == f"f32[batch, 3]@{meant(name)}"  # type: ignore[union-attr]
 
 
 # --- defaults ----------------------------------------------------------------------------------------------------------

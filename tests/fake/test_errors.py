@@ -83,7 +83,8 @@ def test_devices_that_do_not_go_together() -> None:
         return torch.empty(2, device="cuda") + torch.empty(2)
 
     assert text_of(call) == [
-        "aten.add.Tensor: self is on cuda:0, but other is on cpu",
+        "Expected all tensors to be on the same device, but found two devices in aten.add.Tensor: self is on cuda:0, "
+        "but other is on cpu",
         "  called:  aten.add.Tensor(f32[2]@cuda:0, f32[2]@cpu)",
         f"  at:      {here(call)}",
         "  to do:   move one of them with .to(device)",
@@ -177,11 +178,11 @@ def test_a_real_tensor_among_fakes_is_named() -> None:
         "aten.add.Tensor: argument 'other' is a real tensor (f32[3]@cpu), where stand-ins are expected",
         "  called:  aten.add.Tensor(f32[3]@cpu, real f32[3]@cpu)",
         f"  at:      {here(call)}",
-        "  to do:   convert it with mode.from_tensor(...), make it inside the mode, or let the mode convert: "
-        "FakeTensorMode(allow_non_fake_inputs=True)",
+        "  to do:   Please convert all Tensors of this call with mode.from_tensor(...), make them inside the mode, or "
+        "let the mode convert: FakeTensorMode(allow_non_fake_inputs=True)",
     ]
     error = refused(call, MixedTensorsError)
-    assert isinstance(error, RuntimeError) and error.func is aten.add.Tensor
+    assert isinstance(error, RuntimeError) and isinstance(error, AssertionError) and error.func is aten.add.Tensor
 
 
 def test_a_real_parameter_is_called_one() -> None:
@@ -228,7 +229,7 @@ def test_fakes_of_another_mode_are_refused() -> None:
         "aten.add.Tensor: argument 'other' is a stand-in of another FakeTensorMode",
         "  called:  aten.add.Tensor(f32[3]@cpu, f32[3]@cpu)",
         f"  at:      {here(call)}",
-        "  to do:   use one mode for all of them",
+        "  to do:   Mixing fake modes gives no result: use one for all of them, or convert with mode.from_tensor(...)",
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
@@ -40,6 +42,26 @@ def test_wrapper_subclasses(mode: FakeTensorMode) -> None:
     assert is_fake(nested) and maybe_get_fake_mode(nested) is mode
     real = TwoTensor(torch.ones(2), torch.ones(2))
     assert not is_fake(real) and maybe_get_fake_mode(real) is None
+
+
+class WithPlan(TwoTensor):
+    """A wrapper that names something else beside its tensors, as a `DTensor` does its mesh."""
+
+    def __tensor_flatten__(self) -> Any:
+        self.plan = getattr(self, "plan", "row by row")
+        return ["a", "b", "plan"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        made = WithPlan(inner["a"], inner["b"])
+        made.plan = inner["plan"]
+        return made
+
+
+def test_wrappers_that_hold_more_than_tensors(mode: FakeTensorMode) -> None:
+    assert is_fake(WithPlan(fake(mode), fake(mode))) and not is_fake(WithPlan(torch.ones(2), torch.ones(2)))
+    converted: Any = mode.from_tensor(WithPlan(torch.ones(2), torch.ones(2)))
+    assert is_fake(converted) and converted.plan == "row by row"
 
 
 def test_half_fake_is_an_error(mode: FakeTensorMode) -> None:

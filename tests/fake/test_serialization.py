@@ -256,3 +256,10 @@ def test_errors_while_loading_leave_nothing_behind(mode: FakeTensorMode) -> None
         with pytest.raises(KeyError):
             torch.load(checkpoint_of("cuda"), map_location=refuse)
         assert torch.load(checkpoint_of("cuda"))["w"].is_cuda
+
+
+def test_a_tensor_on_a_storage_that_was_read_from_a_buffer() -> None:
+    with FakeTensorMode():
+        storage = torch.UntypedStorage.from_buffer(b"12345678", dtype=torch.uint8)
+        x = torch.ByteTensor(storage)
+        assert type(x) is FakeTensor and x.shape == (8,) and x.device == torch.device("cpu")

@@ -147,16 +147,16 @@ def test_memos_are_separate() -> None:
 # --- printing -----------------------------------------------------------------------------------------------------
 
 PRINTED: dict[str, tuple[Callable[[], Any], str]] = {
-    "plain": (lambda: torch.empty(2, 3), "FakeTensor((2, 3), dtype=float32)"),
-    "scalar": (lambda: torch.tensor(3), "FakeTensor((), dtype=int64)"),
+    "plain": (lambda: torch.empty(2, 3), "FakeTensor((2, 3), dtype=float32, device='cpu')"),
+    "scalar": (lambda: torch.tensor(3), "FakeTensor((), dtype=int64, device='cpu')"),
     "cuda": (lambda: torch.empty(2, device="cuda"), "FakeTensor((2,), dtype=float32, device='cuda:0')"),
-    "strides": (lambda: torch.empty(2, 3).t(), "FakeTensor((3, 2), dtype=float32, stride=(1, 3))"),
-    "grad": (lambda: torch.empty(2, requires_grad=True), "FakeTensor((2,), dtype=float32, requires_grad=True)"),
+    "strides": (lambda: torch.empty(2, 3).t(), "FakeTensor((3, 2), dtype=float32, device='cpu', stride=(1, 3))"),
+    "grad": (lambda: torch.empty(2, requires_grad=True), "FakeTensor((2,), dtype=float32, device='cpu', requires_grad=True)"),
     "result": (
         lambda: torch.empty(2, requires_grad=True) * 2,
-        "FakeTensor((2,), dtype=float32, grad_fn=<MulBackward0>)",
+        "FakeTensor((2,), dtype=float32, device='cpu', grad_fn=<MulBackward0>)",
     ),
-    "parameter": (lambda: nn.Parameter(torch.empty(2)), "FakeParameter((2,), dtype=float32, requires_grad=True)"),
+    "parameter": (lambda: nn.Parameter(torch.empty(2)), "FakeParameter((2,), dtype=float32, device='cpu', requires_grad=True)"),
 }
 
 
@@ -184,7 +184,7 @@ def test_modules_print() -> None:
 def test_formatting() -> None:
     assert f"{torch.tensor(3.14159):.2f}" == "3.14"
     assert f"{torch.tensor(7):>4d}" == "   7"
-    assert f"{torch.empty(())}" == "FakeTensor((), dtype=float32)"
+    assert f"{torch.empty(())}" == "FakeTensor((), dtype=float32, device='cpu')"
     with pytest.raises(RuntimeError, match="no data"):
         f"{torch.empty(()):.2f}"
     with pytest.raises(TypeError):
@@ -282,6 +282,9 @@ def test_swap_tensors() -> None:
 def test_types() -> None:
     x = torch.empty(2)
     assert x.type() == "torch.FloatTensor"
+    assert [x.to(device).half().type() for device in ("cuda", "xpu:1", "meta")] == [
+        "torch.cuda.HalfTensor", "torch.xpu.HalfTensor", "torch.meta.HalfTensor",
+    ]  # fmt: skip
     assert x.double().dtype is torch.float64
     assert x.type(torch.int32).dtype is torch.int32
     assert x.element_size() == 4 and x.nbytes == 8 and x.numel() == 2 and x.dim() == 1

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from tests.oracle.cases import Case, duplicate, seed
@@ -39,6 +42,7 @@ OUTCOMES = {
 FAILURES = ("mismatch", "unsound", "error")
 OTHER_SIZES = 2
 BROKEN_SIZES = 4
+ASKERS_SHOWN = 3
 
 Sizes = Mapping[Any, int]
 
@@ -49,17 +53,53 @@ class Examined:
 
     verdict: Verdict
     guards: list[str] = field(default_factory=list)
-    needless: list[str] = field(default_factory=list)
+    trials: int = 0
+    "How often a size that breaks one guard was tried."
+    needless: list[tuple[str, str]] = field(default_factory=list)
+    "Guards that kept away sizes at which the real operator gives the recorded answer, and who asked for them."
+    other_paths: int = 0
+    "How often it gave that answer by other operators than at the example's sizes: a recorded graph would be another."
     unmet: list[str] = field(default_factory=list)
     "What the real operator refused at sizes that the guards admit: often about values, which may be the sample's."
     tried: int = 0
+
+
+class WatchedEnv(ShapeEnv):
+    """An environment that knows which line of the library, or of torch, asked for each of its guards."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.askers: dict[int, str] = {}
+
+    def _assume(self, condition: Any, is_specialisation: bool = False) -> None:
+        before = len(self.guards)
+        super()._assume(condition, is_specialisation)
+        if len(self.guards) > before:
+            self.askers[len(self.guards) - 1] = asker(sys._getframe(1))
+
+    def asker_of(self, guard: Any) -> str:
+        return self.askers[next(i for i, other in enumerate(self.guards) if other is guard)]
+
+
+def asker(frame: Any) -> str:
+    """The innermost lines outside of the arithmetic of sizes: `rules/views.py:31 view < infer/sources.py:40 by_rule`."""
+    lines: list[str] = []
+    while frame is not None and len(lines) < ASKERS_SHOWN:
+        file = frame.f_code.co_filename.replace("\\", "/")
+        if "/tests/oracle/" in file:
+            break
+        if "/understudy/shapes/" not in file:
+            short = re.sub(r".*/(understudy|site-packages)/", "", file)
+            lines.append(f"{short}:{frame.f_lineno} {frame.f_code.co_name}")
+        frame = frame.f_back
+    return " < ".join(lines) or "C++ of the operator"
 
 
 class SymbolicRun:
     """A case run once with symbolic sizes."""
 
     def __init__(self, case: Case, duck_shape: bool) -> None:
-        self.env = ShapeEnv(duck_shape=duck_shape)
+        self.env = WatchedEnv(duck_shape=duck_shape)
         self.mode = FakeTensorMode(shape_env=self.env)
         self.case = case
         self.inputs: list[tuple[Any, Any]] = []
@@ -101,6 +141,22 @@ class SymbolicRun:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return described(called(self.case, args, kwargs))
+
+    def real_operators(self, sizes: Sizes) -> list[str]:
+        """The names of the operators that a real run at these sizes is made of."""
+        with Listener() as listener:
+            self.real_result(sizes)
+        return listener.heard
+
+
+class Listener(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.heard.append(func.name())
+        return func(*args, **(kwargs or {}))
 
 
 def called(case: Case, args: Any, kwargs: Any) -> Any:
@@ -275,12 +331,15 @@ def _try_admitted(run: SymbolicRun, sizes: Sizes, examined: Examined) -> None:
 
 
 def _try_broken(run: SymbolicRun, sizes: Sizes, guard: Any, examined: Examined) -> None:
+    examined.trials += 1
     try:
         needless = run.real_result(sizes) == at(run.result, sizes)
     except Exception:  # as it should: the guard keeps such sizes away
         return
-    if needless:
-        examined.needless.append(str(guard))
+    if needless and run.real_operators(sizes) != run.real_operators(run.env.hints):
+        examined.other_paths += 1
+    elif needless:
+        examined.needless.append((guard.text, run.env.asker_of(guard)))
 
 
 def _shown(run: SymbolicRun, sizes: Sizes) -> str:

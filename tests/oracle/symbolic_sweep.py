@@ -18,7 +18,7 @@ from typing import Any
 from tests.oracle import sweep as static_sweep
 
 CAUSES_KEPT = 4
-NEEDLESS_KEPT = 4
+EXAMPLES_KEPT = 3
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def sweep_op(name: str, plan: Plan) -> dict[str, Any]:
     from tests.oracle.cases import OPS, Limits, cases_of, dtypes_of
 
     limits = {variant: plan.samples if variant in plan.variants else 0 for variant in static_variants()}
-    cell: dict[str, Any] = {"counts": {}, "failures": [], "guards": 0, "needless": {}, "unmet": {}}
+    cell: dict[str, Any] = {"counts": {}, "failures": [], "guards": 0, "trials": 0, "other paths": 0, "needless": {}, "unmet": {}}
     started = time.perf_counter()
     op = OPS[name]
     for dtype in dtypes_of(op, plan.dtypes):
@@ -81,8 +81,13 @@ def _record(case: Any, duck_shape: bool, cell: dict[str, Any]) -> None:
     verdict = examined.verdict
     cell["counts"][verdict.outcome] = cell["counts"].get(verdict.outcome, 0) + 1
     cell["guards"] += len(examined.guards)
-    for guard in examined.needless[:NEEDLESS_KEPT]:
-        cell["needless"][guard] = cell["needless"].get(guard, 0) + 1
+    cell["trials"] += examined.trials
+    cell["other paths"] += examined.other_paths
+    for guard, asker in examined.needless:
+        found = cell["needless"].setdefault(asker, {"count": 0, "guards": []})
+        found["count"] += 1
+        if guard not in found["guards"] and len(found["guards"]) < EXAMPLES_KEPT:
+            found["guards"].append(guard)
     for text in examined.unmet:
         cell["unmet"][text] = cell["unmet"].get(text, 0) + 1
     known = next((f for f in cell["failures"] if (f["outcome"], f["cause"]) == (verdict.outcome, verdict.cause)), None)
@@ -104,14 +109,28 @@ def cell_of(result: dict[str, Any]) -> dict[str, Any]:
 def totals(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     samples: Counter[str] = Counter()
     operators: Counter[str] = Counter()
-    guards = needless = 0
+    numbers: Counter[str] = Counter()
     for result in results:
         cell = cell_of(result)
         samples.update(cell["counts"])
         operators.update(cell["counts"].keys())
-        guards += cell.get("guards", 0)
-        needless += sum(cell.get("needless", {}).values())
-    return {"samples": dict(samples), "operators": dict(operators), "guards": guards, "needless guards": needless}
+        numbers.update({kind: cell.get(kind, 0) for kind in ("guards", "trials", "other paths")})
+        numbers["needless"] += sum(found["count"] for found in cell.get("needless", {}).values())
+    return {"samples": dict(samples), "operators": dict(operators), **numbers}
+
+
+def needless_by_asker(results: Sequence[dict[str, Any]]) -> list[tuple[int, str, str]]:
+    """(how often, who asked, by which operators and for what) for the guards that were needless, the most frequent first."""
+    counts: Counter[str] = Counter()
+    examples: dict[str, dict[str, str]] = {}
+    for result in results:
+        for asker, found in cell_of(result).get("needless", {}).items():
+            counts[asker] += found["count"]
+            examples.setdefault(asker, {})[str(result["op"])] = found["guards"][0]
+    return [
+        (count, asker, ", ".join(f"{op} ({guard})" for op, guard in list(examples[asker].items())[:EXAMPLES_KEPT]))
+        for asker, count in counts.most_common()
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -138,7 +157,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for outcome in (*OUTCOMES, "crash", "unusable"):
         counts = summary["samples"].get(outcome, 0), summary["operators"].get(outcome, 0)
         print(f"{outcome:15s} {counts[0]:6d} samples of {counts[1]:4d} operators   {OUTCOMES.get(outcome, '')}")
-    print(f"{summary['guards']} guards; {summary['needless guards']} times a broken guard was found needless")
+    if options.show == "all":
+        for count, asker, examples in needless_by_asker(results):
+            print(f"needless × {count}: {asker}\n    {examples}")
+    needless, other_paths = (f"{summary[kind]} times" for kind in ("needless", "other paths"))
+    print(f"{summary['guards']} guards; {summary['trials']} times a size was tried that breaks one of them.")
+    print(f"The answer was the recorded one all the same {needless}; {other_paths} more, by way of other operators.")
     return int(any(summary["samples"].get(outcome) for outcome in (*FAILURES, "crash")))
 
 
@@ -162,9 +186,8 @@ def _show(result: dict[str, Any], what: str) -> None:
             print(f"{result['op']} {failure.get('where', '')} × {failure['count']}: {failure['outcome']} {failure['cause']}")
             print(f"    inputs: {failure.get('inputs')}\n    {failure.get('detail')}")
     if what == "all":
-        for kind in ("needless", "unmet"):
-            for text, count in cell.get(kind, {}).items():
-                print(f"{result['op']} {kind} × {count}: {text}")
+        for text, count in cell.get("unmet", {}).items():
+            print(f"{result['op']} unmet × {count}: {text}")
 
 
 if __name__ == "__main__":

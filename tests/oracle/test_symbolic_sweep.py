@@ -17,13 +17,10 @@ CHUNKS = 12
 SHORT = Plan(dtypes=("float32",), samples=1, duck_shapes=(False,))
 FULL = Plan(samples=None, other_dtypes=4, variants=("function", "backward"))
 
-GAPS: dict[str, str] = {
-    "tensor_split": "with a tensor of indices, C++ reads its values and its size past the dispatcher",
-}
+GAPS: dict[str, str] = {}
 
 GAPS_OF_FULL: dict[str, str] = {
     **GAPS,
-    "cov": "with weights, C++ reads the number of elements past the dispatcher",
     "ormqr": "the strides of the gradient are not those of a real run with plain sizes either",
 }
 

@@ -35,6 +35,13 @@ any_int = algebra.symbol("n", None)
         ((seq - 1) // 2 + 1, "(seq + 1)//2"),
         (-((-seq) // 8), "(seq + 7)//8"),
         (((seq + 1) // 2 + 1) // 2, "(seq + 3)//4"),
+        (seq - seq % 8, "8*(seq//8)"),
+        (batch * seq - batch * (seq % 8), "8*batch*(seq//8)"),
+        (seq + (8 - seq % 8) % 8, "8*((seq + 7)//8)"),
+        (seq // 4 + (7 - seq // 4 % 7) % 7, "7*((seq + 24)//28)"),
+        (seq - seq // 2, "(seq + 1)//2"),
+        (seq // 4 - seq // 8, "(seq + 4)//8"),
+        ((seq + seq % 2) // 2, "(seq + 1)//2"),
     ],
 )
 def test_text(expr: int | Expr, text: str) -> None:

@@ -112,3 +112,11 @@ def test_rounding_is_computed_when_sizes_are_checked() -> None:
     (broken,) = env.check(14)
     assert broken.inputs == ("n",) and "n = 14" in str(broken)
     assert env.evaluate_guards_expression(env.produce_guards_expression([n]) or "", [13])
+
+
+def test_a_plain_float_among_symbols() -> None:
+    """C++ wraps numbers in nodes where others are symbols; torch's operators take these as well."""
+    seed = ShapeEnv().create_symint(6, "n").node
+    two = torch.SymFloat(seed.wrap_float(2.5))
+    assert [two + 1, 1 - two, two * two, two > 1, abs(two), torch.sym_max(two, 3.0)] == [3.5, -1.5, 6.25, True, 2.5, 3.0]
+    assert float(two) == 2.5

@@ -37,6 +37,39 @@ def test_the_guard_of_a_view_says_why() -> None:
     assert str(out.spec) == "f32[batch*seq//8, 8]@cpu"
 
 
+def whole_windows(x: Tensor) -> Tensor:
+    """Padding to multiples: at even sizes, to windows of 7 of the halves."""
+    if x.shape[0] % 2 == 0 and x.shape[0] // 2 > 7 and x.shape[0] // 2 % 2 == 0:
+        half = x[::2]
+        padded = torch.nn.functional.pad(half, (0, -half.shape[0] % 7))
+        return padded.view(-1, 7)
+    raise AssertionError
+
+
+def test_a_guard_is_said_in_terms_of_what_is_known() -> None:
+    env, out = run(whole_windows, (36,), names=[dims("length")])
+    assert str(out.spec) == "f32[(length + 12)//14, 7]@cpu"
+    assert [guard.text for guard in env.guards] == ["length % 2 == 0", "length >= 16", "length % 4 == 0", "length % 14 != 0"]
+    assert env.check(torch.zeros(40)) == [] and len(env.check(torch.zeros(28))) == 1
+
+
+def test_the_gradient_of_a_size_with_example_one_assumes_nothing() -> None:
+    def gradient(x: Tensor) -> Tensor:
+        y = x.requires_grad_().sin()
+        return torch.autograd.grad(y, x, torch.ones_like(y))[0]
+
+    env, out = run(gradient, (1, 5), names=[dims("batch", "width")])
+    assert env.guards == [] and str(out.spec) == "f32[batch, width]@cpu"
+
+
+def test_a_gradient_that_was_broadcast_is_summed() -> None:
+    def gradient(x: Tensor, y: Tensor) -> Tensor:
+        return torch.autograd.grad((x.requires_grad_() * y).sum(), x)[0]
+
+    env, out = run(gradient, (1, 5), (3, 5), names=[dims("batch", "width"), dims("rows", "width")])
+    assert "batch == 1" in [guard.text for guard in env.guards] and tuple(out.shape) == (1, out.shape[1])
+
+
 def test_a_check_names_what_is_broken() -> None:
     env, _ = run(rows_of_eight, (4, 16), names=[dims("batch", "seq")])
     assert env.check(torch.zeros(2, 4)) == [] and env.evaluate_guards(x=torch.zeros(3, 8))

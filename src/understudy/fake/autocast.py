@@ -82,12 +82,16 @@ def _kernel(op: Any, policy: Policy) -> Callable[..., Any]:
     return kernel
 
 
+WITHOUT_AUTOCAST = {"ipu": "what switches its autocast on is what switches these kernels on"}
+
+
 def _casting_device(args: Any, kwargs: Any) -> str | None:
     """The device type for which autocast is on, if these tensors are on such a device."""
     for tensor in flat(torch.Tensor, args, kwargs):
         device_type = _torch.inner_device(tensor).type
         if device_type not in ("cpu", "meta"):
-            return device_type if torch.is_autocast_enabled(device_type) else None
+            is_on = device_type not in WITHOUT_AUTOCAST and torch.is_autocast_enabled(device_type)
+            return device_type if is_on else None
     return None
 
 

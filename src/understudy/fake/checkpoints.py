@@ -89,6 +89,11 @@ def set_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handles("aten::set_.source_Storage", "aten::set_")
 def set_whole_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    fake, storage = args[0], args[1] if len(args) > 1 else None
+    if storage is not None and storage.device.type == "meta" and fake._spec.device.type == "cpu":
+        # Inside any fake mode, torch reads buffers and files into storages without data, on the meta device.
+        whole = make_new(mode, TensorSpec((storage.nbytes(),), dtype=torch.uint8, device=fake._spec.device))
+        args = (fake, _torch.native_storage(whole), *args[2:])
     with _torch.PastDispatch():
         func(*args, **kwargs)
     return _as_native(args[0], getattr(args[1], "known", None) if len(args) > 1 else None)

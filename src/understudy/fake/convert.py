@@ -17,6 +17,7 @@ from understudy.fake.sparse import convert_sparse
 from understudy.fake.symbolic import symbolic_spec
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.sparse import is_sparse
+from understudy.shapes.contexts import name_of
 from understudy.spec import TensorSpec
 
 if TYPE_CHECKING:
@@ -32,10 +33,23 @@ class _Wanted:
     symbolic_context: Any
 
     def spec(self, mode: FakeTensorMode, t: torch.Tensor) -> TensorSpec:
+        if type(t) is FakeTensor and t._spec.is_symbolic:
+            return t._spec
         static = mode.static_shapes if self.static_shapes is None else self.static_shapes
         if static or mode.shape_env is None or isinstance(t, torch.nn.Parameter):
             return spec_of_real(t)
         return symbolic_spec(mode.shape_env, t, self.source, self.symbolic_context)
+
+    def inside(self, wrapper: torch.Tensor, name: str, part: torch.Tensor) -> dict[str, Any]:
+        """What is asked for a tensor inside a wrapper."""
+        contexts = getattr(self.symbolic_context, "inner_contexts", {})
+        outer = self.symbolic_context if part.shape == wrapper.shape else None
+        return {
+            # The size of jagged rows is a number of its own kind, which can't be multiplied with symbols.
+            "static_shapes": True if wrapper.layout is torch.jagged else self.static_shapes,
+            "source": None if self.source is None else f"{name_of(self.source)}.{name}",
+            "symbolic_context": contexts.get(name, outer),
+        }
 
 
 SWEEP_FIRST_AT = 64
@@ -46,13 +60,13 @@ class FakeTensorConverter:
     """Remembers, weakly, which stand-in each real tensor has, and which storage each real storage has."""
 
     def __init__(self) -> None:
-        self._fakes: dict[int, tuple[weakref.ref[torch.Tensor], weakref.ref[FakeTensor]]] = {}
+        self._fakes: dict[Any, tuple[weakref.ref[torch.Tensor], weakref.ref[FakeTensor]]] = {}
         self._storages: dict[int, tuple[Any, Any]] = {}
         self._sweep_at = SWEEP_FIRST_AT
 
     @property
-    def tensor_memo(self) -> dict[int, FakeTensor]:
-        """The pairs in which both are alive, by the identity of the real tensor."""
+    def tensor_memo(self) -> dict[Any, FakeTensor]:
+        """The pairs in which both are alive, by the identity of the real tensor (with the device if one was given)."""
         alive = ((key, real(), fake()) for key, (real, fake) in list(self._fakes.items()))
         return {key: fake for key, real, fake in alive if real is not None and fake is not None}
 
@@ -65,7 +79,7 @@ class FakeTensorConverter:
         static_shapes: bool | None = None, shape_env: Any = None, source: Any = None,
         symbolic_context: Any = None, trace: bool = True,
     ) -> FakeTensor:  # fmt: skip
-        found = self._recall(t)
+        found = self._recall(t, id(t))
         if found is not None:
             return found
         wanted = _Wanted(static_shapes, source, symbolic_context)
@@ -74,28 +88,38 @@ class FakeTensorConverter:
                 fake = self._convert(fake_mode, t, wanted)
         else:  # entering these costs as much as the conversion
             fake = self._convert(fake_mode, t, wanted)
-        self._remember(t, fake)
+        self._remember(t, fake, id(t))
         if make_constant and t.layout is torch.strided and t.device.type == "cpu":
             with _torch.no_modes():
                 fake_mode.remember_literal(fake, t.detach().clone())
         return fake
 
     def from_meta_and_device(
-        self, fake_mode: FakeTensorMode, t: torch.Tensor, device: torch.device, **ignored: Any
+        self, fake_mode: FakeTensorMode, t: torch.Tensor, device: torch.device | str, **ignored: Any
     ) -> FakeTensor:
-        """A stand-in on `device` with the metadata of `t`."""
-        fake = make_new(fake_mode, spec_of_real(t).on(canonical(device)))
+        """A stand-in on `device` with the metadata of `t`: the same one for as long as both live."""
+        key = id(t), canonical(torch.device(device))
+        found = self._recall(t, key)
+        if found is None:
+            found = self.placed(fake_mode, t, key[1])
+            self._remember(t, found, key)
+        return found
+
+    @staticmethod
+    def placed(mode: FakeTensorMode, t: torch.Tensor, device: torch.device | str) -> FakeTensor:
+        """A new stand-in on `device` with the metadata of `t`."""
+        fake = make_new(mode, spec_of_real(t).on(canonical(torch.device(device))))
         fake.requires_grad_(t.requires_grad)
         return fake
 
     # --- memory ------------------------------------------------------------------------------------------
 
-    def _recall(self, t: torch.Tensor) -> FakeTensor | None:
-        pair = self._fakes.get(id(t))
+    def _recall(self, t: torch.Tensor, key: Any) -> FakeTensor | None:
+        pair = self._fakes.get(key)
         return pair[1]() if pair is not None and pair[0]() is t else None
 
-    def _remember(self, t: torch.Tensor, fake: FakeTensor) -> None:
-        key, memo = id(t), weakref.ref(self)
+    def _remember(self, t: torch.Tensor, fake: FakeTensor, key: Any) -> None:
+        memo = weakref.ref(self)
 
         def drop(_: Any) -> None:
             converter = memo()
@@ -108,10 +132,10 @@ class FakeTensorConverter:
 
     def _convert(self, mode: FakeTensorMode, t: torch.Tensor, wanted: _Wanted) -> FakeTensor:
         refuse_unsupported(t, mode)
-        if type(t) is FakeTensor:
+        if type(t) is FakeTensor and t.fake_mode is mode:
             return t
         if _torch.is_traceable_wrapper_subclass(t):
-            return self._convert_wrapper(mode, t)
+            return self._convert_wrapper(mode, t, wanted)
         if is_sparse(t):
             fake = convert_sparse(mode, t)
         else:
@@ -150,11 +174,14 @@ class FakeTensorConverter:
         return _torch.strong_storage(pair[1])
 
     def _with_autograd(self, mode: FakeTensorMode, t: torch.Tensor, fake: FakeTensor) -> FakeTensor:
-        if t.requires_grad:
-            if t.is_leaf:
-                fake.requires_grad_()
-            else:
-                fake = self._non_leaf(mode, t, fake)
+        """What autograd knows of the tensor: whether it is a view, of what, and whether gradients go through it."""
+        if not t.is_inference() and t._is_view() and not fake._spec.is_symbolic:
+            fake = self._as_view(mode, t, fake)
+        if t.requires_grad and not fake.requires_grad:
+            fake.requires_grad_()
+            if not t.is_leaf:  # computed from nothing in particular
+                with torch.enable_grad():
+                    fake = _torch.as_result(fake)
         for mark in ("_is_param", "_is_buffer"):
             if getattr(t, mark, False):
                 setattr(fake, mark, True)
@@ -164,24 +191,37 @@ class FakeTensorConverter:
             fake.grad = mode.from_tensor(t.grad)
         return fake
 
-    def _non_leaf(self, mode: FakeTensorMode, t: torch.Tensor, fake: FakeTensor) -> FakeTensor:
-        """Something computed: a view of its base if it is one, else a result of nothing in particular."""
-        if t._is_view() and t._base is not None and t.is_complex() <= t._base.is_complex():
-            base = mode.from_tensor(t._base)
-            if not base.requires_grad:
-                fake.requires_grad_()
-                return fake
-            with torch.enable_grad(), mode:
-                return _viewed(base, t)
-        fake.requires_grad_()
-        with torch.enable_grad():
-            return _torch.as_result(fake)
+    def _as_view(self, mode: FakeTensorMode, t: torch.Tensor, fake: FakeTensor) -> FakeTensor:
+        """As a view of the stand-in for its base: they count their writes together, and gradients find their way.
 
-    def _convert_wrapper(self, mode: FakeTensorMode, t: torch.Tensor) -> Any:
+        Where no operator makes such a view, it stays what it is: a tensor on the same storage.
+        """
+        real_base: Any = t._base
+        is_same_storage = _torch.storage_id(real_base) == _torch.storage_id(t)
+        is_same_kind = t.dtype == real_base.dtype or t.is_leaf or t.is_complex() < real_base.is_complex()
+        if not is_same_storage or not is_same_kind:
+            return fake
+        base: Any = mode.from_tensor(real_base, static_shapes=True)
+        if base._spec.is_symbolic:
+            return fake
+        with torch.no_grad(), mode:
+            if not t.is_leaf and not base.requires_grad:
+                base = base.view_as(base).requires_grad_()  # gradients begin at a view that is gone
+            with torch.set_grad_enabled(not t.is_leaf):
+                return _viewed(base, t)
+
+    def _convert_wrapper(self, mode: FakeTensorMode, t: torch.Tensor, wanted: _Wanted) -> Any:
         """A wrapper subclass: the same wrapper around stand-ins for what is inside it."""
         names, context = t.__tensor_flatten__()  # type: ignore[attr-defined]
-        inner = {name: mode.from_tensor(getattr(t, name)) for name in names}
-        wrapper = type(t).__tensor_unflatten__(inner, context, t.shape, t.stride())  # type: ignore[attr-defined]
+        parts = {name: getattr(t, name) for name in names}
+        tensors = {name: part for name, part in parts.items() if isinstance(part, torch.Tensor)}
+        inner = {name: mode.from_tensor(part, **wanted.inside(t, name, part)) for name, part in tensors.items()}
+        # Its sizes are symbols where those of what is inside are, if these are the same sizes.
+        geometry = (t.shape, t.stride())
+        alike = next((inner[name] for name, part in tensors.items() if (part.shape, part.stride()) == geometry), t)
+        wrapper: Any = type(t).__tensor_unflatten__(  # type: ignore[attr-defined]
+            {**parts, **inner}, context, alike.shape, alike.stride()
+        )
         if t.is_leaf and wrapper.requires_grad != t.requires_grad:
             wrapper.requires_grad_(t.requires_grad)
         if isinstance(t, torch.nn.Parameter):
@@ -191,8 +231,15 @@ class FakeTensorConverter:
 
 def _viewed(base: Any, t: torch.Tensor) -> Any:
     """The view of a stand-in that `t` is of the tensor that it stands for."""
-    if base.is_complex() and not t.is_complex():
-        base = torch.view_as_real(base)
+    if base.dtype != t.dtype:
+        largest = max(base.itemsize, t.itemsize)
+        count = base.untyped_storage().nbytes() // largest * largest // base.itemsize
+        if t.dtype.is_floating_point and base.dtype == t.dtype.to_complex():
+            base = torch.view_as_real(base)
+        elif base.is_floating_point() and t.dtype == base.dtype.to_complex():
+            base = torch.view_as_complex(base.as_strided((count // 2, 2), (2, 1), 0))
+        else:
+            base = base.as_strided((count,), (1,), 0).view(t.dtype)
     view = base.as_strided(t.shape, t.stride(), t.storage_offset())
     if t.is_conj():
         view = view.conj()
@@ -207,10 +254,10 @@ def spec_of_real(t: torch.Tensor) -> TensorSpec:
 
 
 def refuse_unsupported(t: torch.Tensor, mode: FakeTensorMode) -> None:
-    if type(t) is FakeTensor and t.fake_mode is not mode:
+    if type(t) is FakeTensor and t._spec.is_symbolic and t.fake_mode.shape_env is not mode.shape_env:
         raise with_line(
-            MixedTensorsError("this is a stand-in of another FakeTensorMode"), "FakeTensorMode.from_tensor", t._spec,
-            "use one mode for all of them",
+            MixedTensorsError("this is a stand-in of another FakeTensorMode, with sizes of another ShapeEnv"),
+            "FakeTensorMode.from_tensor", t._spec, "give both modes the same ShapeEnv",
         )  # fmt: skip
     reason = _unsupported(t)
     if reason:

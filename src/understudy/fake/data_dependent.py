@@ -6,6 +6,7 @@ epoch moves on (`FakeTensor.nonzero_memo` and its siblings).
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -88,14 +89,17 @@ def index(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     if mode.shape_env is None or not any(i is not None and i.dtype in MASKS for i in indices):
         return NotImplemented
     expanded: list[Any] = []
-    with mode:
+    # What is put into a tensor is nowhere in the result: how many positions there are is then nobody's concern.
+    is_put = "index_put" in func.name()
+    births = mode.shape_env.ignore_fresh_unbacked_symbols() if is_put else nullcontext()
+    with mode, births:
         for entry in indices:
             is_mask = entry is not None and entry.dtype in MASKS
             expanded.extend(entry.nonzero().unbind(1) if is_mask else [entry])
         return func(args[0], expanded, *args[2:], **kwargs)
 
 
-@handles("aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::unique_dim_consecutive")
+@handles("aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::unique_dim_consecutive")
 def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     fake, spec = args[0], args[0]._spec
     names = _torch.argument_names(func)
@@ -109,11 +113,12 @@ def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     distinct = spec.like((count,)) if dim is None else _with_slices(spec, dim % spec.ndim, count)
     inverse_shape = spec.shape if dim is None else (spec.shape[dim],)
     integers = spec.like((0,), dtype=torch.int64)
-    return (
+    results = (
         make_new(mode, distinct),
         make_new(mode, integers.like(inverse_shape) if given.get("return_inverse") else integers),
         make_new(mode, integers.like((count,)) if given.get("return_counts") else integers),
     )
+    return results[:2] if func.name() == "aten::_unique" else results
 
 
 def _with_slices(spec: TensorSpec, dim: int, count: Any) -> TensorSpec:

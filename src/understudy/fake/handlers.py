@@ -31,6 +31,18 @@ def handler_of(func: Any) -> Handler | None:
         return found
 
 
+_for_real: dict[Any, Handler | None] = {}
+
+
+def real_handler_of(func: Any) -> Handler | None:
+    """The handler of an operator for calls that are given real tensors, looked up by name once."""
+    try:
+        return _for_real[func]
+    except KeyError:
+        found = _for_real[func] = REAL_HANDLERS.get(func.name())
+        return found
+
+
 PASSED_THROUGH = frozenset({"profiler"})
 """Namespaces whose operators have nothing to do with tensors' contents: they run for real."""
 

@@ -47,8 +47,9 @@ def maybe_get_fake_mode(x: object) -> FakeTensorMode | None:
 
 
 def _inner(wrapper: torch.Tensor) -> list[Any]:
+    """The tensors inside a wrapper. It may name other things as well, as a `DTensor` does its mesh."""
     names, _ = wrapper.__tensor_flatten__()  # type: ignore[attr-defined]
-    return [getattr(wrapper, name) for name in names]
+    return [part for name in names if isinstance(part := getattr(wrapper, name), torch.Tensor)]
 
 
 def get_plain_tensors(subclass: Any, *, out: list[Any]) -> list[Any]:

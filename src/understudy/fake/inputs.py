@@ -18,8 +18,15 @@ if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
 
 
+ONE_MODE = "Mixing fake modes gives no result: use one for all of them, or convert with mode.from_tensor(...)"
+
+
 def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """(answer, args, kwargs): an answer in a 1-tuple if the call is settled, else the arguments to go on with."""
+    if len(args) == 1 and type(args[0]) is torch.Tensor and (handler := handlers.real_handler_of(func)) is not None:
+        answer = handler(mode, func, args, kwargs)  # a literal, such as `torch.tensor(0)`
+        if answer is not NotImplemented:
+            return (answer,), args, kwargs
     if any(_is_foreign(kind) for kind in types):
         return NotImplemented
     tensors = flat(torch.Tensor, args, kwargs)
@@ -28,7 +35,7 @@ def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs
             raise _other_mode(func, args, kwargs, tensor)
     if all(type(tensor) is FakeTensor for tensor in tensors):
         return None, args, kwargs
-    handler = handlers.REAL_HANDLERS.get(func.name())
+    handler = handlers.real_handler_of(func)
     if handler is not None:
         answer = handler(mode, func, args, kwargs)
         if answer is not NotImplemented:
@@ -69,8 +76,8 @@ def _real_tensor(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> Mix
         hint = "an operator that changes metadata in place takes stand-ins only: convert it with mode.from_tensor(...)"
     else:
         hint = (
-            "convert it with mode.from_tensor(...), make it inside the mode, or let the mode convert: "
-            "FakeTensorMode(allow_non_fake_inputs=True)"
+            "Please convert all Tensors of this call with mode.from_tensor(...), make them inside the mode, or let the "
+            "mode convert: FakeTensorMode(allow_non_fake_inputs=True)"
         )
     return MixedTensorsError(
         f"{func}: argument {name!r} is {what} ({_real_spec(tensor)}), where stand-ins are expected",
@@ -84,7 +91,7 @@ def _other_mode(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> Mixe
     return MixedTensorsError(
         f"{func}: argument {name!r} is a stand-in of another FakeTensorMode",
         func=func,
-        context=Context(str(func), describe_tensors(args, kwargs), user_line(), "use one mode for all of them"),
+        context=Context(str(func), describe_tensors(args, kwargs), user_line(), ONE_MODE),
     )
 
 

@@ -5,6 +5,7 @@ on it; its `content` is an expression that never changes once made, so a later w
 answer: a write gives the storage a new expression, or, if what is written is not determined, none.
 
     content = Literal(real)              a real tensor's storage
+            | Filled(spec, value)        a storage that holds one number everywhere
             | Outcome(event, position)   the storage of a tensor that an event gave, or wrote to
     event   = Event(op, args)            an operator call on tensors with such contents
 
@@ -23,6 +24,8 @@ from understudy import _torch
 from understudy.infer.call import flat, mapped
 from understudy.infer.plan import Plan
 from understudy.spec import TensorSpec
+
+default_dtype = torch.get_default_dtype
 
 DEEPEST = 48
 """Expressions deeper than this are computed at once, so that a counter in a long loop stays small."""
@@ -50,6 +53,25 @@ class Literal:
 
     def storage(self) -> torch.Tensor:
         return self.real
+
+
+class Filled:
+    """The storage of a tensor that covers it, filled with one number."""
+
+    __slots__ = ("_real", "spec", "value")
+    depth = 0
+
+    def __init__(self, spec: TensorSpec, value: Any) -> None:
+        self.spec, self.value = spec, value
+        self._real: torch.Tensor | None = None
+
+    def storage(self) -> torch.Tensor:
+        if self._real is None:
+            spec = self.spec
+            with _torch.PastDispatch():
+                real = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=CPU)
+                self._real = real.fill_(self.value)
+        return self._real
 
 
 class Part:
@@ -98,10 +120,12 @@ class Event:
 
     __slots__ = ("_tensors", "args", "default_dtype", "depth", "is_write", "kwargs", "op")
 
-    def __init__(self, op: Any, args: Any, kwargs: Any, is_write: bool) -> None:
+    def __init__(self, op: Any, args: Any, kwargs: Any, is_write: bool, has_parts: bool = True) -> None:
         self.op, self.args, self.kwargs, self.is_write = op, args, kwargs, is_write
-        self.default_dtype = torch.get_default_dtype()
-        self.depth = 1 + max((part.content.depth for part in flat(Part, args, kwargs)), default=0)
+        self.default_dtype = default_dtype()
+        self.depth = 1
+        if has_parts:
+            self.depth += max((part.content.depth for part in flat(Part, args, kwargs)), default=0)
         self._tensors: list[torch.Tensor] | None = None
         if self.depth > DEEPEST:
             self.tensors()
@@ -191,6 +215,11 @@ def _laid_out(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 
 # --- one operator call -----------------------------------------------------------------------------------------
+
+
+def started(op: Any, args: Any, kwargs: Any, spec: TensorSpec) -> Known:
+    """What is known of the one tensor that a call without tensors gives."""
+    return Known(Outcome(Event(op, args, kwargs, False, has_parts=False), 0, spec))
 
 
 def before_call(plan: Plan, args: Any, kwargs: Any, inputs: list[Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ import torch
 from understudy import _torch
 from understudy.errors import DataDependentOutputException, DynamicOutputShapeException, UnderstudyError
 from understudy.fake import autocast, copying, from_values, handlers, known, special
+from understudy.fake import composites as _composites  # noqa: F401  (registers their kernels)
 from understudy.fake import patches as _patches  # noqa: F401  (registers them)
 from understudy.fake import recipes as _recipes  # noqa: F401  (registers their kernels)
+from understudy.fake import zero_tensors as _zero_tensors  # noqa: F401  (registers its handler)
 from understudy.fake.boundary import located
 from understudy.fake.convert import FakeTensorConverter
 from understudy.fake.inputs import accept_inputs
@@ -33,6 +36,7 @@ from understudy.spec import TensorSpec
 PLAIN_TYPES = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format})
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 SYMBOLIC_TYPES = frozenset(SYMBOLIC)
+SymInt = torch.SymInt
 default_dtype = torch.get_default_dtype
 make_wrapper = _torch.make_wrapper
 
@@ -58,6 +62,10 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
     _mode_key = _torch.FAKE
     supports_higher_order_operators = True
+    # What torch's tools ask of a fake mode: there is no kernel invocation to be in, and no real tensor beside a fake.
+    in_kernel_invocation = False
+    propagate_real_tensors = False
+    allow_meta = True
 
     def __init__(
         self,
@@ -79,7 +87,9 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         self.epoch = 0
         # Plans with symbols in their keys must not outlive their environment.
         self._cache = cache if shape_env is None else Cache(counters=cache)
-        self._find_plan = self._cache.plans.get
+        # Where sizes are plain, nearly every plan is one that every mode can use.
+        self._looks_among_all = shape_env is None or self.static_shapes
+        self._find_plan = cache.plans.get if self._looks_among_all else self._cache.plans.get
         self.fake_tensor_converter = FakeTensorConverter()
         self._entered = threading.local()
 
@@ -98,6 +108,16 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         return _torch.torch_fake_mode_class()
 
     __class__ = property(_claimed_class)
+
+    @property
+    def allow_scalar_outputs(self) -> bool:
+        """Whether numbers that only data tells become symbols: a setting of the shape environment."""
+        return self.shape_env is not None and self.shape_env.settings.allow_scalar_outputs
+
+    @allow_scalar_outputs.setter
+    def allow_scalar_outputs(self, allow: bool) -> None:
+        if self.shape_env is not None:
+            self.shape_env.settings = replace(self.shape_env.settings, allow_scalar_outputs=allow)
 
     # --- entering and leaving ------------------------------------------------------------------------------
 
@@ -181,6 +201,9 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                 part_kind = type(part)
                 if part_kind is int:
                     key.append(part)
+                elif part_kind is SymInt and type(part.node) is SymNode:
+                    key.append(SymInt)
+                    key.append(part.node)
                 else:
                     is_known = self._extend(key, part_kind, part) or is_known
             return is_known
@@ -200,6 +223,11 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         self, func: Any, types: Any, args: Any, kwargs: Any, key: Any, plan: Plan | None, is_known: bool
     ) -> Any:
         """What a plain hit does not cover: a miss, determined values, a cross-check."""
+        if plan is not None and plan.starts and self._direct:
+            cache.hits += 1
+            started = make_new(self, plan.spec)
+            started._known = known.started(func, args, kwargs, plan.spec)
+            return started
         handler = handlers.handler_of(func) if plan is None else None
         if handler is not None:
             answer = handler(self, func, args, kwargs)
@@ -237,8 +265,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         return result
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Call:
-        args, kwargs = mapped(lambda fake: fake._spec, FakeTensor, (tuple(args), dict(kwargs)))
-        args, kwargs = mapped(canonical, torch.device, (args, kwargs))
+        args = tuple([_stated(value) for value in args])
+        kwargs = {name: _stated(value) for name, value in kwargs.items()}
         if self.shape_env is not None:
             args, kwargs = mapped(from_torch, SYMBOLIC, (args, kwargs))
         return Call.of(func, args, kwargs)
@@ -263,8 +291,10 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                 cache.share(key, plan)
 
     def _from_others(self, key: Any) -> Plan | None:
-        """A plan for plain sizes, which is the same in every environment."""
-        plan = cache.plans.get(key) if key is not None else None
+        """A plan from where the hot path has not looked."""
+        if key is None or self._looks_among_all:
+            return self._cache.plans.get(key)
+        plan = cache.plans.get(key)
         if plan is not None:
             self._cache.share(key, plan)
         return plan
@@ -386,6 +416,20 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
 def _is_symbolic(part: Any) -> bool:
     return type(part) is SymNode or (type(part) is TensorSpec and part.is_symbolic)
+
+
+def _stated(value: Any) -> Any:
+    """An argument as rules see it: specs for tensors, devices as they are meant."""
+    kind = type(value)
+    if kind is FakeTensor:
+        return value._spec
+    if kind in PLAIN_TYPES:
+        return value
+    if kind is list:
+        return [_stated(part) for part in value]
+    if kind is tuple:
+        return tuple([_stated(part) for part in value])
+    return canonical(value) if kind is torch.device else value
 
 
 _torch.hide_from_compiler(FakeTensorMode.__torch_dispatch__)

@@ -6,6 +6,7 @@ mode is active, or for stand-ins, and torch's own answer for all others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,10 @@ import torch
 
 from understudy import _torch
 from understudy._torch import active_fake_mode, while_active
-from understudy.fake import autocast, higher_order, packed
+from understudy.fake import autocast, higher_order, initialisers, packed
+from understudy.fake.tensor import FakeTensor
+from understudy.fake.upsampling import upsampled
+from understudy.infer.call import flat
 
 Function = Callable[..., Any]
 
@@ -111,7 +115,7 @@ def compiled_elsewhere(original: Function) -> Function:
     Higher-order operators that are called eagerly compile themselves."""
 
     def compile(model: Any = None, **options: Any) -> Any:
-        if active_fake_mode() is None:
+        if active_fake_mode() is None and not _records_branches(_torch.active_recorder()):
             return original(model, **options)
         return (lambda function: function) if model is None else model
 
@@ -123,6 +127,10 @@ def run_in_the_open(original: Function) -> Function:
     """torch's own way makes graphs of the functions that the operator is given, with its own mode and tracer."""
 
     def dispatch(self: Any, key: Any, /, *args: Any, **kwargs: Any) -> Any:
+        key = _torch.key_without_spare(self, key, args, kwargs)
+        recorder = _torch.active_recorder()
+        if _records_branches(recorder):
+            return recorder.call_higher_order(original, self, key, args, kwargs)
         run = higher_order.RUNS.get(self.name())
         mode = active_fake_mode()
         if (
@@ -137,17 +145,84 @@ def run_in_the_open(original: Function) -> Function:
     return dispatch
 
 
-@while_active("truncated normal")
+def _records_branches(recorder: Any) -> bool:
+    """Whether this is a recorder of ours: it wants to hear of a higher-order operator before autograd does."""
+    return hasattr(type(recorder), "call_higher_order")
+
+
+@while_active("operands of cond")
+def any_structure(original: Function) -> Function:
+    """Operands may be structures: for torch its compiler has taken them apart before, for us the recorder does."""
+
+    def check(operands: Any) -> None:
+        if not _records_branches(_torch.active_recorder()):
+            original(operands)
+
+    return check
+
+
+@while_active("initial trunc_normal")
 def drawn_once(original: Function) -> Function:
     """torch draws again until no value is outside of the bounds, and asks the values whether there is one."""
 
     def draw(tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None) -> Any:
         if not _torch.is_stand_in(tensor):
             return original(tensor, mean, std, a, b, generator)
+        if type(tensor) is FakeTensor and initialisers.draw_normal(tensor, mean, std, generator):
+            return tensor
         with torch.no_grad():
             return tensor.normal_(mean, std, generator=generator)
 
     return draw
+
+
+def _at_once(place: str, write: Callable[..., bool]) -> None:
+    @while_active(place)
+    def patch(original: Function) -> Function:
+        """What torch.nn.init does with gradients switched off: switching costs more than the rest."""
+
+        def initialise(tensor: Any, *numbers: Any, **others: Any) -> Any:
+            is_usual = type(tensor) is FakeTensor and not others
+            return tensor if is_usual and write(tensor, *numbers) else original(tensor, *numbers, **others)
+
+        return initialise
+
+
+_at_once("initial normal", initialisers.draw_normal)
+_at_once("initial uniform", initialisers.draw_uniform)
+_at_once("initial fill", initialisers.fill)
+_at_once("initial zero", initialisers.zero)
+
+
+_kaiming, _uniform = torch.nn.init.kaiming_uniform_, torch.nn.init.uniform_
+
+
+@while_active("initial linear layer")
+@while_active("initial convolution")
+def layer_at_once(original: Function) -> Function:
+    """A layer draws from an interval that its sizes give; without values, there is no need to work it out.
+
+    Who exchanges the functions of torch.nn.init (not to initialise at all, say) is asked.
+    """
+
+    def reset_parameters(self: Any) -> None:
+        init, weight, bias = torch.nn.init, self.weight, self.bias
+        if (
+            type(weight) is not FakeTensor
+            or not (bias is None or type(bias) is FakeTensor)
+            or init.kaiming_uniform_ is not _kaiming
+            or init.uniform_ is not _uniform
+            or len(weight._spec.shape) < 2
+            or 0 in weight._spec.shape
+            or not initialisers.draw_uniform(weight, -1.0, 1.0)
+        ):
+            return original(self)
+        if bias is not None and not initialisers.draw_uniform(bias, -1.0, 1.0):
+            bound = 1 / math.sqrt(weight._spec.numel / weight._spec.shape[0])
+            init.uniform_(bias, -bound, bound)
+        return None
+
+    return reset_parameters
 
 
 def _in_python(place: str) -> None:
@@ -157,12 +232,23 @@ def _in_python(place: str) -> None:
 
         def called(*args: Any, **kwargs: Any) -> Any:
             mode = active_fake_mode()
-            if mode is None or mode.shape_env is None:
+            if mode is None or mode.shape_env is None or not _has_symbols(args):
                 return original(*args, **kwargs)
+            if "upsample" in place:
+                result = upsampled(place, args, kwargs)
+                if result is not NotImplemented:
+                    return result
             with _torch.python_versions():
                 return original(*args, **kwargs)
 
         return called
+
+
+def _has_symbols(args: Any) -> bool:
+    return any(
+        value._spec.is_symbolic if type(value) is FakeTensor else type(value) is torch.SymInt
+        for value in flat((FakeTensor, torch.SymInt), args, {})
+    )
 
 
 for _place in _torch.WITH_CONCRETE_SIZES:

@@ -9,6 +9,7 @@ import torch
 from understudy import _torch
 from understudy.fake.native import prepare
 from understudy.fake.sparse import make_sparse
+from understudy.fake.templates import make_symbolic
 from understudy.fake.tensor import FakeTensor
 from understudy.shapes.sizes import to_torch
 from understudy.spec import Changed, New, Same, TensorSpec, View
@@ -28,8 +29,7 @@ def make_new(mode: FakeTensorMode, spec: TensorSpec) -> FakeTensor:
     if spec.sparse is not None:
         return make_sparse(mode, spec)
     if spec.is_symbolic:
-        fake = from_template(spec)
-        give_storage(fake, make_wrapper(FakeTensor, *ANY_STORAGE))
+        fake = make_symbolic(spec)
     else:
         fake = make_wrapper(FakeTensor, *(spec.prepared or prepare(spec)))
     fake._spec = spec
@@ -41,23 +41,6 @@ def make_new(mode: FakeTensorMode, spec: TensorSpec) -> FakeTensor:
     return fake
 
 
-ANY_STORAGE = ((0,), (1,), 0, None, torch.uint8, torch.strided, torch.device("cpu"))
-
-
-def from_template(spec: TensorSpec) -> FakeTensor:
-    """A stand-in with symbolic sizes. C++ derives a lot from them, node by node: once for each spec, in a template."""
-    template = spec.prepared
-    if template is None:
-        shape, stride, offset, *others = prepare(spec)
-        sizes = [to_torch(size) for size in shape], [to_torch(size) for size in stride], to_torch(offset)
-        template = spec.prepared = make_wrapper(FakeTensor, *sizes, *others, storage_size=0)
-    guard = NoDispatch()
-    try:
-        return make_subclass(FakeTensor, template)
-    finally:
-        del guard
-
-
 def make_view(mode: FakeTensorMode, base: FakeTensor, spec: TensorSpec) -> FakeTensor:
     """A stand-in on the storage of another."""
     if spec.sparse is not None:
@@ -67,12 +50,12 @@ def make_view(mode: FakeTensorMode, base: FakeTensor, spec: TensorSpec) -> FakeT
         with torch.inference_mode(False):
             return make_view(mode, base, spec)
     # Measured: a wrapper that is then given the storage, 2.7 µs; as_strided past the dispatcher, 5.7; set_, 9.
-    if spec.is_symbolic:
-        fake = from_template(spec)
-    else:
-        fake = make_wrapper(FakeTensor, *(spec.prepared or prepare(spec)))
     try:
-        give_storage(fake, base)
+        if spec.is_symbolic:
+            fake = make_symbolic(spec, base)
+        else:
+            fake = make_wrapper(FakeTensor, *(spec.prepared or prepare(spec)))
+            give_storage(fake, base)
     except RuntimeError:  # a storage that has grown is on the meta device to C++, and is refused
         fake = _viewed_past_dispatch(base, spec)
     fake._spec = spec

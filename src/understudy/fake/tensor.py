@@ -131,6 +131,11 @@ class FakeTensor(torch.Tensor):
             kwargs["device"] = native(torch.device(kwargs["device"]))
         return torch.Tensor.to(self, *args, **kwargs)
 
+    def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        if dtype is not None:
+            return torch.Tensor.type(self, dtype, non_blocking, **kwargs)
+        return torch.Tensor.type(self).replace("torch.meta.", f"torch.{self._spec.device.type}.")
+
     def new(self, *args: Any, **kwargs: Any) -> Any:
         """The oldest constructor: of sizes, of data, or, for sparse tensors, of indices and values."""
         if self._spec.layout is torch.sparse_coo:
@@ -249,11 +254,11 @@ class FakeTensor(torch.Tensor):
 
     # --- what is done without a dispatch where nobody could tell --------------------------------------------
 
-    normal_ = initialisers.normal_  # type: ignore[assignment]
-    uniform_ = initialisers.uniform_  # type: ignore[assignment]
-    fill_ = initialisers.fill_  # type: ignore[assignment]
-    zero_ = initialisers.zero_  # type: ignore[assignment]
-    detach = initialisers.detach  # type: ignore[assignment]
+    normal_ = initialisers.normal_
+    uniform_ = initialisers.uniform_
+    fill_ = initialisers.fill_
+    zero_ = initialisers.zero_
+    detach = initialisers.detach
 
     # --- what needs data ---------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from understudy.infer.plan import Plan
 
@@ -24,7 +25,11 @@ class DispatchCacheInfo(NamedTuple):
 
 
 class Cache:
-    """Reading is one dictionary look-up; the lock is taken only to add, evict and clear."""
+    """Reading is one dictionary look-up; the lock is taken only to add, evict and clear.
+
+    `recipes` belong to the layer that breaks composite operators up. A cache that counts with another (`counters`)
+    forgets with it, too.
+    """
 
     def __init__(self, limit: int = LIMIT, counters: Cache | None = None) -> None:
         self.plans: dict[Any, Plan] = {}
@@ -35,6 +40,9 @@ class Cache:
         self._limit = limit
         self._counters = counters or self
         self._lock = threading.Lock()
+        self._dependents: WeakSet[Cache] = WeakSet()
+        if counters is not None:
+            counters._dependents.add(self)
 
     def add(self, key: Any, plan: Plan) -> None:
         with self._lock:
@@ -62,6 +70,9 @@ class Cache:
         """After something that answers were made from has changed."""
         with self._lock:
             self.plans.clear()
+            self.recipes.clear()
+        for dependent in list(self._dependents):
+            dependent.forget_plans()
 
     def clear(self) -> None:
         with self._lock:

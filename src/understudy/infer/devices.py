@@ -30,11 +30,16 @@ MAY_MIX = {
     "_embedding_bag": "offsets may be elsewhere",
     "_pack_padded_sequence": "lengths are kept on the CPU",
     "tensor_split": "sizes are kept on the CPU",
+    "slice_scatter": "copies across devices",
+    "select_scatter": "copies across devices",
+    "diagonal_scatter": "copies across devices",
+    "as_strided_scatter": "copies across devices",
 }
 
 INDEXING = frozenset({"index", "_unsafe_index"})
 INDEXED_WRITES = frozenset({"index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"})
-"""Operators whose indices may be on the CPU; the values that are written, which come last, may not."""
+"""The values that are written come last, and must be where the tensor is. Indices that are read by may be on the CPU,
+indices that are written by on any device: eager moves them."""
 
 
 def device_of(call: Call) -> torch.device | None:
@@ -52,7 +57,7 @@ def device_of(call: Call) -> torch.device | None:
         if _joins_any(spec.device, spec.shape):
             continue
         if deciding >= 0:
-            if _is_on_cpu_as_index(call, position):
+            if _is_index(call, deciding, position):
                 continue
             if _may_mix(call):
                 return device
@@ -65,11 +70,12 @@ def _joins_any(device: torch.device, shape: tuple[object, ...]) -> bool:
     return device.type == "cpu" and not shape
 
 
-def _is_on_cpu_as_index(call: Call, position: int) -> bool:
+def _is_index(call: Call, deciding: int, position: int) -> bool:
+    """Whether this input is an index that eager moves to the device of the tensor, which comes first."""
     name = call.op.overloadpacket.__name__
-    if call.inputs[position].device.type != "cpu":
-        return False
-    return name in INDEXING or (name in INDEXED_WRITES and position < len(call.inputs) - 1)
+    if name in INDEXING:
+        return call.inputs[position].device.type == "cpu"
+    return name in INDEXED_WRITES and deciding == 0 and 0 < position < len(call.inputs) - 1
 
 
 def _may_mix(call: Call) -> bool:
@@ -85,8 +91,8 @@ def _is_ours(call: Call) -> bool:
 def _mismatch(call: Call, first: int, second: int) -> FakeTensorDeviceMismatchError:
     a, b = call.inputs[first], call.inputs[second]
     error = FakeTensorDeviceMismatchError(
-        f"{call.op}: {call.argument_of(first)} is on {a.device}, "
-        f"but {call.argument_of(second)} is on {b.device}"
+        f"Expected all tensors to be on the same device, but found two devices in {call.op}: "
+        f"{call.argument_of(first)} is on {a.device}, but {call.argument_of(second)} is on {b.device}"
     )
     error.devices = (a.device, b.device)  # type: ignore[attr-defined]
     return error

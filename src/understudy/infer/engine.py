@@ -151,5 +151,5 @@ def why_not_cached(call: Call) -> str | None:
     if not _torch.is_builtin_namespace(op) and full_name(op) not in pure_operators:
         return "custom operator not marked pure"
     if torch.Tag.inplace_view in op.tags:
-        return "changes metadata in place"
+        return "inplace view"  # what torch's own cache calls it
     return UNCACHEABLE.get(op.overloadpacket.__name__)

@@ -10,7 +10,7 @@ from understudy._torch import OpOverload
 from understudy.infer.call import Call
 from understudy.spec import Changed, New, Outcomes, Same, TensorSpec, View
 
-ONE_NEW, FIRST_VIEWED, FIRST_ITSELF, OTHER = range(4)
+ONE_NEW, FIRST_VIEWED, FIRST_ITSELF, ONE_NEW_SYMBOLIC, OTHER = range(5)
 
 KERNEL_COUNTS = "_foreach_"
 """Operators on lists of tensors, whose kernels, not the dispatcher, count the writes."""
@@ -31,16 +31,18 @@ READS_FROM = dict.fromkeys(
 
 class Plan:
     """`kind` names the common shapes of an answer, so that replaying them is one comparison:
-    one new tensor, a view of the first argument, the first argument itself.
+    one new tensor (with symbolic sizes or without), a view of the first argument, the first argument itself.
 
     `written` are the positions of the inputs that the call writes to. `determined` says that the values of the
     results follow from the values of the inputs: the operator is no random one and the results are small.
     `uncounted` are those of the written inputs whose version C++ leaves to the kernel. `reads_from` is the position
     of the first input whose values matter. `apart` says that what is written must not overlap with what is
-    read. `plain` says that a hit has nothing to do but to make the tensors.
+    read. `plain` says that a hit has nothing to do but to make the tensors. `starts` says that it makes one tensor
+    out of nothing, whose values are determined: `zeros`, `arange`.
     """
 
-    __slots__ = ("apart", "determined", "kind", "op", "outcomes", "plain", "reads_from", "spec", "uncounted", "written")
+    __slots__ = ("apart", "determined", "kind", "op", "outcomes", "plain", "reads_from", "spec", "starts", "uncounted",
+                 "written")  # fmt: skip
 
     def __init__(self, outcomes: Outcomes, written: tuple[int, ...] = (), determined: bool = False) -> None:
         self.outcomes = outcomes
@@ -53,6 +55,7 @@ class Plan:
         self.apart = False
         self.reads_from = 0
         self.plain = True
+        self.starts = False
 
     @staticmethod
     def of(call: Call, outcomes: Outcomes, written: tuple[int, ...], determined: bool) -> Plan:
@@ -60,8 +63,8 @@ class Plan:
         plan.op = call.op  # a key holds the operator's identity: as long as the plan lives, nothing else has it
         first = bool(call.args) and isinstance(call.args[0], TensorSpec)
         match outcomes:
-            case New(spec) if spec.layout is torch.strided and not (spec.conj or spec.neg or spec.is_symbolic):
-                plan.kind, plan.spec = ONE_NEW, spec
+            case New(spec) if spec.layout is torch.strided and not (spec.conj or spec.neg):
+                plan.kind, plan.spec = ONE_NEW_SYMBOLIC if spec.is_symbolic else ONE_NEW, spec
             case View(0, spec) if first:
                 plan.kind, plan.spec = FIRST_VIEWED, spec
             case Same(0, None) if first:
@@ -74,6 +77,7 @@ class Plan:
         plan.apart = call.op.name() in WRITES_APART
         starts_values = determined and not written and plan.reads_from >= len(call.inputs)
         plan.plain = not (plan.uncounted or plan.apart or starts_values)
+        plan.starts = starts_values and not call.inputs and plan.kind == ONE_NEW
         return plan
 
     def __eq__(self, other: object) -> bool:

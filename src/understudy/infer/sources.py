@@ -111,6 +111,8 @@ def by_real_kernel(call: Call, stage: Stage) -> Any:
     if not stage.allow_fallback_kernels:
         raise UnsupportedOperatorException(f"{op} has no rule, and allow_fallback_kernels is off", func=op)
     if not _torch.is_builtin_namespace(op):
+        if _torch.returns_nothing(op) and _torch.is_mutable(op):
+            return normal(None)  # it writes to what it is given, and that is all
         raise UnsupportedOperatorException(
             f"nothing is known about what {op} returns: register it with "
             f"torch.library.register_fake({op.name().split('.')[0]!r}) or understudy.rule({op.name()!r})",

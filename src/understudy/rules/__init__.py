@@ -6,9 +6,9 @@ Every file of this package registers its rules when it is imported, and all of t
 import importlib
 import pkgutil
 
-from understudy.rules.registry import Rule, full_name, rule, rule_of, user_rule
+from understudy.rules.registry import Rule, full_name, rule, rule_of, user_rule, user_rules
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["Rule", "full_name", "rule", "rule_of", "user_rule"]
+__all__ = ["Rule", "full_name", "rule", "rule_of", "user_rule", "user_rules"]

@@ -14,7 +14,8 @@ In-place and out= variants need no rule of their own: they are derived here from
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ Rule = Callable[..., Any]
 
 _rules: dict[str, Rule] = {}
 _from_users: dict[str, Rule] = {}
+user_rules: Mapping[str, Rule] = MappingProxyType(_from_users)
 _derived_rules: dict[str, Rule | None] = {}  # found by schema, kept until rules are added
 
 _exact_out: set[str] = set()  # out= variants that take nothing but the very dtype of their result

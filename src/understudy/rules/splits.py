@@ -10,6 +10,7 @@ from understudy.errors import ArgumentError, DimensionError, ShapeMismatch
 from understudy.rules.dims import wrap_dim
 from understudy.rules.registry import Rule, rule
 from understudy.rules.views import narrowed, selected, sliced
+from understudy.shapes.sizes import at_least_one
 from understudy.spec import TensorSpec, View
 
 
@@ -31,7 +32,7 @@ def equal_sizes(spec: TensorSpec, dim: int, split_size: Any) -> list[Any]:
             raise ArgumentError(f"split: pieces of size 0 never use up dimension {dim} of {spec}")
         return [0]
     # How many pieces there are has to be a number: one question, where the size is a symbol.
-    full = operator.index(-(-length // split_size)) - 1 if length != 0 else 0
+    full = operator.index(at_least_one(-(-length // split_size))) - 1
     return [*[split_size] * full, length - full * split_size]
 
 

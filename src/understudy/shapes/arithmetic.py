@@ -22,10 +22,12 @@ from understudy.shapes.floats import (
     evaluated,
 )
 from understudy.shapes.node import SymNode
-from understudy.shapes.state import State
+from understudy.shapes.state import State, Unproved
 
 NUMBERS = (int, float)  # and bool, which is an int
 LEAST = -(1 << 63)
+MOST = (1 << 63) - 1
+"""Sizes, and what is computed from them, are numbers of 64 bits."""
 BITWISE = frozenset({"and", "or", "xor"})
 INTEGER: dict[str, Callable[[Algebra, Any, Any], Any]] = {
     "add": Algebra.add, "sub": Algebra.sub, "mul": Algebra.mul, "floordiv": Algebra.floordiv, "mod": Algebra.mod,
@@ -201,6 +203,8 @@ class Arithmetic(State):
             return (differ if relation == "!=" else differ.sym_not()).value
         left, right = self._as_number(a), self._as_number(b)
         if a.kind is not float and b.kind is not float:
+            if type(right) is int and right >= MOST and relation in ("<=", ">"):
+                return relation == "<="  # how C++ writes a slice without end
             return INTEGER_RELATIONS[relation](left, right)
         if isinstance(left, NUMBERS) and isinstance(right, NUMBERS):
             return FloatCondition.RELATIONS[relation](left, right)
@@ -232,7 +236,10 @@ class Arithmetic(State):
         if isinstance(condition, bool):
             return condition
         if isinstance(condition, Condition):
-            return KNOWN[self.facts.prove(condition).name]
+            found = KNOWN[self.facts.prove(condition).name]
+            if found is None and self._proofs_only:
+                raise Unproved
+            return found
         if condition in self.float_facts:
             return self.float_facts[condition]
         if isinstance(condition, FloatCondition):

@@ -11,6 +11,7 @@ import torch
 from understudy.shapes.checking import origins
 from understudy.shapes.expr import Expr
 from understudy.shapes.floats import FloatExpr
+from understudy.shapes.from_sympy import is_sympy
 from understudy.shapes.node import SymNode
 
 if TYPE_CHECKING:
@@ -42,6 +43,10 @@ class KeyPath:
             else:
                 value = getattr(value, kind)(key)
         return value
+
+    def __iter__(self) -> Iterator[KeyPath]:
+        """Step by step, each with a `get`: as `torch.utils._pytree.key_get` walks a path."""
+        return (KeyPath((step,)) for step in self.steps)
 
     def __str__(self) -> str:
         written = {"item": "[{!r}]", "attribute": ".{}", "offset": ".storage_offset()", "divided": "//{}"}
@@ -79,7 +84,9 @@ def values_in(result: Any, path: KeyPath = HERE) -> Iterator[tuple[SymNode, KeyP
 
 
 def free_symbols(value: Any) -> set[Expr]:
-    """The symbols in a value: a size, a tensor's metadata, lists and dicts of these."""
+    """The symbols in a value: a size, a tensor's metadata, lists and dicts of these; sympy's own of sympy's."""
+    if is_sympy(value):
+        return set(value.free_symbols)
     found: set[Expr] = set()
     for node, _ in values_in(value):
         if not node.is_plain:
@@ -176,6 +183,16 @@ def rebind_unbacked(shape_env: ShapeEnv | None, node: Any, result: Any) -> None:
                 shape_env.rename_unbacked(new, old)
 
 
+def fx_placeholder_vals(graph_module: Any) -> list[Any]:
+    """What stands for the inputs of a graph, in their order."""
+    return [node.meta["val"] for node in graph_module.graph.nodes if node.op == "placeholder"]
+
+
+def fx_placeholder_targets(graph_module: Any) -> list[str]:
+    """The names of the inputs of a graph, in their order."""
+    return [node.target for node in graph_module.graph.nodes if node.op == "placeholder"]
+
+
 def bind_symbols(graph_module: Any, *args: Any) -> dict[Expr, int]:
     """What each symbol of a graph's placeholders is for these arguments."""
     return _env_of(graph_module).bind_symbols(graph_module, *args)
@@ -183,9 +200,8 @@ def bind_symbols(graph_module: Any, *args: Any) -> dict[Expr, int]:
 
 def eval_guards(graph_module: Any, *args: Any, ignore_static: bool = True) -> bool:
     """Whether the guards of a graph hold for these arguments."""
-    placeholders = [node.meta["val"] for node in graph_module.graph.nodes if node.op == "placeholder"]
     env = _env_of(graph_module)
-    return env.evaluate_guards_for_args(placeholders, args, ignore_static=ignore_static)
+    return env.evaluate_guards_for_args(fx_placeholder_vals(graph_module), args, ignore_static=ignore_static)
 
 
 def _env_of(graph_module: Any) -> ShapeEnv:

@@ -186,9 +186,13 @@ class Checking(Arithmetic):
     # --- as text and as code ---------------------------------------------------------------------------------------
 
     def produce_guards(
-        self, placeholders: Any = None, sources: Sequence[Any] | None = None, *, ignore_static: bool = False
-    ) -> list[str]:
-        """Every requirement as a Python expression in terms of the inputs: `x.size(0)*x.size(1) % 8 == 0`."""
+        self, placeholders: Any = None, sources: Sequence[Any] | None = None, *, ignore_static: bool = False,
+        **ignored: Any,
+    ) -> list[str]:  # fmt: skip
+        """Every requirement as a Python expression in terms of the inputs: `x.size(0)*x.size(1) % 8 == 0`.
+
+        What else torch's environments take here is about the ways in which these can be written: there is one.
+        """
         inputs = self.inputs if placeholders is None else inputs_of(placeholders_of(placeholders), sources)
         names = names_as_code(bindings_of(inputs))
         wanted = [r for r in self.requirements(inputs) if not (ignore_static and r.is_static)]

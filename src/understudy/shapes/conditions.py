@@ -12,13 +12,16 @@ What the declared ranges of the symbols alone decide is a plain bool.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import gcd
 from typing import Any
 
 from . import polynomials as poly
 from .expr import Algebra, Expr
 from .intervals import compact, excludes_zero, is_nonnegative
-from .polynomials import Size, constant_of
+from .polynomials import Monomial, Size, constant_of
 from .printing import relation_text
+
+LARGEST_ROOT = 1 << 50  # below, a root by floats is right after rounding
 
 
 class Condition:
@@ -165,7 +168,82 @@ def _normal(kind: str, p: Size) -> bool | Condition:
     if number != 1:
         # Rounding the constant down is exact for >= and does nothing for ==.
         return relation(kind, algebra.normal({m: c // number for m, c in p.terms}))
-    return _interned(algebra, kind, p, ())
+    plainer = _of_product(p) if kind == "ge" else None
+    if plainer is None:
+        plainer = _of_one_term(kind, p)
+    return _interned(algebra, kind, p, ()) if plainer is None else plainer
+
+
+def _of_product(p: Expr) -> bool | Condition | None:
+    """m*q >= n is q >= 1, for m >= n >= 1."""
+    algebra = p.algebra
+    n = -constant_of(p)
+    product = [term for term in p.terms if term[0]]
+    factor = poly.common_monomial(tuple(product))
+    if n < 1 or len(product) < 2 or not factor:
+        return None
+    least = algebra.interval(algebra.normal({factor: 1}))[0]
+    if least is None or least < n:
+        return None
+    return ge(algebra.normal(poly.divided(tuple(product), factor)), 1)
+
+
+# -- one operation compared with a number: what the operation is about, compared with a number -------------
+
+
+def _of_one_term(kind: str, p: Expr) -> bool | Condition | None:
+    """The plainer form of ±term + n == 0 or >= 0, if there is one."""
+    variable = [term for term in p.terms if term[0]]
+    if len(variable) != 1:
+        return None
+    monomial, sign = variable[0]
+    number = -constant_of(p) * sign  # the term is compared with it
+    relation_to = kind if kind == "eq" else "ge" if sign > 0 else "le"
+    exponent = gcd(*(exponent for _, exponent in monomial))
+    if exponent > 1:
+        return _of_power(relation_to, monomial, exponent, number)
+    atom = monomial[0][0]
+    if len(monomial) > 1 or not atom.args or not isinstance(atom.args[-1], int):
+        return None
+    if atom.kind == "floordiv":
+        return _of_quotient(relation_to, *atom.args, number)
+    return _of_remainder(relation_to, *atom.args, number) if atom.kind == "mod" else None
+
+
+def _of_power(kind: str, monomial: Monomial, exponent: int, number: int) -> bool | Condition | None:
+    """x**2 == 49 is x == 7, for x >= 0."""
+    algebra = monomial[0][0].algebra
+    base = algebra.normal({tuple((atom, e // exponent) for atom, e in monomial): 1})
+    if not is_nonnegative(algebra.interval(base)) or number < 0:
+        return None
+    root = round(number ** (1 / exponent)) if number < LARGEST_ROOT else 0
+    if not (root**exponent <= number < (root + 1) ** exponent):
+        return None
+    if kind == "eq":
+        return eq(base, root) if root**exponent == number else False
+    return le(base, root) if kind == "le" else ge(base, root if root**exponent == number else root + 1)
+
+
+def _of_quotient(kind: str, p: Size, c: Any, number: int) -> bool | Condition | None:
+    """p // 4 >= 2 is p >= 8, and p // 4 <= 2 is p <= 11."""
+    if kind == "eq" or c < 0:
+        return None
+    return ge(p, c * number) if kind == "ge" else le(p, c * number + c - 1)
+
+
+def _of_remainder(kind: str, p: Size, c: Any, number: int) -> bool | Condition | None:
+    """(p + 6) % 7 == 6 is p % 7 == 0, and (p + 6) % 7 <= 5 is p % 7 != 0."""
+    if c < 0 or isinstance(p, int):
+        return None
+    algebra = p.algebra
+    if kind == "eq":
+        start = constant_of(p)
+        return eq(algebra.mod(algebra.sub(p, start), c), (number - start) % c) if start else None
+    if number in (1, c - 1) and kind == "ge":
+        return ne(algebra.mod(p, c), 0) if number == 1 else eq(algebra.mod(p, c), c - 1)
+    if number in (0, c - 2) and kind == "le":
+        return eq(algebra.mod(p, c), 0) if number == 0 else ne(algebra.mod(p, c), c - 1)
+    return None
 
 
 def decided_by_interval(kind: str, interval: tuple[int | None, int | None]) -> bool | None:
@@ -237,11 +315,20 @@ def negated(a: bool | Condition) -> bool | Condition:
         elif a.parts:
             found = joined("or" if a.kind == "and" else "and", [negated(part) for part in a.parts])
         else:
-            found = _interned(algebra, "ne" if a.kind == "eq" else "eq", a.expr, ())
+            found = _otherwise(a)
+            if found is None:
+                found = _interned(algebra, "ne" if a.kind == "eq" else "eq", a.expr, ())
         a._negation = found
         if isinstance(found, Condition) and found._negation is None:
             found._negation = a
     return found
+
+
+def _otherwise(a: Condition) -> Condition | None:
+    """Of something that has two values only: not being one of them is being the other."""
+    other = {(0, 1): 1, (-1, 0): -1}.get(a.algebra.interval(a.expr)) if a.kind == "eq" else None
+    found = relation("eq", a.algebra.sub(a.expr, other)) if other is not None else None
+    return found if isinstance(found, Condition) else None
 
 
 __all__ = ["Condition", "both", "either", "eq", "ge", "gt", "le", "lt", "ne", "negated"]

@@ -47,7 +47,10 @@ class Policy:
 def policies(tensor: Any, context: Any, default: str) -> list[Policy]:
     """One policy for each dimension, from the context, from marks on the tensor, or the default."""
     given = _given(context, tensor.ndim)
-    return [_marked(tensor, dim) or Policy(default) if wanted is None else wanted for dim, wanted in enumerate(given)]
+    return [
+        _marked(tensor, dim) or Policy(default) if wanted is None else wanted
+        for dim, wanted in enumerate(given)
+    ]
 
 
 MARKS = {
@@ -72,7 +75,9 @@ def _given(context: Any, ndim: int) -> list[Policy | None]:
         return [None] * ndim
     if hasattr(context, "dynamic_sizes"):  # torch's own contexts
         constraints = getattr(context, "constraint_sizes", None) or [None] * ndim
-        return [_from_torch(kind, bound) for kind, bound in zip(context.dynamic_sizes, constraints, strict=True)]
+        return [
+            from_torch(kind, bound) for kind, bound in zip(context.dynamic_sizes, constraints, strict=True)
+        ]
     if isinstance(context, dict):  # as in torch.export: by dimension, the others static
         return [_policy(context.get(dim, STATIC)) for dim in range(ndim)]
     if isinstance(context, Sequence) and not isinstance(context, str) and len(context) == ndim:
@@ -91,7 +96,9 @@ def _policy(entry: Any) -> Policy | None:
         return Policy(entry) if entry in KINDS else _policy(Dim(entry))
     if hasattr(entry, "min") and hasattr(entry, "max"):
         return _from_export(entry)
-    raise ValueError(f"a dimension is a name, a Dim, one of {', '.join(map(repr, KINDS))} or None, not {entry!r}")
+    raise ValueError(
+        f"a dimension is a name, a Dim, one of {', '.join(map(repr, KINDS))} or None, not {entry!r}"
+    )
 
 
 HINTS: dict[str, str | None] = {"AUTO": None, "STATIC": STATIC, "DYNAMIC": DYNAMIC}
@@ -109,7 +116,8 @@ def _from_export(entry: Any) -> Policy | None:
     return Policy(DYNAMIC, entry.__name__, _number(entry.min) or None, _number(entry.max))
 
 
-def _from_torch(kind: Any, constraint: Any) -> Policy:
+def from_torch(kind: Any, constraint: Any = None) -> Policy:
+    """What a `DimDynamic` and a constraint ask for, torch's or ours."""
     name = getattr(kind, "name", str(kind)).lower()
     bounds = getattr(constraint, "vr", None)
     low, high = (None, None) if bounds is None else (_number(bounds.lower), _number(bounds.upper))
@@ -143,5 +151,13 @@ def _derived(env: Any, policy: Policy, example: int, source: str) -> Any:
     start, step = policy.derive(0), policy.derive(1) - policy.derive(0)
     root, rest = divmod(example - start, step)
     if rest:
-        raise ValueError(f"{source} is {example}, which is not {step}*{policy.name} + {start} for any {policy.name}")
+        raise ValueError(
+            f"{source} is {example}, which is not {step}*{policy.name} + {start} for any {policy.name}"
+        )
     return policy.derive(size_of(env, Policy(DYNAMIC, policy.name, policy.low, policy.high), root, source))
+
+
+def name_of(source: Any) -> str:
+    """How a source calls itself: torch's have a `name`, which is a method in some releases."""
+    name = getattr(source, "name", source)
+    return str(name() if callable(name) else name)

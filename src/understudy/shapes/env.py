@@ -14,11 +14,14 @@ from understudy.lines import user_line
 from understudy.shapes import conditions, undecidable
 from understudy.shapes.arithmetic import LEAST
 from understudy.shapes.conditions import Condition
+from understudy.shapes.contexts import DUCK, STATIC, UNBACKED, from_torch, name_of, size_of
 from understudy.shapes.expr import Expr
 from understudy.shapes.facts import Proof
 from understudy.shapes.floats import INTEGER_RELATIONS, FloatExpr
 from understudy.shapes.guards import Birth, Guard, Specialisation
+from understudy.shapes.input_sizes import symbolic_sizes
 from understudy.shapes.node import SymNode, value_of
+from understudy.shapes.sizes import to_torch
 from understudy.shapes.state import Settings
 from understudy.shapes.torch_side import TorchSide
 
@@ -39,14 +42,26 @@ class ShapeEnv(TorchSide):
     # --- symbols -------------------------------------------------------------------------------------------
 
     def create_symbol(
-        self, example: int, source: Any = None, *, name: str | None = None, low: int | None = None,
-        high: int | None = None, duck: bool | None = None, keep_dynamic: bool = False,
+        self, example: int, source: Any = None, dynamic_dim: Any = None, constraint_dim: Any = None,
+        positive: bool | None = True, do_not_specialize_zero_one: bool = False, symbolic_context: Any = None, *,
+        name: str | None = None, low: int | None = None, high: int | None = None, duck: bool | None = None,
+        keep_dynamic: bool = False,
     ) -> Any:  # fmt: skip
         """A size that is `example` at hand: a node, or the number itself if it must not vary.
 
         A size of 0 or 1 stays a number, unless `specialize_zero_one` is off or `keep_dynamic` asks for a symbol.
         Symbols with the same `name` are the same; without a name, they are called after their source.
+        `dynamic_dim` is a `DimDynamic`, `constraint_dim` its range. Without `positive` the number may be negative.
         """
+        keep_dynamic = keep_dynamic or do_not_specialize_zero_one
+        if not positive and low is None:
+            low = LEAST
+        if dynamic_dim is not None:
+            policy = from_torch(dynamic_dim, constraint_dim)
+            if policy.kind in (STATIC, UNBACKED):
+                return size_of(self, policy, example, name_of(source))
+            duck = (policy.kind == DUCK and self.settings.duck_shape) if duck is None else duck
+            low, high = (policy.low if low is None else low), (policy.high if high is None else high)
         if name is not None and name in self._by_name:
             return self._again(name, example, source)
         if self.settings.specialize_zero_one and example in (0, 1) and not keep_dynamic:
@@ -59,7 +74,9 @@ class ShapeEnv(TorchSide):
             return self.node(self._by_example[example], int)
         least = low if low is not None else (2 if self.settings.specialize_zero_one and example >= 2 else 0)
         if example < least or (high is not None and example > high):
-            raise ValueError(f"{source or name}: the example is {example}, which is not in {least}..{high or '∞'}")
+            raise ValueError(
+                f"{source or name}: the example is {example}, which is not in {least}..{high or '∞'}"
+            )
         symbol = self.algebra.symbol(name or self._name_from(source), least, high)
         self.hints[symbol] = example
         if name is not None:
@@ -72,7 +89,9 @@ class ShapeEnv(TorchSide):
         """A dimension whose name was used before is the same size."""
         symbol = self._by_name[name]
         if self.hints[symbol] != example:
-            raise ValueError(f"dimension {name!r} is {self.hints[symbol]} elsewhere, but {example} in {source}")
+            raise ValueError(
+                f"dimension {name!r} is {self.hints[symbol]} elsewhere, but {example} in {source}"
+            )
         return self.node(symbol, int)
 
     def create_symintnode(self, symbol: Any, *, hint: int | None = None, source: Any = None) -> Any:
@@ -85,6 +104,36 @@ class ShapeEnv(TorchSide):
         self.inputs.add_number(name, size)
         return size.symbolic if type(size) is SymNode else size
 
+    def create_symbolic_sizes_strides_storage_offset(
+        self, example: torch.Tensor, source: Any, *, symbolic_context: Any = None
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
+        """What stands for the metadata of an input: sizes, strides and offset, as numbers and `SymInt`s."""
+        name, shape, stride = symbolic_sizes(self, example, source, symbolic_context)
+        self.add_input(name, shape, stride, example.storage_offset())
+        return tuple(map(to_torch, shape)), tuple(map(to_torch, stride)), example.storage_offset()
+
+    def create_unspecified_symbol(
+        self, example: int, source: Any, dynamic_dim: Any = None, constraint_dim: Any = None, **options: Any
+    ) -> Any:
+        """As `create_symbol`, for a number of which nothing is known: it may be 0, 1 or negative."""
+        return self.create_symbol(
+            example,
+            source,
+            dynamic_dim,
+            constraint_dim,
+            positive=None,
+            do_not_specialize_zero_one=True,
+            **options,
+        )
+
+    def create_unspecified_symint_and_symbol(self, value: int, source: Any, dynamic_dim: Any = None) -> Any:
+        """The `SymInt` of such a number."""
+        return self.create_symintnode(self.create_unspecified_symbol(value, source, dynamic_dim), hint=value)
+
+    def create_symboolnode(self, condition: Any) -> Any:
+        """The `SymBool` of a condition in sympy's words."""
+        return self.node(value_of(self.from_sympy(condition)), bool).symbolic
+
     def create_unbacked_symint(
         self, source: Any = None, *, low: int | None = None, high: int | None = None,
         what: str = "create_unbacked_symint",
@@ -92,11 +141,15 @@ class ShapeEnv(TorchSide):
         """A whole number that only data tells, within `low` and `high`."""
         return self.node(self._unbacked("u", LEAST if low is None else low, high, what), int).symbolic
 
-    def create_unbacked_symfloat(self, source: Any = None, *, what: str = "create_unbacked_symfloat") -> torch.SymFloat:
+    def create_unbacked_symfloat(
+        self, source: Any = None, *, what: str = "create_unbacked_symfloat"
+    ) -> torch.SymFloat:
         """A float that only data tells."""
         return self.node(self.float_expr("value", self._unbacked("zuf", None, None, what)), float).symbolic
 
-    def create_unbacked_symbool(self, source: Any = None, *, what: str = "create_unbacked_symbool") -> torch.SymBool:
+    def create_unbacked_symbool(
+        self, source: Any = None, *, what: str = "create_unbacked_symbool"
+    ) -> torch.SymBool:
         """A truth value that only data tells."""
         symbol = self._unbacked("u", 0, 1, what)
         condition = conditions.eq(symbol, 1)
@@ -178,7 +231,11 @@ class ShapeEnv(TorchSide):
         if not isinstance(condition, Condition) or self.hint_of(condition) is not None:
             return None
         answer = self.known_truth(condition)
-        return self.known_truth(condition.substitute(self._ordinary(condition.symbols))) if answer is None else answer
+        return (
+            self.known_truth(condition.substitute(self._ordinary(condition.symbols)))
+            if answer is None
+            else answer
+        )
 
     def _ordinary(self, symbols: frozenset[Expr]) -> dict[Expr, Expr]:
         """For each symbol without example that may be a size: one like it that is at least 2."""
@@ -235,7 +292,7 @@ class ShapeEnv(TorchSide):
         if answer is not None:
             return answer
         answer = self.hint_of(condition)
-        if answer is not None:
+        if answer is not None and not (answer and self.settings.prefer_deferred_runtime_asserts_over_guards):
             self._assume(condition if answer else self.negated(condition))
             return bool(answer)
         self.runtime_asserts.append(Guard(condition, user_line()))
@@ -245,10 +302,11 @@ class ShapeEnv(TorchSide):
     def _assume(self, condition: Any, is_specialisation: bool = False) -> None:
         if isinstance(condition, bool) or self._suppressed:
             return
+        shorter = self.facts.simplify_condition(condition) if isinstance(condition, Condition) else condition
         self._learn(condition)
-        guard = Guard(condition, user_line(), is_specialisation)
+        guard = Guard(shorter, user_line(), is_specialisation)
         self.guards.append(guard)
-        self._report_specialised(guard)
+        self._report_specialised(guard, condition.symbols)
 
     def _learn(self, condition: Any) -> None:
         if isinstance(condition, Condition):
@@ -257,9 +315,9 @@ class ShapeEnv(TorchSide):
             self.float_facts[condition] = True
             self.float_facts[self.negated(condition)] = False
 
-    def _report_specialised(self, guard: Guard) -> None:
-        """Each symbol that the guard leaves one value is reported, once."""
-        for symbol in sorted(guard.condition.symbols - self._specialised, key=lambda s: s.order):
+    def _report_specialised(self, guard: Guard, symbols: frozenset[Expr]) -> None:
+        """Each of the symbols that the guard leaves one value is reported, once."""
+        for symbol in sorted(symbols - self._specialised, key=lambda s: s.order):
             number = self.facts.simplify(symbol)
             if isinstance(number, int) and symbol not in self.definitions:
                 self._specialised.add(symbol)
@@ -284,6 +342,15 @@ class ShapeEnv(TorchSide):
             yield
         finally:
             self._suppressed -= 1
+
+    @contextmanager
+    def proofs_only(self) -> Iterator[None]:
+        """A question that has no proof is not answered, but raises `Unproved`: nothing is assumed."""
+        before, self._proofs_only = self._proofs_only, True
+        try:
+            yield
+        finally:
+            self._proofs_only = before
 
     @contextmanager
     def ignore_fresh_unbacked_symbols(self) -> Iterator[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from .conditions import Condition, decided_by_interval
+from .conditions import Condition, decided_by_interval, joined, relation
 from .expr import Algebra, Expr
 from .intervals import Interval, expanded
 from .knowledge import Store
@@ -170,6 +170,29 @@ class Facts:
                 found = again
             self._simplified[expr] = found
         return found
+
+    def simplify_condition(self, condition: Condition) -> Condition:
+        """What the condition adds to all that is known, if that is shorter to say."""
+        if condition.parts:
+            found = joined(condition.kind, [self.simplify_condition(part) for part in condition.parts])
+        else:
+            store = self._store
+            try:
+                kind, inside = self._narrowed(condition.kind, self._rounded(store.inside(condition.expr)))
+                found = relation(kind, store.outside(self.algebra.mul(store.whole(inside), inside)))
+            except ArithmeticError:
+                return condition
+        is_shorter = isinstance(found, Condition) and len(str(found)) <= len(str(condition))
+        return found if is_shorter and isinstance(found, Condition) else condition
+
+    def _narrowed(self, kind: str, p: Size) -> tuple[str, Size]:
+        """p != 0 where p has no value below 0 is p >= 1. (Of a symbol or remainder, `!= 0` says more to a reader.)"""
+        if kind != "ne" or isinstance(p, int) or p.is_symbol or p.kind == "mod":
+            return kind, p
+        low, high = self._store.interval(p)
+        if low == 0:
+            return "ge", self.algebra.sub(p, 1)
+        return ("ge", self.algebra.sub(-1, p)) if high == 0 else (kind, p)
 
     def _simplified_once(self, expr: Expr) -> Size:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,21 @@ class Guard:
     def text(self) -> str:
         return str(self.condition)
 
+    @property
+    def expr(self) -> Any:
+        """The condition in sympy's words, for tools that want it."""
+        # why: sympy is slow, and only other tools want it
+        from understudy.shapes.sympify_floats import to_sympy
+
+        return to_sympy(self.condition)
+
+    def __iter__(self) -> Iterator[Any]:
+        """As torch's guards unpack: the condition, where it comes from, whether it leaves out sizes of 0 and 1."""
+        return iter((self.expr, self.line, False))
+
+    def __getitem__(self, position: int) -> Any:
+        return tuple(self)[position]
+
     def __str__(self) -> str:
         return because(self.text, self.line)
 
@@ -42,7 +57,9 @@ class Specialisation:
     reason: str = ""
 
     def __str__(self) -> str:
-        why = self.reason if not self.line else f"{self.line}    ({self.reason})" if self.reason else self.line
+        why = (
+            self.reason if not self.line else f"{self.line}    ({self.reason})" if self.reason else self.line
+        )
         return because(f"{self.what} = {self.number}", why)
 
 
@@ -76,7 +93,13 @@ class InputSize:
         """As Python reads it off the input."""
         if self.what == "number":
             return self.source
-        return f"{self.source}.storage_offset()" if self.what == "offset" else f"{self.source}.{self.what}({self.dim})"
+        return (
+            f"{self.source}.storage_offset()"
+            if self.what == "offset"
+            else f"{self.source}.{self.what}({self.dim})"
+        )
+
+    name = text  # torch's sources have one
 
     def of(self, inputs: Sequence[Any]) -> Any:
         """The number that another input has in this place."""

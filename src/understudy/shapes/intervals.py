@@ -7,7 +7,7 @@ each term by itself; the polynomial moved so that its atoms start at zero (`x*y 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import comb, lcm
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,6 +22,7 @@ EVERYTHING: Interval = (None, None)
 LARGEST_EXPONENT = 64
 LARGEST_SHIFT = 64  # terms in a moved polynomial
 LARGEST_SCALE = 1 << 20
+MOST_EXPANSIONS = 8
 
 
 class Knowledge(Protocol):
@@ -315,7 +316,9 @@ def by_scaling(knowledge: Knowledge, expr: Expr) -> Interval:
     if polynomial is expr:
         return EVERYTHING
     # Not by scaling again: a numerator may bring floor-divisions of its own, without end.
-    known: Interval = (polynomial, polynomial) if isinstance(polynomial, int) else without_scaling(knowledge, polynomial)
+    known: Interval = (
+        (polynomial, polynomial) if isinstance(polynomial, int) else without_scaling(knowledge, polynomial)
+    )
     low, high = known
     return None if low is None else -(-low // scale), None if high is None else high // scale
 
@@ -344,19 +347,33 @@ def without_floors(knowledge: Knowledge, expr: Size) -> tuple[int, Size]:
 
 
 def expanded(knowledge: Knowledge, size: Size) -> Size:
-    """With c*(p // c) written as p - p % c, as often as the coefficients allow."""
-    for _ in range(8):
-        found = next(_expandable(size), None) if not isinstance(size, int) else None
+    """With c*(p // c) written as p - p % c, wherever the coefficients allow it and some of p cancels."""
+    if isinstance(size, int):
+        return size
+    # All of them before the sum is put together: what does not cancel folds to what it was.
+    table = dict(size.terms)
+    cancels = False
+    for _ in range(MOST_EXPANSIONS):
+        found = next(expandable(table.items()), None)
         if found is None:
-            return size
-        atom, rest, count = found
-        algebra = knowledge.algebra
-        p, q = atom.args
-        share = algebra.mul(count, algebra.normal({rest: 1}))
-        whole = algebra.mul(algebra.mul(share, q), atom)
-        rounded = algebra.sub(p, knowledge.apply("mod", p, q))
-        size = algebra.add(algebra.sub(size, whole), algebra.mul(share, rounded))
-    return size
+            break
+        cancels |= _expand(knowledge, table, *found)
+    return knowledge.algebra.normal(table) if cancels else size
+
+
+def _expand(knowledge: Knowledge, table: dict[Monomial, int], atom: Expr, rest: Monomial, count: int) -> bool:
+    """One floor-division within a table of terms; whether something cancels."""
+    p, q = atom.args
+    remainder = knowledge.apply("mod", p, q)
+    share = ((rest, count),)
+    whole = poly.product(share, poly.terms_of(q))
+    numerator = poly.product(share, poly.terms_of(p))
+    cancels = isinstance(remainder, int) or remainder.kind != "mod"
+    cancels |= any(monomial and table.get(monomial, 0) * c < 0 for monomial, c in numerator.items())
+    poly.accumulate(table, poly.product(tuple(whole.items()), ((((atom, 1),), 1),)).items(), -1)
+    poly.accumulate(table, numerator.items())
+    poly.accumulate(table, poly.product(share, poly.terms_of(remainder)).items(), -1)
+    return cancels
 
 
 def compact(knowledge: Knowledge, size: Size) -> Size:
@@ -365,9 +382,9 @@ def compact(knowledge: Knowledge, size: Size) -> Size:
     return size if len(poly.terms_of(longer)) > len(poly.terms_of(size)) else longer
 
 
-def _expandable(expr: Expr) -> Iterator[tuple[Expr, Monomial, int]]:
+def expandable(terms: Iterable[tuple[Monomial, int]]) -> Iterator[tuple[Expr, Monomial, int]]:
     """(floor-division p // q, rest, n) for each term that contains n * rest * q * (p // q)."""
-    for monomial, coefficient in expr.terms:
+    for monomial, coefficient in terms:
         for atom, _ in monomial:
             if atom.kind != "floordiv":
                 continue

@@ -8,12 +8,15 @@ about divisibility is plain arithmetic on polynomials. `outside` writes an expre
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import gcd, lcm
 
 from . import polynomials as poly
 from .expr import Algebra, Expr
 from .intervals import EVERYTHING, Interval, interval_of, meet
 from .polynomials import Monomial, Size, terms_of
 from .rewrites import rewrite
+
+LARGEST_WHOLE = 1 << 16
 
 
 class Store:
@@ -107,15 +110,48 @@ class Store:
         """In the user's symbols."""
         if isinstance(size, int) or not any(symbol.is_hidden for symbol in size.symbols):
             return size
-        if size.kind not in ("sum", "symbol"):
+        if size.kind not in ("sum", "symbol", "mod"):
             return self.algebra.apply(size.kind, *[self.outside(arg) for arg in size.args])
-        shown: Size = size
+        shown: Size = self._with_wide_remainders(size)
         while not isinstance(shown, int):
             hidden = [atom for atom in shown.atoms if atom.is_hidden]
             if not hidden:
                 return self.algebra.mapped(shown, lambda atom: atom if atom.is_symbol else self.outside(atom))
             shown = self._without(shown, max(hidden, key=lambda atom: atom.order))
         return shown
+
+    def _with_wide_remainders(self, size: Expr) -> Size:
+        """With (c*p) % (c*n) in place of c*(p % n), if c*p can be written without parts."""
+        algebra = self.algebra
+        total: Size = 0
+        for monomial, coefficient in size.terms:
+            term: Size = 1
+            for atom, exponent in monomial:
+                factor: Size = atom
+                if atom.kind == "mod" and exponent == 1:
+                    p, n = atom.args
+                    c = self.whole(p) if isinstance(n, int) else 1
+                    if coefficient % c == 0:
+                        coefficient //= c
+                        factor = algebra.mod(self.outside(algebra.mul(c, p)), algebra.mul(c, self.outside(n)))
+                    else:
+                        factor = algebra.mod(self.outside(p), self.outside(n))
+                term = algebra.mul(term, algebra.pow(factor, exponent))
+            total = algebra.add(total, algebra.mul(coefficient, term))
+        return total
+
+    def whole(self, size: Size) -> int:
+        """How many times the expression can be written without parts of the user's symbols."""
+        total = 1
+        for monomial, coefficient in terms_of(size):
+            needed = 1
+            for atom, exponent in monomial:
+                if atom.is_hidden:
+                    needed *= self.scale(atom) ** exponent
+                elif atom.kind == "mod":
+                    needed *= self.whole(atom.args[0])
+            total = lcm(total, needed // gcd(needed, coefficient))
+        return total if total <= LARGEST_WHOLE else 1
 
     def _without(self, size: Expr, k: Expr) -> Size:
         """With x - r in place of c*k where the coefficients allow it, else x // c in place of k."""
@@ -187,5 +223,3 @@ class Store:
         for monomial, coefficient in p.terms:
             if monomial:
                 self.by_monomial[monomial].remove((coefficient, p))
-
-

@@ -1,11 +1,11 @@
 """How a store takes in facts: each is brought to its simplest form and put into the table it belongs to.
 
-    x == 4, x == 2*y + 1    a replacement
-    x % 8 == 3              a replacement by 8*k + 3
-    x*y % 8 == 0            a congruence
-    x <= 2048               a limit
-    x*y <= z                an inequality, and limits that follow from the limits of the others
-    x != 0                  a limit if zero is at the end of x's interval, else remembered
+x == 4, x == 2*y + 1    a replacement
+x % 8 == 3              a replacement by 8*k + 3
+x*y % 8 == 0            a congruence
+x <= 2048               a limit
+x*y <= z                an inequality, and limits that follow from the limits of the others
+x != 0                  a limit if zero is at the end of x's interval, else remembered
 """
 
 from __future__ import annotations
@@ -145,10 +145,19 @@ class Lesson:
                 self.tasks.append(("ge", self.algebra.sub(p, c * low)))
             if high is not None:
                 self.tasks.append(("ge", self.algebra.sub(c * high + c - 1, p)))
+        elif whole.kind == "mod" and isinstance(whole.args[1], int):
+            self.neighbours(whole.args[0], whole.args[1], low, high)
         elif whole.kind == "min" and low is not None:
             self.tasks.extend(("ge", self.algebra.sub(arg, low)) for arg in whole.args)
         elif whole.kind == "max" and high is not None:
             self.tasks.extend(("ge", self.algebra.sub(high, arg)) for arg in whole.args)
+
+    def neighbours(self, p: Size, c: int, low: int | None, high: int | None) -> None:
+        """p % c >= 1 exactly where (p - 1) % c <= c - 2: rounding up asks of one of them, rounding down of the other."""
+        if low is not None and low >= 1:
+            self.tasks.append(("ge", self.algebra.sub(c - 2, self.algebra.mod(self.algebra.sub(p, 1), c))))
+        if high is not None and high <= c - 2:
+            self.tasks.append(("ge", self.algebra.sub(self.algebra.mod(self.algebra.add(p, 1), c), 1)))
 
     def factors(self, monomial: Monomial, low: int | None, high: int | None) -> None:
         intervals = [self.store.interval(atom) for atom, _ in monomial]
@@ -315,5 +324,3 @@ def bound(coefficient: int, least: int) -> Interval:
     if coefficient > 0:
         return -(-least // coefficient), None
     return None, (-least) // (-coefficient)
-
-

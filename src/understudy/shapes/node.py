@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -24,8 +25,14 @@ from understudy.shapes.layouts import CHANNELS_LAST_2D, CHANNELS_LAST_3D, by_exa
 if TYPE_CHECKING:
     from understudy.shapes.env import ShapeEnv
 
+YES, NO, NOTHING = (1).__bool__, (0).__bool__, {}.clear
+"""Functions that return True, False and None. Called from C++, they cost half of what a function of Python does."""
 SYMBOLIC: dict[type, Callable[[Any], Any]] = {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}
 Method = Callable[["SymNode", "SymNode"], "SymNode"]
+
+SIZE_ONE_OF_GRADIENTS = "input_metadata.cpp"
+"""Where autograd asks whether a size is 1, to sum a gradient that was broadcast. Whoever broadcast it has assumed that
+it is; if nobody did, the gradient has the size of its input, and it does not matter."""
 
 
 def _binary(operation: str) -> Method:
@@ -73,16 +80,34 @@ def _compared(relation: str) -> Callable[[SymNode, Any], Any]:
 class SymNode:
     """One for each value of an environment: equal values are the same node."""
 
-    __slots__ = ("__weakref__", "_example", "_symbolic", "constant", "is_plain", "kind", "shape_env", "value")
+    __slots__ = (
+        "__weakref__", "_example", "_symbolic", "constant", "is_bool", "is_float", "is_int", "is_plain", "kind",
+        "maybe_as_int", "shape_env", "value",
+    )  # fmt: skip
+
+    # What C++ asks at every turn: each holds one of the functions of `YES`, `NO` and `NOTHING`.
+    is_int: Callable[[], bool]
+    is_float: Callable[[], bool]
+    is_bool: Callable[[], bool]
+    maybe_as_int: Callable[[], int | None]
 
     def __init__(self, shape_env: ShapeEnv, value: Any, kind: type) -> None:
         self.shape_env = shape_env
         self.value = value
         self.kind = kind
-        self.is_plain = isinstance(value, (int, float))
-        self.constant = value if self.is_plain else None
         self._symbolic: Any = None
         self._example: Any = None
+        self._derive()
+
+    def _derive(self) -> None:
+        """What follows from value and kind."""
+        value, kind = self.value, self.kind
+        self.is_plain = isinstance(value, (int, float))
+        self.constant = value if self.is_plain else None
+        self.is_int = YES if kind is int else NO
+        self.is_float = YES if kind is float else NO
+        self.is_bool = YES if kind is bool else NO
+        self.maybe_as_int = value.__index__ if kind is int and self.is_plain else NOTHING
 
     # torch asks `isinstance(node, <its own class>)` before it chooses between two nodes or unwraps a constant.
     def _claimed_class(self) -> Any:
@@ -100,15 +125,6 @@ class SymNode:
             found = self._symbolic = self.value if self.is_plain else SYMBOLIC[self.kind](self)
         return found
 
-    def is_int(self) -> bool:
-        return self.kind is int
-
-    def is_float(self) -> bool:
-        return self.kind is float
-
-    def is_bool(self) -> bool:
-        return self.kind is bool
-
     def is_nested_int(self) -> bool:
         return False
 
@@ -122,14 +138,12 @@ class SymNode:
         return True
 
     def is_constant(self) -> bool:
-        return self.is_plain
+        """Torch unwraps what is: integers and truth values, for it has no way to do so with floats."""
+        return self.is_plain and self.kind is not float
 
     @property
     def pytype(self) -> type:
         return self.kind
-
-    def maybe_as_int(self) -> int | None:
-        return self.constant if self.kind is int else None
 
     def maybe_as_float(self) -> float | None:
         return self.constant if self.kind is float else None
@@ -137,7 +151,9 @@ class SymNode:
     def maybe_as_bool(self) -> bool | None:
         return self.constant if self.kind is bool else None
 
-    constant_int = maybe_as_int
+    def constant_int(self) -> int | None:
+        return self.maybe_as_int()
+
     constant_bool = maybe_as_bool
 
     @property
@@ -297,6 +313,8 @@ class SymNode:
         return self.shape_env.evaluate_sym_node(self, size_oblivious)
 
     def guard_or_false(self, file: Any = "", line: int = 0) -> bool:
+        if type(file) is str and file.endswith(SIZE_ONE_OF_GRADIENTS):
+            return self.shape_env.is_known(self.value)
         return bool(self.shape_env.decide(self.value, fallback=False))
 
     guard_size_oblivious = guard_or_false
@@ -420,7 +438,15 @@ class SymNode:
         return self
 
     def __deepcopy__(self, memo: Any) -> SymNode:
-        return self
+        """A size stays the size of its environment, unless it is the environment that is copied."""
+        if id(self.shape_env) not in memo:
+            return self
+        twin = memo[id(self)] = SymNode.__new__(SymNode)
+        for name in ("shape_env", "value", "kind", "_example"):
+            setattr(twin, name, deepcopy(getattr(self, name), memo))
+        twin._symbolic = None
+        twin._derive()
+        return twin
 
     def __reduce__(self) -> NoReturn:
         raise pickle.PicklingError(

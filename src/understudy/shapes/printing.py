@@ -64,6 +64,11 @@ def term_text(monomial: Monomial, coefficient: int) -> str:
 
 
 def relation_text(kind: str, terms: Terms) -> str:
+    left, operator, right = sides(kind, terms)
+    return f"{sum_text(left)} {operator} {sum_text(right)}"
+
+
+def sides(kind: str, terms: Terms) -> tuple[list[tuple[Monomial, int]], str, list[tuple[Monomial, int]]]:
     """`kind` is eq, ne or ge: the relation of the terms' sum to zero, positive terms on both sides."""
     left = [(m, c) for m, c in terms if c > 0]
     right = [(m, -c) for m, c in terms if c < 0]
@@ -77,4 +82,4 @@ def relation_text(kind: str, terms: Terms) -> str:
     if first_is_right or (leading[1] < 0 and leading[0]):
         left, right = right, left
         operator = {">=": "<=", ">": "<"}.get(operator, operator)
-    return f"{sum_text(left)} {operator} {sum_text(right)}"
+    return left, operator, right

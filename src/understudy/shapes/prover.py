@@ -12,7 +12,15 @@ from math import gcd, lcm
 
 from . import polynomials as poly
 from .expr import Expr
-from .intervals import excludes_zero, expanded, is_nonnegative, is_nonpositive, monomial_interval, scaled
+from .intervals import (
+    excludes_zero,
+    expandable,
+    expanded,
+    is_nonnegative,
+    is_nonpositive,
+    monomial_interval,
+    scaled,
+)
 from .knowledge import Store
 from .polynomials import Monomial, Size, constant_of
 
@@ -130,8 +138,9 @@ def remainders(search: Search, p: Expr) -> Iterator[Size]:
     store, algebra = search.store, search.algebra
     known = store.by_monomial
     local: dict[Monomial, list[tuple[int, Expr]]] = {}
+    rounded = {atom for atom, _, _ in expandable(p.terms)}
     for atom in p.atoms:
-        for lemma in lemmas(search, atom):
+        for lemma in lemmas(search, atom, atom in rounded):
             for monomial, coefficient in lemma.terms:
                 if monomial:
                     local.setdefault(monomial, []).append((coefficient, lemma))
@@ -164,8 +173,8 @@ def parts_of(monomial: Monomial) -> Iterator[Monomial]:
             yield ((atom, 1),)
 
 
-def lemmas(search: Search, atom: Expr) -> Iterator[Expr]:
-    """What is >= 0 by the meaning of an atom, beyond its interval."""
+def lemmas(search: Search, atom: Expr, is_rounded: bool) -> Iterator[Expr]:
+    """What is >= 0 by the meaning of an atom, beyond its interval. `is_rounded`: a multiple of c*(p // c) is there."""
     store, algebra = search.store, search.algebra
     found: list[Size] = []
     if atom.kind in ("floordiv", "mod"):
@@ -177,7 +186,7 @@ def lemmas(search: Search, atom: Expr) -> Iterator[Expr]:
             if not isinstance(q, int):
                 found.append(algebra.sub(algebra.sub(q, 1), atom))
         elif is_known_positive:
-            if not isinstance(q, int):
+            if is_rounded or not isinstance(q, int):
                 rest = algebra.sub(p, algebra.mul(q, atom))
                 found += [rest, algebra.sub(algebra.sub(q, 1), rest)]
             if is_nonnegative(store.interval(p)):

@@ -281,7 +281,9 @@ def extreme_of(kind: str, wins: Callable[[Knowledge, Size, Size], bool]) -> Rule
             kept = [other for other in kept if not wins(known, arg, other)] + [arg]
         if len(kept) == 1:
             return kept[0]
-        ordered = tuple(sorted(kept, key=lambda a: (isinstance(a, int), 0 if isinstance(a, int) else a.order)))
+        ordered = tuple(
+            sorted(kept, key=lambda a: (isinstance(a, int), 0 if isinstance(a, int) else a.order))
+        )
         return None if ordered == args else known.apply(kind, *ordered)
 
     return extreme
@@ -350,28 +352,62 @@ def power_of_a_sum(known: Knowledge, base: Size, exponent: Size) -> Size | None:
 
 
 def folded_division(algebra: Algebra, terms: Terms) -> Size | None:
-    """c*(p//c) + p % c == p: the sum with such a pair replaced, or None if there is none."""
-    kinds = {atom.kind for monomial, _ in terms for atom, _ in monomial}
-    if not ("mod" in kinds and "floordiv" in kinds):
-        return None
+    """The sum with a remainder gone, or None if there is none to remove.
+
+    c*(p//c) + p % c == p            a quotient and its remainder
+    p - p % c        == c*(p//c)     rounded down: padding to multiples and cutting at multiples read like that
+    """
+    remainders = [(m, c, atom) for m, c in terms for atom, _ in m if atom.kind == "mod"]
+    if not remainders:
+        return folded_half(algebra, terms)
+    table = dict(terms)
+    has_quotient = any(atom.kind == "floordiv" for monomial, _ in terms for atom, _ in monomial)
+    for monomial, coefficient, atom in remainders:
+        rest = poly.over(monomial, ((atom, 1),)) or ONE
+        numerator = [(poly.times(rest, m), coefficient * c) for m, c in terms_of(atom.args[0])]
+        variable = [term for term in numerator if term[0] != rest]
+        is_rounded = bool(variable) and all(_has(table, m, -c) for m, c in variable)
+        if not is_rounded and not has_quotient:
+            continue
+        pair = _pair_of(algebra, atom)
+        if pair is None:
+            continue
+        partner, number = poly.times(rest, pair[0]), coefficient * pair[1]
+        if is_rounded or _has(table, partner, number):
+            table[monomial] -= coefficient
+            poly.accumulate(table, ((partner, number),), -1)
+            poly.accumulate(table, numerator)
+            return algebra.normal(table)
+    return folded_half(algebra, terms)
+
+
+def folded_half(algebra: Algebra, terms: Terms) -> Size | None:
+    """p - p//2 == (p + 1)//2 and p - (p + 1)//2 == p//2, where p is an atom."""
     table = dict(terms)
     for monomial, coefficient in terms:
-        for atom, _ in monomial:
-            pair = _pair_of(algebra, atom) if atom.kind == "mod" else None
-            if pair is None:
+        for atom, exponent in monomial:
+            if atom.kind != "floordiv" or exponent > 1 or not isinstance(atom.args[1], int) or atom.args[1] % 2:
                 continue
-            rest = poly.over(monomial, ((atom, 1),))
-            partner, number = pair
-            whole = poly.times(rest or ONE, partner)
-            share = table.get(whole, 0)
-            needed = coefficient * number
-            if abs(share) >= abs(needed) and (share < 0) == (needed < 0):
-                table[monomial] -= coefficient
-                table[whole] -= needed
-                numerator = poly.product(((rest or ONE, coefficient),), terms_of(atom.args[0]))
-                poly.accumulate(table, numerator.items())
-                return algebra.normal(table)
+            p, c = atom.args
+            rest = poly.over(monomial, ((atom, 1),)) or ONE
+            for start, end in ((0, c // 2), (-c // 2, -c // 2)):
+                whole = algebra.floordiv(algebra.add(p, start), c // 2)
+                if isinstance(whole, int) or not whole.is_atom:
+                    continue
+                partner = poly.times(rest, ((whole, 1),))
+                if _has(table, partner, -coefficient):
+                    table[monomial] -= coefficient
+                    table[partner] += coefficient
+                    other = terms_of(algebra.floordiv(algebra.add(p, end), c))
+                    poly.accumulate(table, poly.product(((rest, -coefficient),), other).items())
+                    return algebra.normal(table)
     return None
+
+
+def _has(table: dict[Monomial, int], monomial: Monomial, coefficient: int) -> bool:
+    """Whether the term is there, with that coefficient or more of the same sign."""
+    share = table.get(monomial, 0)
+    return abs(share) >= abs(coefficient) and (share < 0) == (coefficient < 0)
 
 
 def _pair_of(algebra: Algebra, atom: Expr) -> tuple[Monomial, int] | None:

@@ -92,7 +92,7 @@ def from_torch(size: Any) -> Any:
     if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         node = size.node
         if type(node) is SymNode:
-            return node.value if node.is_constant() else node
+            return node.value if node.is_plain else node
         constant = node.maybe_as_int()
         return size if constant is None else constant
     return size

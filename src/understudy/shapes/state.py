@@ -23,6 +23,7 @@ class Settings:
     `duck_shape`: equal example sizes share a symbol. `specialize_zero_one`: sizes of 0 and 1 stay numbers.
     `assume_static_by_default`: sizes stay numbers unless a context or a mark says otherwise.
     `allow_scalar_outputs`, `allow_dynamic_output_shape_ops`: data-dependent numbers and sizes become symbols.
+    `prefer_deferred_runtime_asserts_over_guards`: what `torch._check` says of sizes with an example is promised as well.
     """
 
     allow_scalar_outputs: bool = True
@@ -30,6 +31,11 @@ class Settings:
     assume_static_by_default: bool = False
     specialize_zero_one: bool = True
     duck_shape: bool = True
+    prefer_deferred_runtime_asserts_over_guards: bool = False
+
+
+class Unproved(Exception):
+    """A question came up that is not answered by proof, where nothing else was wanted."""
 
 
 class State:
@@ -60,7 +66,9 @@ class State:
         self._by_example: dict[int, Expr] = {}
         self._by_name: dict[str, Expr] = {}
         self._specialised: set[Expr] = set()
+        self.frozen = False
         self._suppressed = 0
+        self._proofs_only = False
         self._ignoring_fresh = 0
         self._named = 0
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+from understudy import _torch
 
 from .conditions import Condition
 from .expr import Expr
+from .polynomials import Monomial
+from .printing import sides
+
+RELATIONS = {"==": "Eq", "!=": "Ne", ">=": "Ge", ">": "Gt", "<=": "Le", "<": "Lt"}
 
 
 def to_sympy(value: int | bool | Expr | Condition) -> Any:
-    """Symbols become integer symbols of the same name (non-negative ones if they are), // and % floor."""
+    """Symbols become integer symbols of the same name (non-negative ones if they are); // and % are torch's functions."""
     # why: half a second, for those tools only
     import sympy  # type: ignore[import-untyped, unused-ignore]
 
@@ -20,15 +27,19 @@ def to_sympy(value: int | bool | Expr | Condition) -> Any:
     if isinstance(value, Condition):
         if value.parts:
             return (sympy.And if value.kind == "and" else sympy.Or)(*map(to_sympy, value.parts))
-        relation = {"eq": sympy.Eq, "ne": sympy.Ne, "ge": sympy.Ge}[value.kind]
-        return relation(to_sympy(value.expr), sympy.Integer(0))
+        left, relation, right = sides(value.kind, value.expr.terms)
+        return getattr(sympy, RELATIONS[relation])(_sum(sympy, left), _sum(sympy, right))
     if value.kind == "sum":
-        terms = []
-        for monomial, coefficient in value.terms:
-            factors = [to_sympy(atom) ** exponent for atom, exponent in monomial]
-            terms.append(sympy.Mul(sympy.Integer(coefficient), *factors))
-        return sympy.Add(*terms)
+        return _sum(sympy, value.terms)
     return atom_to_sympy(sympy, value)
+
+
+def _sum(sympy: Any, terms: Iterable[tuple[Monomial, int]]) -> Any:
+    products = []
+    for monomial, coefficient in terms:
+        factors = [to_sympy(atom) ** exponent for atom, exponent in monomial]
+        products.append(sympy.Mul(sympy.Integer(coefficient), *factors))
+    return sympy.Add(*products)
 
 
 def atom_to_sympy(sympy: Any, atom: Expr) -> Any:
@@ -39,12 +50,15 @@ def atom_to_sympy(sympy: Any, atom: Expr) -> Any:
         if low == 0:
             return sympy.Symbol(atom.name, integer=True, nonnegative=True)
         return sympy.Symbol(atom.name, integer=True)
+    functions = _torch.sympy_functions()
     args = [to_sympy(arg) for arg in atom.args]
+    if atom.kind == "mod":
+        are_sizes = all(arg.is_nonnegative for arg in args)
+        return (functions.Mod if are_sizes else functions.PythonMod)(*args)
     make = {
-        "floordiv": lambda a, b: sympy.floor(a / b),
-        "mod": lambda a, b: a - b * sympy.floor(a / b),
-        "min": sympy.Min,
-        "max": sympy.Max,
+        "floordiv": functions.FloorDiv,
+        "min": functions.Min,
+        "max": functions.Max,
         "abs": sympy.Abs,
         "pow": sympy.Pow,
     }[atom.kind]

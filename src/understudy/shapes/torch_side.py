@@ -5,30 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from understudy.shapes import conditions
-from understudy.shapes.checking import Checking
 from understudy.shapes.expr import Expr
 from understudy.shapes.floats import FloatExpr
+from understudy.shapes.torch_tables import TorchTables
 
 if TYPE_CHECKING:
     from understudy.shapes.node import SymNode
 
 
-class TorchSide(Checking):
-    """Torch's functions speak sympy; what was translated for them is remembered both ways."""
-
-    def to_sympy(self, value: Any) -> Any:
-        found = self._sympy.get(value)
-        if found is None:
-            # why: sympy is slow, and only other tools want it
-            from understudy.shapes.sympify_floats import to_sympy
-
-            found = self._sympy[value] = to_sympy(value)
-            self._from_sympy[found] = value
-        return found
-
-    def from_sympy(self, expression: Any) -> Any:
-        """What a sympy expression was made from; anything else as it is."""
-        return expression if isinstance(expression, (int, Expr)) else self._from_sympy.get(expression, expression)
+class TorchSide(TorchTables):
+    """The questions, in torch's words."""
 
     def evaluate_sym_node(
         self, node: SymNode, size_oblivious: bool = False, fallback_value: bool | None = None

@@ -51,7 +51,9 @@ def check_expandable(shape: Sequence[Any], target: Sequence[Any], what: str) -> 
     fits = lead >= 0
     if fits:
         for size, wanted in zip(shape, target[lead:], strict=True):
-            if size != 1 and size != wanted:
+            if surely_equal(size, wanted):  # then it does not matter whether it is 1
+                continue
+            if (differ_at_hand(size, wanted) or size != wanted) and size != 1:
                 fits = False
                 break
     if not fits:

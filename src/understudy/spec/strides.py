@@ -43,6 +43,8 @@ def is_channels_last_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> 
 
 def is_dense(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
     """Every element of a block of memory exactly once, in any order of dimensions."""
+    if is_symbolic((*shape, *stride)) and _is_surely_packed(shape, stride, by_example(stride, shape)):
+        return True
     if is_contiguous(shape, stride) or is_channels_last_contiguous(shape, stride):
         return True
     if is_symbolic((*shape, *stride)):
@@ -53,6 +55,17 @@ def is_dense(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
         if step != expected:
             return False
         expected = expected * size
+    return True
+
+
+def _is_surely_packed(shape: Sequence[Any], stride: Sequence[Any], order: Sequence[int]) -> bool:
+    """Whether the dimensions follow each other in memory whatever the symbols are; no guard comes of asking."""
+    expected: Any = 1
+    for dim in order:
+        if not surely_equal(shape[dim], 1):
+            if not surely_equal(stride[dim], expected):
+                return False
+            expected = expected * shape[dim]
     return True
 
 
@@ -128,7 +141,7 @@ def _broadcast_row(shape: Size, operand: TensorSpec) -> Size:
         return stride
     lead = len(shape) - len(own)
     expanded = [
-        0 if size == 1 and wanted != 1 else step
+        0 if not surely_equal(size, wanted) and size == 1 and wanted != 1 else step
         for size, step, wanted in zip(own, stride, shape[lead:], strict=True)
     ]
     return (*(0,) * lead, *expanded)

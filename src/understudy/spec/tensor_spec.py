@@ -13,7 +13,8 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from understudy.shapes.sizes import are_packed, at_least_one, is_symbolic, surely_differ, surely_equal
+from understudy.shapes.input_sizes import packed_strides
+from understudy.shapes.sizes import are_packed, is_symbolic, surely_differ, surely_equal
 
 Size = tuple[Any, ...]  # of int, or of symbolic sizes
 
@@ -37,15 +38,7 @@ SHORT_DTYPE = {
 }
 
 
-def contiguous_strides(shape: Sequence[Any]) -> Size:
-    """Row-major strides, as eager makes them (a size of 0 counts as 1)."""
-    strides: list[Any] = []
-    step: Any = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step = step * at_least_one(size)
-    strides.reverse()
-    return tuple(strides)
+contiguous_strides = packed_strides
 
 
 def product(sizes: Sequence[Any]) -> Any:

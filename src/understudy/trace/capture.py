@@ -16,6 +16,7 @@ from understudy.fake.helpers import maybe_get_fake_mode
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.shapes.env import ShapeEnv
+from understudy.shapes.node import SymNode
 from understudy.trace.capture_errors import with_last_nodes
 from understudy.trace.capture_names import argument_names, leaf_names, name_of
 from understudy.trace.dead_code import remove_dead_code
@@ -88,6 +89,7 @@ class Capture:
         self.tracer = PythonKeyTracer()
         self.fake_mode: FakeTensorMode | None = None
         self.recorder: ProxyTorchDispatchMode
+        self._modules_given: list[torch.nn.Module] = []
 
     def run(self, args: tuple[Any, ...]) -> GraphModule:
         self.fake_mode = self.outer.stand_ins if self.outer is not None else self._mode_for(args)
@@ -103,8 +105,10 @@ class Capture:
         self._make_placeholders(names, in_spec, inputs)
         OPEN.add(self.tracer.graph)
         try:
+            self._modules_given = [value for value in inputs if isinstance(value, torch.nn.Module)]
             with self._state() as state:
-                result = self._perform(_torch.tree_unflatten(inputs, in_spec), state)
+                given = self._as_given(inputs)
+                result = self._perform(_torch.tree_unflatten(given, in_spec), state)
                 out_spec = self._finish(result, state)
         finally:
             OPEN.remove(self.tracer.graph)
@@ -125,8 +129,9 @@ class Capture:
     def stand_ins(self) -> FakeTensorMode:
         """The mode in which branches are traced. While the program itself runs for real, they still run on stand-ins:
         at most one of them is to touch data."""
-        if self.fake_mode is not None:
-            return self.fake_mode
+        mode = self.fake_mode or _torch.active_fake_mode()
+        if type(mode) is FakeTensorMode:
+            return mode
         return FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True)
 
     def subgraph(
@@ -152,8 +157,10 @@ class Capture:
         found = next((mode for mode in map(maybe_get_fake_mode, leaves) if mode is not None), None) or active
         if found is None:
             is_static = self.options.tracing_mode == "fake"
+            symbols = [leaf.node for leaf in leaves if isinstance(leaf, SYMBOLIC) and type(leaf.node) is SymNode]
             return FakeTensorMode(
-                shape_env=ShapeEnv(), static_shapes=is_static, allow_non_fake_inputs=self.options.allow_non_fake_inputs,
+                shape_env=symbols[0].shape_env if symbols else ShapeEnv(), static_shapes=is_static,
+                allow_non_fake_inputs=self.options.allow_non_fake_inputs,
                 allow_fallback_kernels=True,
             )  # fmt: skip
         if self.options.tracing_mode == "symbolic" and found.shape_env is None:
@@ -201,13 +208,24 @@ class Capture:
         elif isinstance(value, torch.ScriptObject):
             tracer.script_object_tracker[value] = tracer.proxy(node)
 
+    def _as_given(self, inputs: list[Any]) -> list[Any]:
+        """What `f` is called with: the inputs, or, if that was asked for, proxies in the place of modules."""
+        if not self.options.proxy_module_inputs:
+            return inputs
+        placeholders = self.tracer.graph.find_nodes(op="placeholder")
+        return [
+            self.tracer.proxy(node) if isinstance(value, torch.nn.Module) else value
+            for node, value in zip(placeholders, inputs, strict=True)
+        ]
+
     @contextmanager
     def _state(self) -> Iterator[LentState]:
-        """The modules that `f` refers to, with stand-ins for their tensors while stand-ins are traced."""
+        """The modules that `f` refers to and is given, with stand-ins for their tensors while stand-ins are traced."""
         state = LentState(self.fake_mode)
         try:
             if self.outer is None:
-                state.lend(modules_of(self.f), self.tracer.constants)
+                given = [(module, False) for module in self._modules_given]
+                state.lend([*modules_of(self.f), *given], self.tracer.constants)
             yield state
         finally:
             state.give_back()

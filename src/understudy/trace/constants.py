@@ -15,6 +15,7 @@ from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import flat
 from understudy.lines import user_line
+from understudy.trace.effects import written_values
 from understudy.trace.node_meta import set_val
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ class Constants:
     def expect(self, tensor: torch.Tensor, real: torch.Tensor, name: str | None) -> None:
         """Where `tensor` turns up, the graph reads `real`, under this name if there is one."""
         self._known.setdefault(id(tensor), (tensor, real, name))
+        if _torch.is_traceable_wrapper_subclass(tensor):  # operators on it become operators on what is inside
+            for part in tensor.__tensor_flatten__()[0]:
+                self.expect(getattr(tensor, part), getattr(real, part), name and f"{name}_{part}")
 
     def knows(self, tensor: torch.Tensor) -> bool:
         """Whether this is a parameter, buffer or constant of the surrounding program."""
@@ -59,13 +63,11 @@ class Constants:
 
     def before_write(self, func: Any, args: Any, kwargs: Any) -> None:
         """A real run writes to real tensors. Those of the traced module get their values back after the trace."""
-        for position, name in _torch.written_arguments(func):
-            written = args[position] if position < len(args) else kwargs.get(name)
-            for tensor in flat(torch.Tensor, (written,), {}):
-                place = self._by_storage().get(_torch.storage_id(tensor))
-                if place is not None and id(place) not in self._saved:
-                    with _torch.no_modes():
-                        self._saved[id(place)] = (place, place.detach().clone())
+        for tensor in flat(torch.Tensor, written_values(func, args, kwargs), {}):
+            place = self._by_storage().get(_torch.storage_id(tensor))
+            if place is not None and id(place) not in self._saved:
+                with _torch.no_modes():
+                    self._saved[id(place)] = (place, place.detach().clone())
 
     def _by_storage(self) -> dict[int, torch.Tensor]:
         if self._storages is None:

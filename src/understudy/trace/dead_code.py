@@ -9,12 +9,12 @@ import torch
 from torch.fx import Graph, Node
 
 from understudy import _torch
-
-EFFECTS_BY_TAG = (torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output)
-"""A random number that is not drawn changes those after it; a value that is not read may not be checked."""
+from understudy.trace.effects import is_pure, may_write
+from understudy.trace.untold import forget_needless_states
 
 
 def remove_dead_code(graph: Graph) -> None:
+    forget_needless_states(graph)
     pure: dict[Any, bool] = {}
     for node in reversed(graph.nodes):
         if node.users or node.op in ("placeholder", "output"):
@@ -29,6 +29,8 @@ def _is_pure(node: Node, known: dict[Any, bool]) -> bool:
     if node.op != "call_function" or "unbacked_bindings" in node.meta:
         return False
     target = node.target
+    if isinstance(target, _torch.OpOverload) and (may_write(target) or torch.Tag.nondeterministic_seeded in target.tags):
+        return _target_is_pure(node)
     found = known.get(target)
     if found is None:
         found = known[target] = _target_is_pure(node)
@@ -38,11 +40,8 @@ def _is_pure(node: Node, known: dict[Any, bool]) -> bool:
 def _target_is_pure(node: Node) -> bool:
     target: Any = node.target
     if isinstance(target, _torch.OpOverload):
-        return (
-            not _torch.is_mutable(target)
-            and not any(tag in target.tags for tag in EFFECTS_BY_TAG)
-            and _torch.is_builtin_namespace(target)
-            and not _torch.has_effect(node)
-        )
+        return is_pure(target, node.args, node.kwargs) and not node.is_impure(impure_random=False)
+    if target is torch.get_rng_state:
+        return True
     is_number = isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
     return target is operator.getitem or is_number

@@ -44,6 +44,9 @@ class MetaProxy(Proxy):
     def __repr__(self) -> str:
         return f"MetaProxy({self.node.name}: {self.tracer.shown(self._meta)})"
 
+    def __format__(self, format_spec: str) -> str:
+        return repr(self)
+
     __hash__ = object.__hash__
 
     def __copy__(self) -> MetaProxy:
@@ -126,7 +129,7 @@ class MetaProxy(Proxy):
         args, kwargs = args or (), kwargs or {}
         proxy = next(iter(proxies_in((args, kwargs))), None)
         if proxy is None:  # torch's classes ask, without an object, whether they are overridden
-            return super().__torch_function__(orig_method, types, args, kwargs)  # type: ignore[arg-type]
+            return super().__torch_function__(orig_method, types, args, kwargs)
         return proxy.tracer.called(orig_method, args, kwargs)
 
 
@@ -143,7 +146,7 @@ for _name in "iadd iand ifloordiv ilshift imod imul imatmul ior ipow irshift isu
     setattr(MetaProxy, f"__{_name}__", _in_place(_name))
 
 
-class TensorProxy(MetaProxy, torch.Tensor):
+class TensorProxy(MetaProxy, torch.Tensor):  # type: ignore[misc]
     """A proxy that is a tensor to whoever asks for its class. Make it with `make_proxy`."""
 
     def __getattribute__(self, name: str) -> Any:
@@ -155,28 +158,37 @@ class TensorProxy(MetaProxy, torch.Tensor):
 
 
 class MetaAttribute(MetaProxy):
-    """`x.foo`: a node once it is used other than by calling it."""
+    """`x.foo`: a node once it is used other than by calling it, in the place where it was read."""
 
     _owner: MetaProxy
     _name: str
     _made: Node | None
+    _place: tuple[Node, str]
 
     @property
-    def node(self) -> Node:
+    def node(self) -> Node:  # type: ignore[override]
         if self._made is None:
-            call = ("call_function", getattr, (self._owner, self._name), {})
-            self._made = self.tracer.node_for(*call, self._meta)
+            owner = self._owner.node
+            before, line = self._place
+            if isinstance(self._owner, MetaAttribute) and self._owner._place[0] is before:
+                before = owner  # an attribute of an attribute comes after it
+            with self.tracer.within(before.graph), before.graph.inserting_after(before):
+                self._made = self.tracer.node_for(
+                    "call_function", getattr, (self._owner, self._name), {}, self._meta
+                )
+            if line:
+                self._made.meta["stack_trace"] = line
         return self._made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._owner.tracer.create_proxy("call_method", self._name, (self._owner, *args), kwargs)
 
 
-class TensorAttribute(MetaAttribute, TensorProxy):
+class TensorAttribute(MetaAttribute, TensorProxy):  # type: ignore[misc]
     """`x.T`: an attribute that is a tensor."""
 
 
-OWN_STATE = frozenset({"node", "tracer", "_meta", "_owner", "_name", "_made"})
+OWN_STATE = frozenset({"node", "tracer", "_meta", "_owner", "_name", "_made", "_place"})
 OWN = frozenset({*OWN_STATE, "keys"})
 """What a tensor's proxy answers itself. Every other name, `view` or `T`, is one of the tensor that it stands for."""
 MAPPING_QUESTIONS = frozenset({"keys", "items", "values", "get"})
@@ -193,14 +205,14 @@ class DeviceOf(str):
     def _claimed_class(self) -> Any:
         return torch.device
 
-    __class__ = property(_claimed_class)  # type: ignore[assignment]
+    __class__ = property(_claimed_class)
 
     @property
     def type(self) -> str:
         return self.device.type
 
     @property
-    def index(self) -> Any:  # type: ignore[override]
+    def index(self) -> Any:
         return self.device.index
 
     def __eq__(self, other: object) -> bool:
@@ -227,9 +239,12 @@ def make_proxy(tracer: MetaTracer, node: Node, meta: Any) -> MetaProxy:
 def _make_attribute(owner: MetaProxy, name: str, meta: Any, is_tensor: bool) -> MetaAttribute:
     tracer = owner.tracer
     made: Any = (
-        _torch.make_subclass(TensorAttribute, tracer.hollow) if is_tensor else MetaAttribute.__new__(MetaAttribute)
+        _torch.make_subclass(TensorAttribute, tracer.hollow)
+        if is_tensor
+        else MetaAttribute.__new__(MetaAttribute)
     )
     made.tracer, made._meta, made._owner, made._name, made._made = tracer, meta, owner, name, None
+    made._place = (tracer.last_node(), tracer.node_meta.stack_trace() if is_tensor else "")
     return made
 
 
@@ -252,11 +267,13 @@ def attribute(proxy: MetaProxy, name: str) -> Any:
         return _make_attribute(proxy, name, UNKNOWN, is_tensor=name not in NEVER_TENSORS)
     if isinstance(meta, Mapping) and name in MAPPING_QUESTIONS:
         return getattr({key: proxy[key] for key in meta}, name)
+    if isinstance(meta, torch.Tensor) and not hasattr(torch.Tensor, name):
+        raise AttributeError(f"'Tensor' object has no attribute {name!r}")
     value = proxy.tracer.attribute_of(meta, name)
     if isinstance(value, torch.device):
         return device_of(proxy, value)
     if is_fact(value) or value is None:
-        return proxy.tracer.noticed(value)
+        return value
     return _make_attribute(proxy, name, value, isinstance(value, torch.Tensor))
 
 

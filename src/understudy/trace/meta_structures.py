@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch.fx import Proxy
 
+from understudy.fake.tensor import FakeTensor
+
 Path = tuple[tuple[str, Any], ...]
 """How a part is reached: ("item", key) and ("attr", name), from the outside in."""
 
@@ -26,11 +28,14 @@ OPAQUE = (
     functools.partial, str, bytes, int, float, complex, torch.dtype, torch.device, torch.layout, enum.Enum,
 )  # fmt: skip
 """What is not looked into."""
+PLAIN = frozenset({FakeTensor, torch.Tensor, int, float, bool, str, type(None), torch.dtype, torch.device})
 DEEPEST = 12
 
 
 def parts_of(value: Any) -> list[tuple[str, Any, Any]]:
     """The parts of a structure: how each is reached, under which key, and what it is."""
+    if type(value) in PLAIN:  # most are, and the questions below cost more
+        return []
     if isinstance(value, dict):
         return [("item", key, part) for key, part in value.items()]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -45,26 +50,32 @@ def parts_of(value: Any) -> list[tuple[str, Any, Any]]:
     return [("attr", name, part) for name, part in state.items()] if isinstance(state, dict) else []
 
 
-def holds(value: Any, is_wanted: Callable[[Any], bool], depth: int = DEEPEST) -> bool:
+def leaves_in(value: Any) -> Iterator[Any]:
+    """Everything in a structure that has no parts itself, each object once."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        parts = parts_of(part)
+        if not parts:
+            yield part
+        elif id(part) not in seen:
+            seen.add(id(part))
+            waiting.extend(inner for _, _, inner in reversed(parts))
+
+
+def holds(value: Any, is_wanted: Callable[[Any], bool]) -> bool:
     """Whether such a thing is anywhere in a structure."""
-    if is_wanted(value):
-        return True
-    return depth > 0 and any(holds(part, is_wanted, depth - 1) for _, _, part in parts_of(value))
+    return any(is_wanted(leaf) for leaf in leaves_in(value))
 
 
-def leaves_in(value: Any, depth: int = DEEPEST) -> Iterator[Any]:
-    parts = parts_of(value) if depth else []
-    if not parts:
-        yield value
-    for _, _, part in parts:
-        yield from leaves_in(part, depth - 1)
-
-
-def transformed(value: Any, change: Callable[[Any, Path], Any], is_wanted: Callable[[Any], bool], path: Path = ()) -> Any:
+def transformed(
+    value: Any, change: Callable[[Any, Path], Any], is_wanted: Callable[[Any], bool], path: Path = ()
+) -> Any:
     """The same structure, with what is wanted changed. Parts without any of it are left as they are."""
     if is_wanted(value):
         return change(value, path)
-    if len(path) >= DEEPEST or not holds(value, is_wanted, DEEPEST - len(path)):
+    if len(path) >= DEEPEST or not holds(value, is_wanted):
         return value
     parts = {
         key: transformed(part, change, is_wanted, (*path, (how, key))) for how, key, part in parts_of(value)
@@ -82,7 +93,7 @@ def with_parts(value: Any, parts: dict[Any, Any]) -> Any:
         return tuple(parts.values())
     if isinstance(value, tuple):
         # torch's named results take one sequence
-        return type(value)(tuple(parts.values()))  # type: ignore[arg-type]
+        return type(value)(tuple(parts.values()))
     if isinstance(value, list):
         return list(parts.values())
     if isinstance(value, slice):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import operator
 import sys
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch.fx.passes.shape_prop import TensorMetadata
 
 from understudy import _torch
 from understudy.fake.convert import spec_of_real
+from understudy.fake.helpers import is_fake
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
@@ -19,8 +22,8 @@ from understudy.trace.places import Places
 from understudy.trace.prop_values import snapshot, tensor_meta_of, val_of
 
 CARRIED = tuple(
-    "nn_module_stack torch_fn source_fn_stack original_aten recompute ac_graph_id has_backward_hook from_node "
-    "quantization_tag _numeric_debug_handle custom partitioner_tag arg_kwarg_vals seq_nr".split()
+    "stack_trace nn_module_stack torch_fn source_fn_stack recompute ac_graph_id has_backward_hook from_node "
+    "quantization_tag _numeric_debug_handle custom partitioner_tag arg_kwarg_vals seq_nr autograd_backward".split()
 )
 """What is taken over from the node of another graph that is being run, under `preserve_node_meta`."""
 
@@ -39,7 +42,7 @@ class NodeMeta:
     def mark(self, node: Node) -> None:
         meta = node.meta
         if fx_traceback.has_preserved_node_meta():
-            self._carry_over(meta)
+            self._carry_over(node)
         if self.original_aten is not None:
             meta["original_aten"] = self.original_aten
         if "stack_trace" not in meta:
@@ -60,12 +63,17 @@ class NodeMeta:
             self._torch_fn = call, (f"{name}_{count}", f"{type(func).__name__}.{name}")
         return self._torch_fn[1]
 
-    def _carry_over(self, meta: dict[str, Any]) -> None:
+    def _carry_over(self, node: Node) -> None:
+        """Under `preserve_node_meta`, a node says what the node says that is being run, and which operator it is of."""
         current = fx_traceback.get_current_meta()
-        for name in ("stack_trace", *CARRIED):
+        for name in CARRIED:
             value = current.get(name)
             if value is not None:
-                meta[name] = value
+                node.meta[name] = copy.copy(value)
+        if isinstance(node.target, _torch.OpOverload):
+            node.meta["original_aten"] = node.target
+        elif node.target is operator.getitem and "original_aten" in (source := node.args[0]).meta:  # type: ignore[union-attr]
+            node.meta["original_aten"] = source.meta["original_aten"]  # type: ignore[union-attr]
 
     def stack_trace(self) -> str:
         """The user's lines that led here, outermost first."""
@@ -92,10 +100,9 @@ def stand_in(tensor: torch.Tensor) -> torch.Tensor:
     """What `val` says of a tensor: of a stand-in, as it is now; of a real one, all but its data."""
     if type(tensor) is FakeTensor:
         return snapshot(tensor)
-    is_plain = tensor.layout is torch.strided and not tensor.is_quantized
-    if is_plain and not _torch.uses_python_dispatch(type(tensor)) and _torch.unwrapped(tensor) is None:
-        return make_new(_FOR_REAL_TENSORS, spec_of_real(tensor))
-    return tensor.detach()
+    if tensor.layout is not torch.strided or tensor.is_quantized or is_fake(tensor):
+        return tensor.detach()
+    return make_new(_FOR_REAL_TENSORS, spec_of_real(tensor))
 
 
 def as_val(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from typing import Any
 
@@ -13,6 +14,10 @@ from understudy.fake.mode import FakeTensorMode
 TABLES = ("_parameters", "_buffers")
 NO_TENSORS = frozenset({bool, int, float, str, dict, set, list, tuple, type(None), OrderedDict})
 """What most attributes of a module are: told by their type at a tenth of what `isinstance` costs."""
+
+
+_LENDING = threading.RLock()
+"""A module has its tensors once: what would give back the stand-ins of another thread waits for that thread."""
 
 
 class BorrowedState:
@@ -29,6 +34,8 @@ class BorrowedState:
 
     def borrow(self, module: torch.nn.Module) -> torch.nn.Module:
         if module not in self._before:
+            if not self._before:
+                _LENDING.acquire()
             for part in module.modules():
                 if part not in self._before:
                     self._borrow_one(part)
@@ -48,6 +55,8 @@ class BorrowedState:
                 replaced.append((name, value, fake))
 
     def give_back(self) -> None:
+        if not self._before:
+            return
         for module, (attributes, tables) in self._before.items():
             now = vars(module)
             now.clear()
@@ -57,3 +66,4 @@ class BorrowedState:
                 now[name].update(table)
         self._before.clear()
         self.replaced.clear()
+        _LENDING.release()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from understudy.fake.realise import make_view
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import flat
 from understudy.shapes.node import SymNode
+from understudy.shapes.sizes import surely_equal
+from understudy.spec import TensorSpec, product
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 NUMBERS = (*SYMBOLIC, int, float)
@@ -136,6 +138,9 @@ def storages_of(value: Any) -> list[int]:
 
 # --- tensor_meta ----------------------------------------------------------------------------------------------------
 
+ORDERS = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}
+"""The dimensions from the innermost on, where channels come last."""
+
 FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 
 
@@ -166,7 +171,29 @@ def tensor_meta_of(value: Any) -> Any:
 
 
 def _memory_format(tensor: torch.Tensor) -> torch.memory_format | None:
+    if type(tensor) is FakeTensor and tensor._spec.is_symbolic:
+        return _surely_format(tensor._spec)
     for memory_format, dims in zip(FORMATS, (None, 4, 5), strict=True):
         if (dims is None or tensor.ndim == dims) and tensor.is_contiguous(memory_format=memory_format):
             return memory_format
     return None
+
+
+def _surely_format(spec: TensorSpec) -> torch.memory_format | None:
+    """Of symbolic sizes: as far as it is known. Nothing is to become a guard because it was written down."""
+    if _surely_packed(spec, range(spec.ndim - 1, -1, -1)):
+        return torch.contiguous_format
+    if spec.ndim in ORDERS and _surely_packed(spec, ORDERS[spec.ndim]):
+        return FORMATS[spec.ndim - 3]
+    return None
+
+
+def _surely_packed(spec: TensorSpec, order: Sequence[int]) -> bool:
+    expected: Any = 1
+    for dim in order:
+        if surely_equal(spec.shape[dim], 1):
+            continue
+        if not surely_equal(spec.stride[dim], expected):
+            return False
+        expected = product((expected, spec.shape[dim]))
+    return True

@@ -26,6 +26,7 @@ from understudy.infer.call import flat
 from understudy.lines import user_line
 from understudy.shapes.bindings import compute_unbacked_bindings
 from understudy.trace import subgraphs
+from understudy.trace.effects import may_write
 from understudy.trace.node_meta import set_val
 from understudy.trace.real_values import KnownValues
 from understudy.trace.tracer import OPEN, PLAIN, PythonKeyTracer
@@ -57,6 +58,7 @@ class OpFacts:
         "breaks_up",
         "changes_metadata",
         "decomposition",
+        "has_out",
         "is_data_dependent",
         "is_direct",
         "name",
@@ -75,8 +77,9 @@ class OpFacts:
         self.is_data_dependent = torch.Tag.data_dependent_output in op.tags
         self.sizes_by_data = torch.Tag.dynamic_output_shape in op.tags
         self.changes_metadata = torch.Tag.inplace_view in op.tags
-        self.writes = _torch.is_mutable(op)
-        is_special = self.is_data_dependent or self.changes_metadata or op in UNRECORDED
+        self.writes = may_write(op)
+        self.has_out = _torch.has_out_arguments(op)
+        is_special = self.is_data_dependent or self.changes_metadata or self.has_out or op in UNRECORDED
         # Above autograd, a call has to go through it.
         is_unusual = keeps_composites or self.breaks_up or is_special
         self.is_direct = decomposition is None and not is_unusual
@@ -206,8 +209,8 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
                 node_args.append(tracer.argument(value))
         node_kwargs = {name: tracer.argument(value) for name, value in kwargs.items()} if kwargs else {}
         result = fake_mode.__torch_dispatch__(func, types, args, kwargs)
-        if result is NotImplemented:
-            return result
+        if result is NotImplemented:  # a subclass that is an input, or made of one: it goes on from here
+            result = func(*args, **(kwargs or {}))
         node = tracer.append_call(facts.target, tuple(node_args), node_kwargs, facts.name)
         if type(result) is FakeTensor:
             before = result._node
@@ -259,34 +262,50 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         if fake_mode is None:
             return self._for_real(func, facts, args, kwargs, tensors)
         node_args, node_kwargs = self._as_arguments(facts, args, kwargs, tensors)
+        specs = [fake._spec for fake in tensors if type(fake) is FakeTensor] if facts.has_out else None
         result = self._result(fake_mode, func, types, args, kwargs)
-        if result is NotImplemented:
-            return result
+        if result is NotImplemented or (facts.is_data_dependent and type(result) in PLAIN):
+            return result  # the latter: a value that is determined
+        if specs is not None:
+            self._read_before_resizes(tensors, specs)
         node = self.tracer.append_call(facts.target, node_args, node_kwargs, facts.name)
         self.track(result, node)
         return result
+
+    def _read_before_resizes(self, tensors: Any, specs: Any) -> None:
+        """Sizes of a tensor that was given as `out=` are read before the call that has resized it."""
+        fakes = [fake for fake in tensors if type(fake) is FakeTensor]
+        for fake, spec in zip(fakes, specs, strict=True):
+            if fake._spec is not spec:
+                self.tracer.symbols.forget_readings_of(self.tracer.node_of_tensor(fake))
 
     def _result(self, fake_mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if self.pre_dispatch:
             return self._through_autograd(func, args, kwargs)
         if type(fake_mode) is FakeTensorMode:
-            return fake_mode.__torch_dispatch__(func, types, args, kwargs)
+            result = fake_mode.__torch_dispatch__(func, types, args, kwargs)
+            if result is not NotImplemented:
+                return result
         return func(*args, **kwargs)
 
     def _through_autograd(self, func: Any, args: Any, kwargs: Any) -> Any:
-        from understudy.trace.inner_recorder import InnerRecorder, needs_its_parts  # why: it is a recorder itself
+        # why: it is a recorder itself
+        from understudy.trace.inner_recorder import InnerRecorder, needs_its_parts
 
         with _torch.NoFunctionModes(), InnerRecorder(self, func) if needs_its_parts(args, kwargs) else nullcontext():
             return func(*args, **kwargs)
 
     def _below_transforms(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Tensors inside a transform of torch.func are wrappers: what it makes of a call is recorded, below it."""
-        below = ProxyTorchDispatchMode(
+        with self.below_autograd(), _torch.NoFunctionModes():
+            return func(*args, **kwargs)
+
+    def below_autograd(self) -> ProxyTorchDispatchMode:
+        """A recorder of the same trace that hears of operators when autograd is done with them."""
+        return ProxyTorchDispatchMode(
             self.tracer, self.tracing_mode, False, self._allow_fake_constant, self._error_on_data_dependent_ops,
             self.decomposition_table,
         )  # fmt: skip
-        with below, _torch.NoFunctionModes():
-            return func(*args, **kwargs)
 
     def _as_arguments(self, facts: OpFacts, args: Any, kwargs: Any, tensors: Any) -> tuple[Any, Any]:
         tracer = self.tracer

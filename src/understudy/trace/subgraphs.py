@@ -1,14 +1,200 @@
-"""Higher-order operators in a trace: their branches become graphs inside of the graph."""
+"""Higher-order operators in a trace: the functions that they are given become graphs inside of the graph.
+
+    call ──► enter: what a function refers to becomes an operand ──► autograd, transforms ──► record: graphs, node, result
+
+`enter` is asked at the first moment, above autograd and the transforms of torch.func; `record` by the recorder itself.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from understudy.errors import UnsupportedOperatorException
+import torch
+from torch.fx import GraphModule, Node
+
+from understudy import _torch
+from understudy.fake.mode import FakeTensorMode
+from understudy.fake.realise import make_new
+from understudy.fake.tensor import FakeTensor
+from understudy.trace import subgraph_flex, subgraph_invoke, subgraph_others
+from understudy.trace.prop_values import in_stand_ins
+from understudy.trace.subgraph_closures import (
+    Branch,
+    Rehearsal,
+    in_structure,
+    is_ready,
+    same_but_another,
+    unbound_numbers,
+)
+from understudy.trace.subgraph_current import capture_of_branches, current_capture
+from understudy.trace.subgraph_effects import check_effects, values_of_output
+from understudy.trace.subgraph_forms import FORMS, Form, no_symbols_to_bind
+from understudy.trace.subgraph_merge import mismatch
+from understudy.trace.subgraph_transforms import transformed
 
 if TYPE_CHECKING:
+    from understudy.trace.capture import Capture
     from understudy.trace.recorder import ProxyTorchDispatchMode
 
 
+OWN = {"flex_attention": subgraph_flex.prepared, "invoke_subgraph": subgraph_invoke.with_gradients}
+"""What is done in another way before autograd; NotImplemented: go on as usual."""
+
+
+# --- above autograd ---------------------------------------------------------------------------------------------------
+
+
+def enter(
+    recorder: ProxyTorchDispatchMode, original: Callable[..., Any], op: Any, key: Any, args: Any, kwargs: Any
+) -> Any:
+    """A higher-order operator was called while a recorder is active."""
+    form = FORMS.get(op.name())
+    capture = current_capture()
+    if (
+        form is not None
+        and capture is not None
+        and not all(is_ready(args[position]) for position, _ in form.functions)
+    ):
+        return _prepared(capture, form, op, args, kwargs)
+    if key == _torch.TRANSFORMS and (answer := transformed(op, args, kwargs)) is not NotImplemented:
+        return answer
+    own = OWN.get(op.name())
+    if own is not None and capture is not None:
+        answer = own(capture, op, args, kwargs)
+        if answer is not NotImplemented:
+            return answer
+    if recorder.pre_dispatch and _torch.is_recorded_above_autograd():
+        with _torch.without_recorder():
+            return record(recorder, op, args, kwargs)
+    return original(op, key, *args, **kwargs)
+
+
+def _prepared(capture: Capture, form: Form, op: Any, args: Any, kwargs: Any) -> Any:
+    """Call the operator with functions of flat operands that refer to nothing else."""
+    args = list(args)
+    operands, in_spec = _torch.tree_flatten(tuple(args[form.extra]))
+    flat_args = [*args[: form.extra], type(args[form.extra])(operands), *args[form.extra + 1 :]]
+    functions = [args[position] for position, _ in form.functions]
+    examples = _examples(capture, form, flat_args)
+    given = len(examples) - len(operands)
+    call = in_structure(examples, given, in_spec)
+    rehearsal, out_spec = _rehearsed(capture, form, functions, examples, call)
+    tensors = list(rehearsal.tensors.values())
+    numbers = unbound_numbers(list(rehearsal.numbers), [*examples, *tensors])
+    may_write = form.may_write and not torch.is_grad_enabled()
+    for position, _ in form.functions:
+        flat_args[position] = Branch(
+            args[position], given, in_spec, tensors, may_write, position in form.bare
+        )
+    flat_args[form.extra] = type(args[form.extra])([*operands, *tensors, *numbers])
+    result = op(*flat_args, **kwargs)
+    return _torch.tree_unflatten(list(result), out_spec)
+
+
+def _examples(capture: Capture, form: Form, args: Any) -> list[Any]:
+    with _torch.without_recorder(), capture.stand_ins:
+        return list(map(same_but_another, form.examples(capture.stand_ins, tuple(args))))
+
+
+def _rehearsed(
+    capture: Capture, form: Form, functions: list[Any], examples: list[Any], call: tuple[Any, ...]
+) -> tuple[Rehearsal, Any]:
+    """Run the functions, recorded by nobody: what do they refer to, and in which structure do they return?"""
+    rehearsal = Rehearsal(capture, examples)
+    counts = dict(capture.tracer.torch_fn_counts)
+    specs = []
+    mode = capture.stand_ins
+    try:
+        with _torch.without_recorder(), mode, no_symbols_to_bind(mode):
+            for function in functions:
+                with rehearsal:
+                    result = function(*call)
+                rehearsal.look_at(result)
+                specs.append(_torch.tree_flatten(result)[1])
+    finally:
+        capture.tracer.torch_fn_counts = counts
+    if not form.bare and len(specs) > 1 and specs[0].num_leaves != specs[1].num_leaves:
+        raise mismatch(f"one branch returns {specs[0]} and the other {specs[1]}")
+    return rehearsal, specs[-1]
+
+
+# --- in the recorder --------------------------------------------------------------------------------------------------
+
+
 def record(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any) -> Any:
-    raise UnsupportedOperatorException(f"{op}: not recorded yet", func=op)
+    """Make graphs of the operator's functions, and a node of the call."""
+    form = FORMS.get(op.name())
+    if form is None:
+        return subgraph_others.record(recorder, op, args, kwargs)
+    capture = capture_of_branches()
+    mode = capture.stand_ins
+    stand_ins = in_stand_ins(mode, tuple(args))
+    graphs = [_traced(capture, op, form, position, args, stand_ins) for position, _ in form.functions]
+    node_args = _node_arguments(recorder, form, graphs, args)
+    if _torch.active_fake_mode() is None:
+        result = op(*_with_graphs(form, graphs, args), **kwargs)
+    else:
+        with mode:
+            result = tuple(form.result(mode, stand_ins, [values_of_output(graph) for graph in graphs]))
+    tracer = recorder.tracer
+    node_kwargs = {name: tracer.argument(value) for name, value in kwargs.items()}
+    node = tracer.append_call(op, node_args, node_kwargs, op.name())
+    recorder.track(result, node)
+    return result
+
+
+def _traced(capture: Capture, op: Any, form: Form, position: int, args: Any, stand_ins: Any) -> GraphModule:
+    mode = capture.stand_ins
+    with mode:
+        examples = form.examples(mode, stand_ins)
+    function = args[position]
+    fresh = tuple([_fresh(mode, value, capture.options.pre_dispatch) for value in examples])
+    pending = [] if mode.shape_env is None else mode.shape_env.pending_fresh_unbacked_symbols
+    before = list(pending)
+    with _torch.with_autograd():  # a branch may ask for gradients inside
+        graph = capture.subgraph(function, fresh)
+    pending[:] = before  # what is born in a branch is bound there or nowhere
+    if isinstance(function, Branch):
+        operands = [value for value in stand_ins[form.extra] if type(value) is FakeTensor]
+        check_effects(op, form, position, graph, function, operands)
+    return graph
+
+
+def _fresh(mode: FakeTensorMode, value: Any, keeps_grad: bool) -> Any:
+    """The same metadata, and nothing that is known of it: a graph holds for other values too."""
+    if type(value) is not FakeTensor:
+        return value
+    fresh = make_new(mode, value._spec)
+    return fresh.requires_grad_(value.requires_grad) if keeps_grad and value.requires_grad else fresh
+
+
+def _with_graphs(form: Form, graphs: list[Any], args: Any) -> list[Any]:
+    replaced = list(args)
+    for (position, _), graph in zip(form.functions, graphs, strict=True):
+        replaced[position] = graph
+    return replaced
+
+
+def _node_arguments(
+    recorder: ProxyTorchDispatchMode, form: Form, graphs: list[GraphModule], args: Any
+) -> tuple[Any, ...]:
+    tracer = recorder.tracer
+    prefixes = [prefix for _, prefix in form.functions]
+    number = 0
+    while hasattr(tracer.root, f"{prefixes[0]}_{number}"):
+        number += 1
+    nodes = [
+        attribute(recorder, f"{prefix}_{number}", graph)
+        for prefix, graph in zip(prefixes, graphs, strict=True)
+    ]
+    return tuple([
+        value if isinstance(value, Node) else tracer.argument(value) for value in _with_graphs(form, nodes, args)
+    ])  # fmt: skip
+
+
+def attribute(recorder: ProxyTorchDispatchMode, name: str, graph: torch.nn.Module) -> Node:
+    """A graph as a submodule, and the node that reads it."""
+    tracer = recorder.tracer
+    tracer.root.add_module(name, graph)
+    return tracer.graph.create_node("get_attr", name, (), {}, name=name)

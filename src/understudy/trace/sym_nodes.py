@@ -102,7 +102,7 @@ class SymbolNodes:
             return False
         if self.has(symbolic):
             return True
-        readable = set()
+        readable: set[Expr] = set()
         for known in (self._nodes, self._sources, self._promised):
             readable.update(*(getattr(other.value, "symbols", ()) for other in known))
         return free_symbols(symbolic) <= readable

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.overrides import TorchFunctionMode
+
+from understudy import _torch
+from understudy.fake.tensor import FakeTensor
+from understudy.infer.call import flat
+from understudy.trace.untold import SET_DATA, set_data
 
 if TYPE_CHECKING:
     from understudy.trace.tracer import PythonKeyTracer
+
+
+
+def _in_python(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """C++ reads sizes as plain integers here, past every dispatch; torch has a Python version that does not."""
+    has_symbols = any(fake._spec.is_symbolic for fake in flat(FakeTensor, args, kwargs))
+    with _torch.python_versions() if has_symbols else nullcontext():
+        return func(*args, **kwargs)
+
+
+def _set_data(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> Any:
+    return set_data(tracer, *args)
+
+
+SPECIAL = {torch.istft: _in_python, SET_DATA: _set_data}
+"""Functions that are not only called."""
 
 
 class TorchFunctionMetadataMode(TorchFunctionMode):
@@ -22,4 +45,6 @@ class TorchFunctionMetadataMode(TorchFunctionMode):
         counts = tracer.torch_fn_counts
         counts[func] = counts.get(func, 0) + 1
         tracer.node_meta.torch_call = (func, counts[func])
+        if func in SPECIAL:
+            return SPECIAL[func](tracer, func, args, kwargs or {})
         return func(*args, **kwargs) if kwargs else func(*args)

@@ -10,7 +10,9 @@ from torch.fx import Graph, Node, Proxy
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from understudy import _torch
+from understudy.errors import Context, UnsupportedOperatorException
 from understudy.fake.tensor import FakeTensor
+from understudy.lines import user_line
 from understudy.shapes.node import SymNode
 from understudy.trace.constants import Constants
 from understudy.trace.node_meta import NodeMeta
@@ -69,6 +71,8 @@ class PythonKeyTracer(torch.fx.Tracer):
 
     def remember(self, tensor: torch.Tensor, node: Node) -> None:
         """From now on, this tensor is what this node gives."""
+        if self.hidden:
+            self.hidden.pop(tensor, None)
         if type(tensor) is FakeTensor:
             before = tensor._node
             if before is None or before.graph is self.graph or before.graph is not self._outer_graph(before):
@@ -121,6 +125,12 @@ class PythonKeyTracer(torch.fx.Tracer):
             return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
         if isinstance(value, torch.ScriptObject) and value in self.script_object_tracker:
             return self.script_object_tracker[value].node
+        if isinstance(value, torch.UntypedStorage):
+            raise UnsupportedOperatorException(
+                "a storage was given to an operator, which a graph can't hold: what is copied or loaded (copy.deepcopy, "
+                "torch.load) has to be made before the trace",
+                context=Context(line=user_line()),
+            )
         return self.create_arg(value)
 
     def argument_of_symbol(self, value: Any) -> Any:

@@ -1,0 +1,98 @@
+"""Stand-ins with symbolic sizes.
+
+C++ derives a lot from symbolic sizes, node by node. That is done once for each spec, in a template; a stand-in begins
+as a small wrapper, and then takes over the template's metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from understudy import _torch
+from understudy.fake.native import CPU, WITHOUT_INDEX, prepare
+from understudy.fake.tensor import FakeTensor
+from understudy.shapes.node import SymNode
+from understudy.shapes.sizes import to_torch
+from understudy.shapes.state import Unproved
+from understudy.spec import TensorSpec
+
+make_wrapper = _torch.make_wrapper
+give_storage = _torch.give_storage
+take_metadata = _torch.set_native_data
+NoDispatch = _torch.NoDispatch
+in_inference_mode = torch.is_inference_mode_enabled
+
+NO_STORAGE: Any = make_wrapper(FakeTensor, (0,))
+on_first_symbol: list[Callable[[], object]] = []
+"""Called before the first stand-in with symbolic sizes is made: what these need is set up then, not at import."""
+
+
+class Prepared:
+    """What makes stand-ins of a spec: the arguments of the wrappers that they begin as, and templates at rest.
+
+    Inference mode has templates of its own. A template is taken out while it is used: two threads never share one.
+    `unasked` says after how many more stand-ins C++ is asked what every one of them would be asked for anew.
+    """
+
+    __slots__ = ("nothing", "options", "start", "templates", "unasked")
+
+    def __init__(self, spec: TensorSpec) -> None:
+        while on_first_symbol:
+            on_first_symbol.pop()()
+        plain, keys = prepare(spec)[3:7], _torch.SYMBOLIC_KEYS
+        if spec.device.type not in WITHOUT_INDEX:
+            keys = keys | _torch.STAND_IN_KEYS
+        self.options: Any = (*plain, False, False, None, False, False, keys)
+        self.start: Any = (
+            (FakeTensor, (0,)) if spec.device == CPU else (FakeTensor, (0,), (1,), 0, *self.options)
+        )
+        # A storage has to be on the device of its tensor.
+        self.nothing: Any = NO_STORAGE if spec.device == CPU else make_wrapper(*self.start)
+        self.templates: tuple[list[FakeTensor], list[FakeTensor]] = ([], [])
+        self.unasked = 4
+        spec.prepared = self
+
+
+def make_symbolic(spec: TensorSpec, base: FakeTensor | None = None) -> FakeTensor:
+    """A stand-in with symbolic sizes, on the storage of `base` or on one of its own."""
+    prepared: Prepared = spec.prepared or Prepared(spec)
+    templates = prepared.templates[in_inference_mode()]
+    template = templates.pop() if templates else make_template(spec, prepared)
+    if prepared.unasked:
+        prepared.unasked -= 1
+        if not prepared.unasked:
+            ask_ahead(spec, template)
+    guard = NoDispatch()
+    try:
+        fake: FakeTensor = make_wrapper(*prepared.start)
+        if base is None:
+            # The storage that the wrapper began with comes back to it with the metadata.
+            give_storage(template, fake)
+            take_metadata(fake, template)
+            give_storage(template, prepared.nothing)
+        else:
+            take_metadata(fake, template)
+            give_storage(fake, base)
+    finally:
+        del guard
+    templates.append(template)
+    return fake
+
+
+def make_template(spec: TensorSpec, prepared: Prepared) -> FakeTensor:
+    shape, stride = [to_torch(size) for size in spec.shape], [to_torch(size) for size in spec.stride]
+    template: FakeTensor = make_wrapper(
+        FakeTensor, shape, stride, to_torch(spec.offset), *prepared.options, storage_size=0
+    )
+    return template
+
+
+def ask_ahead(spec: TensorSpec, template: FakeTensor) -> None:
+    """Let C++ find out whether the template is contiguous: stand-ins take that over. Only if it takes no guard."""
+    env = next(size.shape_env for size in (*spec.shape, *spec.stride, spec.offset) if type(size) is SymNode)
+    with suppress(Unproved), env.proofs_only():
+        template.is_contiguous()

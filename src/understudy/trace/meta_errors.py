@@ -1,0 +1,37 @@
+"""What a trace at the level of torch says when it can't go on."""
+
+from __future__ import annotations
+
+from torch.fx import Node
+
+from understudy.errors import Context, UnderstudyError
+from understudy.lines import user_line
+
+
+class MetaTraceError(UnderstudyError, RuntimeError):
+    """Something was asked of a value of a trace that only its data would tell. `node` is the value's node."""
+
+    node: Node | None = None
+
+    def __str__(self) -> str:
+        where = [f"  node:    {self.node.format_node()}"] if self.node is not None else []
+        return "\n".join([self.reason, *where, *self.context.lines()])
+
+
+HINT = (
+    "use torch.where instead of a branch, give an example of the argument in meta_args, fix it in concrete_args, "
+    "or keep the function whole with torch.fx.wrap"
+)
+
+
+def refused(reason: str, asked: str, shown: str, node: Node) -> MetaTraceError:
+    """`asked` of the value of `node`, of which no more than `shown` is known."""
+    error = MetaTraceError(reason, context=Context(asked, shown, user_line(), HINT))
+    error.node = node
+    return error
+
+
+def unregistered(reason: str, what: str) -> MetaTraceError:
+    """Something with parameters that is no part of the traced module."""
+    hint = "register it: make it in __init__, and assign it to an attribute of the traced module there"
+    return MetaTraceError(reason, context=Context(what, "…", user_line(), hint))

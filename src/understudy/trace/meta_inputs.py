@@ -1,0 +1,188 @@
+"""The inputs of a trace: what the signature names, what there are examples of, what is fixed.
+
+The signature is the one that a caller sees, through `functools.wraps` and the like. Every argument keeps its name and
+its default in the graph:
+
+    an example, or a structure of examples    a value with metadata
+    a concrete argument                       fixed; the graph checks that it is given the same
+    a default, and no example for it          fixed at the default, likewise
+    none of these                             a value of which nothing is known
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+from torch.fx.node import has_side_effect
+
+from understudy.trace.meta_structures import Path, holds, transformed
+from understudy.trace.meta_values import UNKNOWN
+
+if TYPE_CHECKING:
+    from understudy.trace.meta_tracer import MetaTracer
+
+EMPTY: Any = inspect.Parameter.empty
+PLAIN = (int, float, complex, bool, str, type(None), torch.dtype, torch.device)
+"""What can be written as a default and compared."""
+
+
+@has_side_effect
+def as_traced(given: dict[str, Any], traced: dict[str, Any], needed: dict[str, Any]) -> None:
+    """Refuse arguments other than those that the program was traced with."""
+    for name, value in given.items():
+        before = traced[name]
+        if value is before or (type(value) is type(before) and value == before):
+            continue
+        raise ValueError(
+            f"{name} was {before!r} when this graph was traced, and is {value!r} now: what the program does with it is "
+            f"not in the graph. Trace it again with concrete_args={{{name!r}: …}}, or with an example in meta_args"
+        )
+    missing = [name for name, value in needed.items() if value is None]
+    if missing:
+        raise TypeError(
+            f"this graph was traced with {', '.join(missing)}, and needs it: pass it by this name"
+        )
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except ValueError as error:  # something of C
+        raise TypeError(f"{function!r} has no signature that can be read: wrap it in a function") from error
+
+
+class Inputs:
+    """Makes the placeholders of a graph and the arguments to call the program with."""
+
+    def __init__(
+        self, tracer: MetaTracer, meta_args: Mapping[str, Any] | None, concrete_args: Mapping[str, Any]
+    ) -> None:
+        self._tracer = tracer
+        self._has_examples = meta_args is not None
+        self._examples = dict(meta_args or {})
+        self._concrete = dict(concrete_args)
+        self._given: dict[str, Node] = {}
+        self._traced: dict[str, Any] = {}
+        self._needed: dict[str, Node] = {}
+
+    def arguments(self, function: Callable[..., Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Placeholders for each parameter, in their order, and what to call the function with."""
+        parameters = signature_of(function).parameters
+        self._check_names(parameters)
+        nodes = {parameter: self._placeholder(parameter) for parameter in self._all(parameters)}
+        if self._given or self._needed:
+            checks = (self._given, self._traced, self._needed)
+            self._tracer.create_node("call_function", as_traced, checks, {})
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        by_position = any(
+            p.kind is p.VAR_POSITIONAL and p.name in self._examples for p in parameters.values()
+        )
+        for parameter, node in nodes.items():
+            value = self._value(parameter, node)
+            if value is EMPTY:
+                by_position = False
+            elif parameter.kind is parameter.VAR_POSITIONAL:
+                args.extend(value)
+            elif parameter.kind is parameter.POSITIONAL_ONLY or (
+                by_position and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            ):
+                args.append(value)
+            else:
+                kwargs[parameter.name] = value
+        return args, kwargs
+
+    def _check_names(self, parameters: Mapping[str, inspect.Parameter]) -> None:
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        for name in (*self._examples, *self._concrete):
+            if name not in parameters and not takes_any:
+                raise TypeError(f"the program has no argument {name!r}; it has {', '.join(parameters)}")
+
+    def _all(self, parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
+        """Those of the signature, and those that go into its `**kwargs`. `*args` without an example is empty."""
+        found = []
+        for parameter in parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                extra = [name for name in (*self._examples, *self._concrete) if name not in parameters]
+                found += [
+                    inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None)
+                    for n in dict.fromkeys(extra)
+                ]
+            elif parameter.kind is not parameter.VAR_POSITIONAL or parameter.name in self._examples:
+                found.append(parameter)
+        return found
+
+    def _placeholder(self, parameter: inspect.Parameter) -> Node:
+        name, default = parameter.name, parameter.default
+        is_fixed, value = self._fixed(parameter)
+        if is_fixed and isinstance(value, PLAIN):
+            default = value
+        elif default is not EMPTY and not isinstance(default, PLAIN):
+            default = None
+        target = f"*{name}" if parameter.kind is parameter.VAR_POSITIONAL else name
+        node = self._tracer.create_node(
+            "placeholder", target, () if default is EMPTY else (default,), {}, name=name
+        )
+        if is_fixed and isinstance(value, PLAIN):
+            self._given[name], self._traced[name] = node, value
+        elif name in self._examples and default is None:
+            self._needed[name] = node
+        return node
+
+    def _fixed(self, parameter: inspect.Parameter) -> tuple[bool, Any]:
+        """Whether the argument has the one value that it was traced with, and which."""
+        name = parameter.name
+        if name in self._concrete:
+            return not holds(self._concrete[name], _is_open), self._concrete[name]
+        if name in self._examples:
+            example = self._examples[name]
+            return not holds(example, _is_open), example
+        return self._has_examples and parameter.default is not EMPTY, parameter.default
+
+    def _value(self, parameter: inspect.Parameter, node: Node) -> Any:
+        """The argument to call the program with; `EMPTY` for one that the program is to take from its default."""
+        name = parameter.name
+        if name in self._concrete:
+            return self._unpacked(self._concrete[name], name, node)
+        if name in self._examples:
+            return self._unpacked(self._examples[name], name, node)
+        if self._fixed(parameter)[0]:
+            return EMPTY
+        return self._tracer.proxy(node)
+
+    def _unpacked(self, example: Any, name: str, node: Node) -> Any:
+        """The structure of the examples, with a value of the trace in the place of each tensor."""
+        nodes: dict[Path, Node] = {(): node}
+
+        def node_at(path: Path) -> Node:
+            found = nodes.get(path)
+            if found is None:
+                how, key = path[-1]
+                target = operator.getitem if how == "item" else getattr
+                found = self._tracer.create_node("call_function", target, (node_at(path[:-1]), key), {})
+                nodes[path] = found
+            return found
+
+        def value_at(leaf: Any, path: Path) -> Any:
+            meta = (
+                UNKNOWN
+                if not isinstance(leaf, torch.Tensor)
+                else self._tracer.example(leaf, _source(name, path))
+            )
+            return self._tracer.known(node_at(path), meta)
+
+        return transformed(example, value_at, _is_open)
+
+
+def _is_open(value: Any) -> bool:
+    """What is to be a value of the trace: a tensor, or fx's mark for a place that is left open."""
+    return isinstance(value, torch.Tensor) or value is torch.fx.PH or isinstance(value, type(torch.fx.PH))
+
+
+def _source(name: str, path: Path) -> str:
+    return name + "".join(f"[{key!r}]" if how == "item" else f".{key}" for how, key in path)

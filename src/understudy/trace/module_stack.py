@@ -1,0 +1,269 @@
+"""Which module of the program a node comes from: the modules that were being called, each by the path it was reached by.
+
+A module that the program can reach by two paths is one object, and which path was taken is lost when it is called:
+`a, b = self.x, self.y; a(t); b(t)`. So where a program has such modules, attributes and items that are modules are given
+out as *reached modules*: objects of a subclass made for the occasion, on the same `__dict__`, that know their path.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+Entry = tuple[str, str]
+"""A path and the name of a class."""
+Stack = OrderedDict[str, Entry]
+
+
+class ModuleStack:
+    """The modules of one program that are being called in one trace, outermost first."""
+
+    def __init__(self, root: Module) -> None:
+        self.root = root
+        self._entries: Stack = OrderedDict()
+        self._calls: dict[str, int] = {}
+        self._paths: dict[int, list[str]] = {}
+        for path, module in root.named_modules(remove_duplicate=False):
+            self._paths.setdefault(id(original(module)), []).append(
+                path
+            )  # another thread may be tracing it by path
+        self.is_ambiguous = any(len(paths) > 1 for paths in self._paths.values())
+
+    def current(self) -> Stack:
+        """`{"": ("", "app.Model"), "layers.0": ("layers.0", "app.Layer")}`, as torch writes it into nodes."""
+        return self._entries.copy()
+
+    @contextmanager
+    def inside(self, module: Module) -> Iterator[None]:
+        """While a module is called. A second call by the same path has a key of its own, `layers.0@1`."""
+        path = self._path_of(module)
+        if path is None:
+            yield
+            return
+        count = self._calls.get(path, 0)
+        self._calls[path] = count + 1
+        key = f"{path}@{count}" if count else path
+        kind = real_class(module)
+        self._entries[key] = (path, f"{kind.__module__}.{kind.__qualname__}")
+        try:
+            yield
+        finally:
+            del self._entries[key]
+
+    def _path_of(self, module: Module) -> str | None:
+        """How the program reached a module; None if it is no part of it."""
+        if (path := getattr(type(module), PATH, None)) is not None:
+            return str(path)
+        paths = self._paths.get(id(module))
+        if paths is None:
+            return None
+        for around, _ in reversed(self._entries.values()):
+            for path in paths:
+                if path.startswith(f"{around}." if around else ""):
+                    return path
+        return paths[0]
+
+
+# --- calls ----------------------------------------------------------------------------------------------------------
+
+ACTIVE: ContextVar[ModuleStack | None] = ContextVar("module_stack", default=None)
+
+
+class _Calls:
+    """`Module.__call__`, replaced for as long as any thread records the modules that it calls."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._depth = 0
+        self._original: Callable[..., Any] = Module.__call__
+
+    def listen(self) -> None:
+        with self._lock:
+            if self._depth == 0:
+                original = self._original = Module.__call__
+
+                def call(self: Module, *args: Any, **kwargs: Any) -> Any:
+                    stack = ACTIVE.get()
+                    if stack is None:
+                        return original(self, *args, **kwargs)
+                    with stack.inside(self):
+                        return original(self, *args, **kwargs)
+
+                Module.__call__ = call  # type: ignore[method-assign]
+            self._depth += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._depth -= 1
+            if self._depth == 0:
+                Module.__call__ = self._original  # type: ignore[method-assign]
+
+
+_CALLS = _Calls()
+
+
+@contextmanager
+def recorded_modules(root: Module | None) -> Iterator[ModuleStack | None]:
+    """While it runs, the calls of the modules of `root` in this thread are followed."""
+    if root is None:
+        yield None
+        return
+    stack = ModuleStack(root)
+    token = ACTIVE.set(stack)
+    _CALLS.listen()
+    try:
+        with _GIVEN_OUT.by_path(root) if stack.is_ambiguous else nothing():
+            yield stack
+    finally:
+        _CALLS.leave()
+        ACTIVE.reset(token)
+
+
+@contextmanager
+def nothing() -> Iterator[None]:
+    yield
+
+
+def root_of(f: Any) -> Module | None:
+    """The module whose program a function is: what it wraps as `_orig_mod`, what it is, what it is a method of."""
+    for candidate in (getattr(f, "_orig_mod", None), f, getattr(f, "__self__", None)):
+        if isinstance(candidate, Module):
+            return candidate
+    return None
+
+
+# --- modules that know how they were reached ------------------------------------------------------------------------
+
+PATH = "_understudy_path"
+BASE = "_understudy_base"
+CHILDREN = "_understudy_children"
+
+
+class Reached:
+    """What the class of a reached module adds to the class of the module."""
+
+    def __init_subclass__(cls, **ignored: Any) -> None:
+        """The user's own `__init_subclass__` is not told of classes that are made for a trace."""
+
+    def _real_class(self) -> Any:
+        return real_class(self)
+
+    __class__ = property(_real_class)
+
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)  # type: ignore[misc]
+        return reached(self, name, value) if isinstance(value, Module) else value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, original(value))
+
+    @property
+    def _modules(self) -> dict[str, Any]:
+        return ReachedModules(self, vars(self)["_modules"])
+
+
+class ReachedModules(dict[str, Any]):
+    """The submodules of a reached module, each by its path. What is put in is put into the module itself."""
+
+    def __init__(self, owner: Any, modules: dict[str, Any]) -> None:
+        super().__init__(
+            (name, reached(owner, name, module) if isinstance(module, Module) else module)
+            for name, module in modules.items()
+        )
+        self._real = modules
+
+    def __setitem__(self, name: str, module: Any) -> None:
+        super().__setitem__(name, module)
+        self._real[name] = original(module)
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        del self._real[name]
+
+
+def real_class(module: Any) -> Any:
+    """The class of a module, of a reached one too."""
+    kind = type(module)
+    return kind.__mro__[2] if issubclass(kind, Reached) else kind
+
+
+def original(value: Any) -> Any:
+    """The module itself, if this is one that knows how it was reached."""
+    return (
+        getattr(type(value), BASE)
+        if isinstance(value, Module) and issubclass(type(value), Reached)
+        else value
+    )
+
+
+def reached(owner: Any, name: str, module: Module) -> Any:
+    """The module as it is reached from another by this name: another object on the same attributes, always the same."""
+    known: dict[str, Any] = getattr(type(owner), CHILDREN)
+    module = original(module)
+    found = known.get(name)
+    if found is None or original(found) is not module:
+        path = getattr(type(owner), PATH)
+        kind = class_for(module, f"{path}.{name}" if path else name)
+        if kind is None:
+            return module
+        found = known[name] = object.__new__(kind)
+        object.__setattr__(found, "__dict__", vars(module))
+    return found
+
+
+def class_for(module: Module, path: str) -> Any:
+    """The class of a module that is reached by this path; None for classes that nothing can be derived from."""
+    base: Any = type(module)
+    if isinstance(module, torch.jit.ScriptModule):
+        return None
+    names = {
+        PATH: path,
+        BASE: module,
+        CHILDREN: {},
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+    }
+    try:
+        return type(base)(base.__name__, (Reached, base), names)
+    except TypeError:
+        return None
+
+
+class _GivenOut:
+    """Programs whose modules are given out by path just now, in any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[int, int] = {}
+
+    @contextmanager
+    def by_path(self, root: Module) -> Iterator[None]:
+        """The class of the root is another one meanwhile; paths do not depend on who asks, so traces can share it."""
+        with self._lock:
+            count = self._counts.get(id(root), 0)
+            if count == 0 and (kind := class_for(root, "")) is not None:
+                set_class(root, kind)
+            self._counts[id(root)] = count + 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._counts[id(root)] -= 1
+                if not self._counts[id(root)]:
+                    del self._counts[id(root)]
+                    set_class(root, real_class(root))
+
+
+def set_class(module: Module, kind: Any) -> None:
+    """Past the property, and past what classes make of an assignment."""
+    object.__dict__["__class__"].__set__(module, kind)
+
+
+_GIVEN_OUT = _GivenOut()

@@ -1,0 +1,115 @@
+"""What programs do without an operator that tells: the recorder hears of it here.
+
+    torch.get_rng_state, set_rng_state, manual_seed    become nodes: a checkpointed region that is run again puts the
+                                                       generator's state back first, to draw the same numbers twice
+    Parameter(x)                                       shares its memory with x
+    x.data = y                                         from then on x is what y is
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Graph
+
+from understudy import _torch
+from understudy._torch import while_active
+from understudy.fake.tensor import FakeTensor
+from understudy.trace.effects import draws_numbers
+from understudy.trace.node_meta import set_val
+
+if TYPE_CHECKING:
+    from understudy.trace.tracer import PythonKeyTracer
+
+aten = torch.ops.aten
+Function = Callable[..., Any]
+
+
+def active_tracer() -> Any:
+    """The tracer of this thread; None if there is none, or it is not ours."""
+    tracer = getattr(_torch.active_recorder(), "tracer", None)
+    return tracer if hasattr(tracer, "append_call") else None
+
+
+# --- the random generator --------------------------------------------------------------------------------------
+
+STATES = (torch.get_rng_state, torch.set_rng_state, torch.manual_seed)
+
+
+def _recorded(place: str, target: Function) -> None:
+    @while_active(place)
+    def patch(original: Function) -> Function:
+        @functools.wraps(original)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            tracer = active_tracer()
+            if tracer is None:
+                return original(*args, **kwargs)
+            node_args = tracer.argument(args)
+            node_kwargs = {name: tracer.argument(value) for name, value in kwargs.items()}
+            with _torch.no_modes():
+                result = original(*args, **kwargs)
+            node = tracer.append_call(target, node_args, node_kwargs)
+            if isinstance(result, torch.Tensor):
+                set_val(node, result)
+                tracer.remember(result, node)
+            return result
+
+        return called
+
+
+for _function in STATES:
+    _recorded(f"random state: {_function.__name__}", _function)
+
+
+def forget_needless_states(graph: Graph) -> None:
+    """Without a random number in the graph, the generator's state is of no interest."""
+    states = [node for target in STATES for node in graph.find_nodes(op="call_function", target=target)]
+    if not states or any(
+        isinstance(node.target, _torch.OpOverload) and draws_numbers(node.target, node.args, node.kwargs)
+        for node in graph.nodes
+    ):
+        return
+    for node in reversed(list(graph.nodes)):
+        if node in states and not node.users:
+            graph.erase_node(node)
+
+
+# --- tensors that are others -----------------------------------------------------------------------------------
+
+
+@while_active("making a parameter")
+def parameter_of(original: Function) -> Any:
+    @functools.wraps(original)
+    def made(cls: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
+        parameter = original(cls, data, *args, **kwargs)
+        tracer = active_tracer()
+        if tracer is not None and isinstance(data, torch.Tensor) and type(parameter) is not FakeTensor:
+            source = tracer.recorded(data)
+            if source is not None:
+                node = tracer.append_call(aten.detach.default, (source,), {})
+                set_val(node, parameter)
+                tracer.remember(parameter, node)
+        return parameter
+
+    return staticmethod(made)
+
+
+SET_DATA: Function = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+def set_data(tracer: PythonKeyTracer, tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """An input is told as well, if it takes part in no gradient: a graph can't write to it otherwise."""
+    if type(tensor) is FakeTensor and not hasattr(tensor, "_spec"):  # it is being made
+        SET_DATA(tensor, data)
+        return
+    before = tracer.recorded(tensor)
+    node = tracer.node_of_tensor(data)
+    SET_DATA(tensor, data)
+    is_told = before is not None and before.op == "placeholder" and not tensor.requires_grad
+    target, args = (aten.set_.source_Tensor, (before, node)) if is_told else (aten.detach.default, (node,))
+    node = tracer.append_call(target, args, {})
+    set_val(node, tensor)
+    tracer.remember(tensor, node)

@@ -1,0 +1,283 @@
+"""Composite operators on symbolic sizes: what C++ did once is done again from memory, and nobody can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from understudy import FakeTensorMode, ShapeEnv
+from understudy.fake import recipes
+from understudy.infer.engine import cache
+
+BATCH, LENGTH, WIDTH = 3, 10, 16
+
+
+class Heard(TorchDispatchMode):
+    """The names of the operators that pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+Program = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def heads(x: Tensor) -> Tensor:
+    return x.unflatten(-1, (4, WIDTH // 4)).transpose(1, 2)
+
+
+PROGRAMS: dict[str, Program] = {
+    "linear": lambda x, w, b: F.linear(x, w),
+    "linear with bias": lambda x, w, b: F.linear(x, w, b),
+    "linear of a transposed": lambda x, w, b: F.linear(x.transpose(0, 1), w, b),
+    "matmul 3d 2d": lambda x, w, b: x @ w,
+    "matmul 3d 3d": lambda x, w, b: x @ x.mT,
+    "matmul 4d 4d": lambda x, w, b: heads(x) @ heads(x).mT,
+    "matmul broadcast": lambda x, w, b: heads(x) @ w[:4, :4],
+    "matmul 3d 1d": lambda x, w, b: x @ b,
+    "attention": lambda x, w, b: F.scaled_dot_product_attention(heads(x), heads(x), heads(x)),
+    "causal attention": lambda x, w, b: F.scaled_dot_product_attention(
+        heads(x), heads(x), heads(x), is_causal=True
+    ),
+    "masked attention": lambda x, w, b: F.scaled_dot_product_attention(
+        heads(x), heads(x), heads(x), attn_mask=heads(x) @ heads(x).mT
+    ),
+    "einsum": lambda x, w, b: torch.einsum("bsd,de->bse", x, w),
+    "einsum of heads": lambda x, w, b: torch.einsum("bhsd,bhtd->bhst", heads(x), heads(x)),
+    "tensordot": lambda x, w, b: torch.tensordot(x, w, dims=1),
+    "repeat_interleave": lambda x, w, b: x.repeat_interleave(2, dim=1),
+    "dropout": lambda x, w, b: F.dropout(x, 0.5, training=True),
+    "no dropout": lambda x, w, b: F.dropout(x, 0.5, training=False),
+    "layer_norm": lambda x, w, b: F.layer_norm(x, (WIDTH,), b, b),
+    "group_norm": lambda x, w, b: F.group_norm(x.mT, 4, b, b),
+    "cross_entropy": lambda x, w, b: F.cross_entropy(x.flatten(0, 1), x.argmax(-1).flatten()),
+}
+
+
+def real_inputs() -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(BATCH, LENGTH, WIDTH), torch.randn(WIDTH, WIDTH), torch.randn(WIDTH)
+
+
+def stand_ins(mode: FakeTensorMode, device: str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
+    x, w, b = real_inputs()
+    fake = mode.from_tensor(x, source="x", symbolic_context=("batch", "seq", "static"))
+    weights = [mode.from_tensor(t, static_shapes=True) for t in (w, b)]
+    with mode:
+        return tuple(t.to(device) for t in (fake, *weights))  # type: ignore[return-value]
+
+
+def new_mode() -> FakeTensorMode:
+    return FakeTensorMode(shape_env=ShapeEnv())
+
+
+def sizes(t: Tensor) -> list[int]:
+    return [int(getattr(getattr(s, "node", None), "hint", s)) for s in (*t.shape, *t.stride())]
+
+
+def graph_of(t: Tensor) -> list[str]:
+    """The names of the functions that autograd would run, depth first."""
+    names: list[str] = []
+    stack: list[Any] = [t.grad_fn]
+    while stack:
+        function = stack.pop()
+        if function is not None:
+            names.append(type(function).__name__)
+            stack.extend(following for following, _ in function.next_functions)
+    return names
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_same_operators_are_heard(name: str) -> None:
+    program = PROGRAMS[name]
+    reals = real_inputs()
+    with Heard() as real:
+        program(*reals)
+    mode = new_mode()
+    inputs = stand_ins(mode)
+    for _ in range(3):
+        with mode, Heard() as heard:
+            program(*inputs)
+        assert heard.names == real.names
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_result_is_the_same_without_listeners(name: str, device: str) -> None:
+    program = PROGRAMS[name]
+    reals = real_inputs()
+    with Heard():  # where nobody listens, C++ writes in place
+        expected = program(*reals)
+    mode = new_mode()
+    inputs = stand_ins(mode, device)
+    for _ in range(3):
+        with mode:
+            result = program(*inputs)
+        assert result.device.type == device and result.dtype is expected.dtype
+        assert result._version == expected._version
+        if device == "cpu":
+            assert sizes(result) == sizes(expected)
+            assert result._is_view() == expected._is_view()
+            if expected._is_view() and expected._base is not None:
+                assert sizes(result._base) == sizes(expected._base)  # type: ignore[arg-type]
+    assert mode._cache.recipes
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gradients_go_the_same_way(name: str) -> None:
+    program = PROGRAMS[name]
+    reals = [t.requires_grad_() for t in real_inputs()]
+    with Heard():  # where nobody listens, C++ reshapes in another way
+        expected = graph_of(program(*reals))  # type: ignore[arg-type]
+    mode = new_mode()
+    inputs = [t.requires_grad_() for t in stand_ins(mode)]
+    for _ in range(3):
+        with mode:
+            result = program(*inputs)  # type: ignore[arg-type]
+            assert graph_of(result) == expected
+            result.sum().backward()
+        assert inputs[0].grad is not None and inputs[0].grad.shape == inputs[0].shape
+
+
+def test_no_guard_is_lost_or_added() -> None:
+    def guards(times: int) -> list[str]:
+        mode = new_mode()
+        x, w, _ = stand_ins(mode)
+        y = mode.from_tensor(
+            torch.randn(BATCH, LENGTH, WIDTH), source="y", symbolic_context=("batch", "other", "static")
+        )
+        with mode:
+            for _ in range(times):
+                (x @ y.mT).reshape(-1, 10)
+                F.cross_entropy(x[:, 0] @ w, x[:, 0].argmax(-1))
+        return [str(guard.condition) for guard in mode.shape_env.guards]
+
+    assert guards(3) == guards(1) != []
+
+
+def test_a_tensor_that_comes_twice_is_no_two_tensors() -> None:
+    mode = new_mode()
+    x, *_ = stand_ins(mode)
+    with mode:
+        other = x.clone().requires_grad_()
+        x = x.clone().requires_grad_()
+        for a, b in ((x, x), (x, other), (other, x)):
+            x.grad = other.grad = None
+            torch.einsum("bsd,btd->bst", a, b).sum().backward()
+            assert (x.grad is not None) == (a is x or b is x)
+            assert (other.grad is not None) == (a is other or b is other)
+
+
+def test_autocast_has_its_say() -> None:
+    mode = new_mode()
+    x, w, _ = stand_ins(mode)
+    with mode:
+        assert F.linear(x, w).dtype is torch.float32
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert F.linear(x, w).dtype is torch.bfloat16
+        assert F.linear(x, w).dtype is torch.float32
+
+
+def test_modes_for_functions_hear_what_was_called() -> None:
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            heard.append(func)
+            return func(*args, **(kwargs or {}))
+
+    mode = new_mode()
+    x, w, _ = stand_ins(mode)
+    for _ in range(3):
+        heard: list[Any] = []
+        with mode, Functions():
+            torch.matmul(x, w)
+        assert heard == [torch.matmul]
+
+
+def test_in_inference_mode_the_composite_itself_is_heard() -> None:
+    mode = new_mode()
+    x, w, _ = stand_ins(mode)
+    with mode:
+        F.linear(x, w)
+        for _ in range(2):
+            with torch.inference_mode(), Heard() as heard:
+                F.linear(x, w)
+            assert heard.names == ["aten.linear.default"]
+
+
+def test_transforms() -> None:
+    mode = new_mode()
+    x, w, _ = stand_ins(mode)
+    with mode:
+        for _ in range(2):
+            F.linear(x, w)
+            assert torch.func.vmap(lambda row: F.linear(row, w))(x).shape == x.shape
+            assert torch.func.grad(lambda t: F.linear(t, w).sum())(x).shape == x.shape
+            assert torch.func.vmap(torch.matmul, in_dims=(0, None))(x, w).shape == x.shape
+
+
+def test_attention_listens_to_its_switches() -> None:
+    mode = new_mode()
+    x, *_ = stand_ins(mode)
+    with mode:
+        q = heads(x)
+        for _ in range(2):
+            with Heard() as fused:
+                F.scaled_dot_product_attention(q, q, q)
+            with Heard() as plain, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+                F.scaled_dot_product_attention(q, q, q)
+            assert fused.names == ["aten._scaled_dot_product_flash_attention_for_cpu.default"]
+            assert "aten.bmm.default" in plain.names
+
+
+def test_errors_are_those_of_the_operator() -> None:
+    mode = new_mode()
+    x, w, _ = stand_ins(mode)
+    with mode:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"mat1.*mat2|mm"):
+                F.linear(x, w[:, :4])
+
+
+def test_nothing_is_kept_while_guards_are_suppressed() -> None:
+    mode = new_mode()
+    x, w, _ = stand_ins(mode)
+    with mode, mode.shape_env.suppress_guards():
+        F.linear(x, w)
+    assert not mode._cache.recipes
+
+
+def test_recipes_are_forgotten_with_the_plans() -> None:
+    mode = new_mode()
+    x, w, _ = stand_ins(mode)
+    with mode:
+        F.linear(x, w)
+    assert mode._cache.recipes and mode._cache.plans
+    cache.forget_plans()
+    assert not mode._cache.recipes and not mode._cache.plans
+
+
+def test_results_are_apart() -> None:
+    mode = new_mode()
+    x, w, _ = stand_ins(mode)
+    with mode:
+        first, second = F.linear(x, w), F.linear(x, w)
+        assert first.untyped_storage()._cdata != second.untyped_storage()._cdata
+        first.add_(1)
+        assert (first._version, second._version) == (1, 0)
+
+
+def test_the_table_names_composites() -> None:
+    for name in recipes.COMPOSITES:
+        op = recipes._torch.operator_named(name)
+        assert recipes._torch.has_composite_kernel(op), name

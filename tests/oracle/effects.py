@@ -1,0 +1,63 @@
+"""What a run of a program did to the world, values included, and where two runs differ."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from tests.oracle.compare import Account, differences, observe, versions_of
+
+
+@dataclass
+class Effect:
+    """The account of a run's metadata, and all values afterwards."""
+
+    account: Account
+    results: list[Any]
+    inputs: Sequence[torch.Tensor]
+
+
+def effect_of(run: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> Effect:
+    """Run it; `tensors` are those of its inputs."""
+    torch.manual_seed(0)
+    before = versions_of(tensors)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = run()
+    if type(result) is torch.Size:
+        result = tuple(result)  # which is what pytree makes of it
+    return Effect(observe(result, tensors, before), tree_flatten(result)[0], tensors)
+
+
+def effects_differ(program: Effect, graph: Effect, compare_values: bool = True) -> list[str]:
+    found = [str(difference) for difference in differences(program.account, graph.account)]
+    if found or not compare_values:
+        return found
+    pairs = [
+        *((f"out[{i}]", a, b) for i, (a, b) in enumerate(zip(program.results, graph.results, strict=True))),
+        *((f"in[{i}]", a, b) for i, (a, b) in enumerate(zip(program.inputs, graph.inputs, strict=True))),
+    ]
+    return [f"{where}.values: {difference}" for where, a, b in pairs if (difference := values_differ(a, b))]
+
+
+def values_differ(a: Any, b: Any) -> str:
+    """How the values of two tensors differ; empty if they do not. NaN is itself here."""
+    if not isinstance(a, torch.Tensor):
+        return ""  # numbers are in the account
+    if a.layout != torch.strided:
+        a, b = (tensor.detach().to_dense() for tensor in (a, b))
+    a, b = (tensor.detach().resolve_conj().resolve_neg() for tensor in (a, b))
+    if a.is_quantized:
+        a, b = a.int_repr(), b.int_repr()
+    if a.dtype is not torch.complex32 and torch.equal(a, b):
+        return ""
+    try:
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True, check_stride=False)
+    except AssertionError as error:
+        return " ".join(str(error).split())[:300]
+    return ""
