@@ -12,7 +12,14 @@ import torch.utils._python_dispatch as python_dispatch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from understudy import FakeTensor, FakeTensorMode, MixedTensorsError, unset_fake_temporarily
+from understudy import (
+    DataDependentOutputException,
+    FakeTensor,
+    FakeTensorMode,
+    MixedTensorsError,
+    ShapeEnv,
+    unset_fake_temporarily,
+)
 from understudy._torch import PLACES
 
 
@@ -268,3 +275,20 @@ def test_after_an_error_torch_is_as_it_was(call: Callable[[], Any], inside: bool
 def test_errors_of_registered_fakes_come_through() -> None:
     with FakeTensorMode(), pytest.raises(KeyError, match="the author's own error"):
         torch.ops.understudy_test_mode.broken(torch.empty(2))
+
+
+def test_an_environment_of_torch_is_refused_by_name() -> None:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv as TorchShapeEnv
+
+    with pytest.raises(TypeError, match=r"symbolic_shapes.ShapeEnv, where an understudy.ShapeEnv is expected"):
+        FakeTensorMode(shape_env=TorchShapeEnv())
+
+
+def test_scalars_can_be_allowed_later() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv(allow_scalar_outputs=False))
+    assert not mode.allow_scalar_outputs and not FakeTensorMode().allow_scalar_outputs
+    with mode:
+        with pytest.raises(DataDependentOutputException):
+            torch.randn(()).item()
+        mode.allow_scalar_outputs = True
+        assert type(torch.randn(()).item()) is torch.SymFloat

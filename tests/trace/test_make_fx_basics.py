@@ -117,7 +117,7 @@ def test_stack_traces_name_the_users_line() -> None:
     last = sin.meta["stack_trace"].splitlines()[-2:]
     assert "in inner" in last[0] and __file__ in last[0]
     assert last[1].strip() == "return x.sin()  # the line"
-    assert "make_fx" not in sin.meta["stack_trace"]
+    assert len(sin.meta["stack_trace"].splitlines()) == 4  # the lambda and inner: nothing outside of the trace
 
 
 def test_torch_functions_are_counted() -> None:
@@ -184,7 +184,8 @@ def test_it_can_be_interpreted(graph: Any) -> None:
 def test_passes_work_on_it(graph: Any) -> None:
     x = torch.randn(3, 4)
     ShapeProp(graph).propagate(x)
-    parts = split_module(graph, graph, lambda node: int(node.name.startswith("sum")))
+    order = {node: position for position, node in enumerate(graph.graph.nodes)}
+    parts = split_module(graph, graph, lambda node: order[node] > len(order) // 2)  # type: ignore[arg-type, return-value]
     assert_same(program, parts, x)
 
 
@@ -242,9 +243,10 @@ def test_two_threads_trace_at_once(mode: str) -> None:
 
 def test_a_trace_inside_a_trace_has_a_graph_of_its_own() -> None:
     seen = []
+    other = torch.randn(2)
 
     def f(x: Any) -> Any:
-        seen.append(make_fx(lambda y: y.cos())(torch.randn(2)))
+        seen.append(make_fx(lambda y: y.cos())(other))
         return x.sin()
 
     graph = captured(f, torch.randn(3), mode="real")

@@ -29,6 +29,7 @@ from understudy.infer.call import Call, flat, mapped
 from understudy.infer.engine import cache, infer, why_not_cached
 from understudy.infer.kernels import outcomes_of
 from understudy.infer.plan import FIRST_ITSELF, FIRST_VIEWED, ONE_NEW, ONE_NEW_SYMBOLIC, Plan
+from understudy.shapes.env import ShapeEnv
 from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import from_torch
 from understudy.spec import TensorSpec
@@ -77,6 +78,9 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         export: bool = False,
         crosscheck: bool = False,
     ) -> None:
+        if shape_env is not None and not isinstance(shape_env, ShapeEnv):
+            kind = f"{type(shape_env).__module__}.{type(shape_env).__name__}"
+            raise TypeError(f"shape_env is a {kind}, where an understudy.ShapeEnv is expected: import that one")
         self.allow_fallback_kernels = allow_fallback_kernels
         self.allow_non_fake_inputs = allow_non_fake_inputs
         self.shape_env = shape_env

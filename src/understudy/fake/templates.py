@@ -93,6 +93,14 @@ def make_template(spec: TensorSpec, prepared: Prepared) -> FakeTensor:
 
 def ask_ahead(spec: TensorSpec, template: FakeTensor) -> None:
     """Let C++ find out whether the template is contiguous: stand-ins take that over. Only if it takes no guard."""
-    env = next(size.shape_env for size in (*spec.shape, *spec.stride, spec.offset) if type(size) is SymNode)
+    sizes = [size for size in (*spec.shape, *spec.stride, spec.offset) if type(size) is SymNode]
+    env = sizes[0].shape_env
+    if not all(is_large(env, size) for size in sizes):
+        return  # whether a size is 1 is open, and a search for a proof would be long and in vain
     with suppress(Unproved), env.proofs_only():
         template.is_contiguous()
+
+
+def is_large(env: Any, size: SymNode) -> bool:
+    low, _ = env.facts.interval(size.value)
+    return low is not None and low >= 2

@@ -20,7 +20,8 @@ def is_packed(
     wanted = _suffix_products(env, sizes, order, empty_is_packed)
     open_dims = [
         dim for dim in order
-        if not env.is_known(conditions.eq(steps[dim], wanted[dim])) and not env.is_known(conditions.eq(sizes[dim], 1))
+        if not _is_surely(env, conditions.eq(steps[dim], wanted[dim]))
+        and not _is_surely(env, conditions.eq(sizes[dim], 1))
     ]  # fmt: skip
     if not open_dims:
         return True
@@ -45,7 +46,14 @@ def _suffix_products(env: Any, sizes: Sequence[Any], order: Sequence[int], at_le
 
 
 def _may_be(env: Any, size: Any, value: Any) -> bool:
-    return not env.is_known(conditions.ne(size, value))
+    return not _is_surely(env, conditions.ne(size, value))
+
+
+def _is_surely(env: Any, condition: Any) -> bool:
+    """Whether it is proved to hold; what does not hold at hand is not even tried."""
+    if isinstance(condition, bool):
+        return condition
+    return env.hint_of(condition) is not False and bool(env.is_known(condition))
 
 
 def _decided(

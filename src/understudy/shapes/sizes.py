@@ -18,19 +18,22 @@ def surely_equal(a: Any, b: Any) -> bool:
         return True
     if type(a) is int and type(b) is int:
         return a == b
-    return bool(_env_of(a, b).is_known(conditions.eq(value_of(a), value_of(b))))
+    return not differ_at_hand(a, b) and bool(_env_of(a, b).is_known(conditions.eq(value_of(a), value_of(b))))
 
 
 def surely_differ(a: Any, b: Any) -> bool:
     """Whether two sizes differ whatever the symbols are; no guard comes of asking."""
     if type(a) is int and type(b) is int:
         return a != b
+    first, second = _hint(a), _hint(b)
+    if first is not None and first == second:  # a search for a proof would be in vain
+        return False
     return bool(_env_of(a, b).is_known(conditions.ne(value_of(a), value_of(b))))
 
 
 def differ_at_hand(a: Any, b: Any) -> bool:
     """Whether two sizes have different examples. Nothing is assumed: what to ask next may depend on it, no answer."""
-    first, second = (size.hint if type(size) is SymNode else size for size in (a, b))
+    first, second = _hint(a), _hint(b)
     return first is not None and second is not None and bool(first != second)
 
 
@@ -38,6 +41,9 @@ def surely_less(a: Any, b: Any) -> bool:
     """Whether a < b whatever the symbols are."""
     if type(a) is int and type(b) is int:
         return a < b
+    first, second = _hint(a), _hint(b)
+    if first is not None and second is not None and first >= second:
+        return False
     return bool(_env_of(a, b).is_known(conditions.lt(value_of(a), value_of(b))))
 
 
@@ -50,8 +56,12 @@ def by_example(stride: Sequence[Any], shape: Sequence[Any]) -> list[int]:
     return sorted(range(len(stride)), key=at_hand)
 
 
+def _hint(size: Any) -> Any:
+    return size.hint if type(size) is SymNode else size
+
+
 def _example(size: Any) -> float:
-    hint = size.hint if type(size) is SymNode else size
+    hint = _hint(size)
     return float("inf") if hint is None else hint
 
 
