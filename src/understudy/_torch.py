@@ -73,6 +73,11 @@ def storage_id(tensor: Tensor) -> int:
     return native_storage(tensor)._cdata
 
 
+def is_zero(tensor: Tensor) -> bool:
+    """Whether it is one of those that forward differentiation makes for a gradient of zero, without memory."""
+    return tensor._is_zerotensor()
+
+
 def returns_nothing(op: Any) -> bool:
     return not op._schema.returns
 

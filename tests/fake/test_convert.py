@@ -190,6 +190,14 @@ def test_a_view_is_a_view_of_the_fake_of_its_base(mode: FakeTensorMode, make: Ca
     assert fake._version == base._version == before + 1
 
 
+def test_a_converter_of_its_own_stays_on_its_own(mode: FakeTensorMode) -> None:
+    real, converter = torch.randn(2, 3), FakeTensorConverter()
+    storage = converter.from_real_tensor(mode, real).untyped_storage()
+    view = converter.from_real_tensor(mode, real[0])
+    assert view.untyped_storage()._cdata == storage._cdata
+    assert mode.from_tensor(real).untyped_storage()._cdata != storage._cdata
+
+
 def test_gradients_go_through_a_view(mode: FakeTensorMode) -> None:
     leaf = torch.randn(4, 6, requires_grad=True)
     fake, view = mode.from_tensor(leaf), mode.from_tensor(leaf.t()[1:])

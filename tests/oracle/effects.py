@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,9 +29,9 @@ def effect_of(run: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> Effect
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         result = run()
-    if type(result) is torch.Size:
-        result = tuple(result)  # which is what pytree makes of it
-    return Effect(observe(result, tensors, before), tree_flatten(result)[0], tensors)
+    account = observe(result, tensors, before)
+    account = replace(account, structure=account.structure.replace("(Size,", "(tuple,"))  # which pytree makes of it
+    return Effect(account, tree_flatten(result)[0], tensors)
 
 
 def effects_differ(program: Effect, graph: Effect, compare_values: bool = True) -> list[str]:

@@ -391,3 +391,38 @@ def test_a_trace_of_another_module_inside() -> None:
 def test_above_autograd() -> None:
     gm = make_fx(wrapped(Shared()), pre_dispatch=True, record_module_stack=True)(torch.randn(2, 4))
     assert [path for name, path in paths(gm) if name.startswith("linear")][:2] == ["x.lin", "y.lin"]
+
+
+@pytest.mark.parametrize("mode", ["real", "fake"])
+def test_inside_of_branches(mode: str) -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() > 0, self.inner, lambda x: x.cos(), (x,))
+
+    module = Branches()
+    gm = traced(module, torch.randn(2, 4), mode=mode)
+    assert dict(paths(gm.true_graph_0))["relu"] == "inner"
+    with torch.no_grad():
+        torch.testing.assert_close(gm(torch.ones(2, 4)), module(torch.ones(2, 4)))
+
+
+def test_threads_give_back_what_they_borrowed() -> None:
+    """Stand-ins take the place of a module's tensors while it is traced: one trace after the other."""
+    module = Shared()
+    before = dict(module.named_parameters())
+    found: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(paths(traced(module, torch.randn(2, 4), mode="fake"))))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4 and all(entry == found[0] for entry in found)
+    assert all(module.get_parameter(name) is parameter for name, parameter in before.items())
+    assert type(module) is Shared

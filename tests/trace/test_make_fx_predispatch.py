@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from understudy import (
+    DataDependentOutputException,
     FakeTensorMode,
     UnsupportedOperatorException,
     get_proxy_mode,
@@ -318,3 +319,30 @@ def test_a_model_built_inside_is_recorded() -> None:
     assert targets(gm)[-1] is aten.linear.default
     assert aten.uniform_.default in targets(gm)
     assert gm(torch.randn(4, 3)).shape == (4, 2)
+
+
+@pytest.mark.parametrize(
+    "read", [lambda x: x.sum().item(), lambda x: bool(x.sum() > 0)], ids=["item", "bool"]
+)
+def test_values_that_are_asked_for(read: Any) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x * (2 if read(x) else 3)
+
+    with pytest.raises(DataDependentOutputException, match="would hold it fixed"):
+        traced(f, torch.ones(3))
+    gm = traced(f, torch.ones(3), _error_on_data_dependent_ops=False)
+    assert torch.equal(gm(torch.ones(3)), torch.ones(3) * 2)
+
+
+@each_mode
+def test_branches_stay_whole_too(mode: str) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: F.linear(x, x), lambda x: x.cos().softmax(-1), (x,)).softmax(
+            -1
+        )
+
+    gm = traced(f, torch.randn(3, 3), mode=mode)
+    assert targets(gm)[-1] is aten.softmax.int
+    assert targets(gm.true_graph_0) == [aten.linear.default]
+    for x in (torch.ones(3, 3), -torch.ones(3, 3)):
+        torch.testing.assert_close(gm(x), f(x))

@@ -188,7 +188,7 @@ class FakeTensorConverter:
         if isinstance(t, torch.nn.Parameter):
             fake._is_param = True
         if t.is_leaf and t.grad is not None:
-            fake.grad = mode.from_tensor(t.grad)
+            fake.grad = self.from_real_tensor(mode, t.grad)
         return fake
 
     def _as_view(self, mode: FakeTensorMode, t: torch.Tensor, fake: FakeTensor) -> FakeTensor:
@@ -201,7 +201,7 @@ class FakeTensorConverter:
         is_same_kind = t.dtype == real_base.dtype or t.is_leaf or t.is_complex() < real_base.is_complex()
         if not is_same_storage or not is_same_kind:
             return fake
-        base: Any = mode.from_tensor(real_base, static_shapes=True)
+        base: Any = self.from_real_tensor(mode, real_base, static_shapes=True)
         if base._spec.is_symbolic:
             return fake
         with torch.no_grad(), mode:
@@ -215,7 +215,9 @@ class FakeTensorConverter:
         names, context = t.__tensor_flatten__()  # type: ignore[attr-defined]
         parts = {name: getattr(t, name) for name in names}
         tensors = {name: part for name, part in parts.items() if isinstance(part, torch.Tensor)}
-        inner = {name: mode.from_tensor(part, **wanted.inside(t, name, part)) for name, part in tensors.items()}
+        inner = {
+            name: self.from_real_tensor(mode, part, **wanted.inside(t, name, part)) for name, part in tensors.items()
+        }
         # Its sizes are symbols where those of what is inside are, if these are the same sizes.
         geometry = (t.shape, t.stride())
         alike = next((inner[name] for name, part in tensors.items() if (part.shape, part.stride()) == geometry), t)

@@ -152,9 +152,11 @@ def bincount(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def symbolic_list(mode: FakeTensorMode, fake: FakeTensor) -> Any:
-    """`tolist()`: a symbol for each element, NotImplemented where it is not known how many there are."""
-    if mode.shape_env is None or fake._spec.is_symbolic:
+    """`tolist()`: a symbol for each element. A list has a length, so sizes have to be what they are in the example."""
+    if mode.shape_env is None:
         return NotImplemented
+    for size in fake._spec.shape:
+        int(size)
     with mode:
         return _nested(fake)
 

@@ -60,7 +60,7 @@ def _is_foreign(kind: type) -> bool:
 def _convertible(mode: FakeTensorMode, func: Any, tensor: torch.Tensor) -> bool:
     if torch.Tag.inplace_view in func.tags:
         return False
-    if mode.allow_non_fake_inputs:
+    if mode.allow_non_fake_inputs or _torch.is_zero(tensor):
         return True
     # `torch.tensor(..., device="meta")` is torch's own meta tensor even inside the mode; it has no data to lose.
     # `torch.tensor(3)` in TorchScript is a real tensor on its way to its dtype and device.

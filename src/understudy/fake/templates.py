@@ -7,7 +7,6 @@ as a small wrapper, and then takes over the template's metadata.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from understudy.fake.native import CPU, WITHOUT_INDEX, prepare
 from understudy.fake.tensor import FakeTensor
 from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import to_torch
-from understudy.shapes.state import Unproved
+from understudy.shapes.state import NotRemembered
 from understudy.spec import TensorSpec
 
 make_wrapper = _torch.make_wrapper
@@ -31,14 +30,18 @@ on_first_symbol: list[Callable[[], object]] = []
 """Called before the first stand-in with symbolic sizes is made: what these need is set up then, not at import."""
 
 
+ATTEMPTS = frozenset({60, 48, 0})
+"""When, of the first 64 stand-ins of a spec, the template is told what C++ may have found out about the others."""
+
+
 class Prepared:
     """What makes stand-ins of a spec: the arguments of the wrappers that they begin as, and templates at rest.
 
     Inference mode has templates of its own. A template is taken out while it is used: two threads never share one.
-    `unasked` says after how many more stand-ins C++ is asked what every one of them would be asked for anew.
+    `untold` counts down the stand-ins that are made before the templates are given up that C++ told nothing about.
     """
 
-    __slots__ = ("nothing", "options", "start", "templates", "unasked")
+    __slots__ = ("nothing", "options", "start", "templates", "untold")
 
     def __init__(self, spec: TensorSpec) -> None:
         while on_first_symbol:
@@ -53,7 +56,7 @@ class Prepared:
         # A storage has to be on the device of its tensor.
         self.nothing: Any = NO_STORAGE if spec.device == CPU else make_wrapper(*self.start)
         self.templates: tuple[list[FakeTensor], list[FakeTensor]] = ([], [])
-        self.unasked = 4
+        self.untold = 64
         spec.prepared = self
 
 
@@ -62,10 +65,10 @@ def make_symbolic(spec: TensorSpec, base: FakeTensor | None = None) -> FakeTenso
     prepared: Prepared = spec.prepared or Prepared(spec)
     templates = prepared.templates[in_inference_mode()]
     template = templates.pop() if templates else make_template(spec, prepared)
-    if prepared.unasked:
-        prepared.unasked -= 1
-        if not prepared.unasked:
-            ask_ahead(spec, template)
+    if prepared.untold:
+        prepared.untold -= 1
+        if prepared.untold in ATTEMPTS and is_told(spec, template):
+            prepared.untold = 0
     guard = NoDispatch()
     try:
         fake: FakeTensor = make_wrapper(*prepared.start)
@@ -91,16 +94,15 @@ def make_template(spec: TensorSpec, prepared: Prepared) -> FakeTensor:
     return template
 
 
-def ask_ahead(spec: TensorSpec, template: FakeTensor) -> None:
-    """Let C++ find out whether the template is contiguous: stand-ins take that over. Only if it takes no guard."""
-    sizes = [size for size in (*spec.shape, *spec.stride, spec.offset) if type(size) is SymNode]
-    env = sizes[0].shape_env
-    if not all(is_large(env, size) for size in sizes):
-        return  # whether a size is 1 is open, and a search for a proof would be long and in vain
-    with suppress(Unproved), env.proofs_only():
-        template.is_contiguous()
+def is_told(spec: TensorSpec, template: FakeTensor) -> bool:
+    """Let C++ find out whether the template is contiguous: stand-ins take that over, and need not be asked again.
 
-
-def is_large(env: Any, size: SymNode) -> bool:
-    low, _ = env.facts.interval(size.value)
-    return low is not None and low >= 2
+    Only if somebody asked before: there is nothing to prove then, and nothing to assume.
+    """
+    env = next(size.shape_env for size in (*spec.shape, *spec.stride, spec.offset) if type(size) is SymNode)
+    try:
+        with env.from_memory():
+            template.is_contiguous()
+    except NotRemembered:
+        return False
+    return True

@@ -18,7 +18,7 @@ import torch
 from understudy.errors import ArgumentError, ShapeMismatch
 from understudy.rules.convolution_sizes import Window, check_operands, output_shape
 from understudy.rules.dtype_sets import FLOATS, INTEGERS, check_cpu_dtype
-from understudy.rules.layouts import looks_channels_last, suggested_strides
+from understudy.rules.layouts import is_surely_row_major, looks_channels_last, suggested_strides
 from understudy.rules.registry import rule
 from understudy.spec import (
     TensorSpec,
@@ -64,7 +64,8 @@ def _convolved(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, windo
     shape = output_shape(x, weight, window)
     if window.transposed and any(size < 0 for size in shape[2:]):
         raise ShapeMismatch(f"convolution: the result of {x} and {weight} would have shape {list(shape)}")
-    if x.is_empty:
+    is_plain = x.ndim > 3 and is_surely_row_major(x) and is_surely_row_major(weight)
+    if is_plain or x.is_empty:
         return x.like(shape)
     return x.like(shape, stride=_strides(shape, _in_channels_last(x, weight, window)))
 

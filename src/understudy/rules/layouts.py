@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from understudy.shapes.sizes import surely_less
+from understudy.shapes.sizes import surely_equal, surely_less
 from understudy.spec import TensorSpec, channels_last_strides, contiguous_strides
 from understudy.spec.strides import CHANNELS_LAST_ORDER
 
@@ -17,11 +17,9 @@ CHANNELS_LAST_OF = {4: torch.channels_last, 5: torch.channels_last_3d}
 def looks_channels_last(spec: TensorSpec) -> bool:
     """Whether eager takes the strides for a channels-last format; where they leave it open, it does not."""
     order = CHANNELS_LAST_ORDER.get(spec.ndim)
-    if order is None or spec.stride[1] == 0:
+    if order is None or _is_surely_other(spec, order) or spec.stride[1] == 0:
         return False
-    ends: list[Any] = [0, *(spec.shape[dim] * spec.stride[dim] for dim in order)]
-    if any(surely_less(spec.stride[dim], least) for dim, least in zip(order, ends, strict=False)):
-        return False
+    ends = _ends(spec, order)
     for dim, least in zip(order, ends, strict=False):
         if spec.shape[dim] == 0 or spec.stride[dim] < least:
             return False
@@ -29,6 +27,25 @@ def looks_channels_last(spec: TensorSpec) -> bool:
             # All sizes but the first are 1, and their strides say nothing.
             return False
     return True
+
+
+def is_surely_row_major(spec: TensorSpec) -> bool:
+    """Whether the strides are those of a fresh tensor, and can't be taken for channels-last, whatever the symbols are.
+    No guard comes of asking."""
+    order = CHANNELS_LAST_ORDER.get(spec.ndim)
+    is_plain = all(map(surely_equal, spec.stride, contiguous_strides(spec.shape)))
+    return is_plain and (order is None or _is_surely_other(spec, order))
+
+
+def _is_surely_other(spec: TensorSpec, order: Sequence[int]) -> bool:
+    """Whether a dimension lies within one that would have to be faster."""
+    ends = _ends(spec, order)
+    return any(surely_less(spec.stride[dim], least) for dim, least in zip(order, ends, strict=False))
+
+
+def _ends(spec: TensorSpec, order: Sequence[int]) -> list[Any]:
+    """For each dimension, the stride that it has at least after those that are faster."""
+    return [0, *(spec.shape[dim] * spec.stride[dim] for dim in order)]
 
 
 def suggested_format(spec: TensorSpec) -> torch.memory_format:

@@ -8,7 +8,7 @@ from typing import Any
 from understudy.errors import ArgumentError, ShapeMismatch
 from understudy.rules.dims import replaced
 from understudy.rules.dtype_sets import BOOL, COMPLEX, FLOATS, NUMBERS, check_cpu_dtype
-from understudy.rules.layouts import suggested_strides
+from understudy.rules.layouts import is_surely_row_major, suggested_strides
 from understudy.rules.registry import Rule, rule
 from understudy.rules.views import narrowed
 from understudy.spec import TensorSpec, preserved_copy, product, same_shape
@@ -26,7 +26,6 @@ def constant_padded(spec: TensorSpec, pad: Sequence[Any]) -> TensorSpec:
         raise ArgumentError(f"pad: {list(pad)} must have two entries for each dimension")
     if len(pad) > 2 * spec.ndim:
         raise ArgumentError(f"pad: {list(pad)} pads {len(pad) // 2} dimensions, {spec} has {spec.ndim}")
-    grows = False
     cut = spec
     shape = list(spec.shape)
     for position in range(0, len(pad), 2):
@@ -35,9 +34,10 @@ def constant_padded(spec: TensorSpec, pad: Sequence[Any]) -> TensorSpec:
         shape[dim] = shape[dim] + before + after
         if shape[dim] < 0:
             raise ShapeMismatch(f"pad: {list(pad)} cuts more from dimension {dim} of {spec} than it has")
-        grows = grows or before > 0 or after > 0
         cut = _cut(cut, dim, before, after)
-    if grows:
+    if cut is spec and is_surely_row_major(spec):  # padded or copied, it is row-major
+        return spec.like(shape)
+    if any(extra > 0 for extra in pad):
         return spec.like(shape, stride=suggested_strides(shape, spec))
     return preserved_copy(cut)
 

@@ -22,7 +22,7 @@ from understudy.shapes.floats import (
     evaluated,
 )
 from understudy.shapes.node import SymNode
-from understudy.shapes.state import State, Unproved
+from understudy.shapes.state import NotRemembered, State
 
 NUMBERS = (int, float)  # and bool, which is an int
 LEAST = -(1 << 63)
@@ -235,11 +235,10 @@ class Arithmetic(State):
         """True or False if it is proved, else None."""
         if isinstance(condition, bool):
             return condition
+        if self._from_memory:
+            return self._remembered_truth(condition)
         if isinstance(condition, Condition):
-            found = KNOWN[self.facts.prove(condition).name]
-            if found is None and self._proofs_only:
-                raise Unproved
-            return found
+            return KNOWN[self.facts.prove(condition).name]
         if condition in self.float_facts:
             return self.float_facts[condition]
         if isinstance(condition, FloatCondition):
@@ -250,6 +249,12 @@ class Arithmetic(State):
         if decisive in known:
             return decisive
         return None if None in known else not decisive
+
+    def _remembered_truth(self, condition: Any) -> bool:
+        found = KNOWN[self.facts.recall(condition).name] if isinstance(condition, Condition) else None
+        if found is None:
+            raise NotRemembered
+        return found
 
     def is_known(self, condition: Any) -> bool:
         """Whether it is proved to hold. Asking records nothing."""

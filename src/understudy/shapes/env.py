@@ -344,13 +344,13 @@ class ShapeEnv(TorchSide):
             self._suppressed -= 1
 
     @contextmanager
-    def proofs_only(self) -> Iterator[None]:
-        """A question that has no proof is not answered, but raises `Unproved`: nothing is assumed."""
-        before, self._proofs_only = self._proofs_only, True
+    def from_memory(self) -> Iterator[None]:
+        """Only what was answered before is answered; anything else raises `NotRemembered`."""
+        before, self._from_memory = self._from_memory, True
         try:
             yield
         finally:
-            self._proofs_only = before
+            self._from_memory = before
 
     @contextmanager
     def ignore_fresh_unbacked_symbols(self) -> Iterator[None]:

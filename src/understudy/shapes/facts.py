@@ -109,6 +109,13 @@ class Facts:
             self._decided[condition] = found
         return found
 
+    def recall(self, condition: Condition) -> Proof:
+        """As `prove`, but without a search: what was found, or learned, before."""
+        found = self._decided.get(condition)
+        if found is None:
+            found = YES if condition in self._learned else NO if condition._negation in self._learned else UNKNOWN
+        return found
+
     def _answer(self, condition: Condition) -> Proof:
         if condition in self._learned:
             return YES

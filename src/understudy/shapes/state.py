@@ -34,8 +34,8 @@ class Settings:
     prefer_deferred_runtime_asserts_over_guards: bool = False
 
 
-class Unproved(Exception):
-    """A question came up that is not answered by proof, where nothing else was wanted."""
+class NotRemembered(Exception):
+    """A question came up that was not answered before, where no new answers were wanted."""
 
 
 class State:
@@ -68,7 +68,7 @@ class State:
         self._specialised: set[Expr] = set()
         self.frozen = False
         self._suppressed = 0
-        self._proofs_only = False
+        self._from_memory = False
         self._ignoring_fresh = 0
         self._named = 0
 

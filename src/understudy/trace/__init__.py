@@ -1,5 +1,19 @@
 """trace: graphs of programs that run on stand-ins.
 
+    capture          make_fx: one run of one function under a recorder
+    recorder         every operator call becomes a node
+    tracer           the graph that is being recorded, and which node stands for which value
+    slots            that knowledge, under the names that torch's users know
+    sym_nodes        symbolic numbers in a graph
+    constants        tensors that the graph did not make
+    decomposing      operators written out in others, by a table
+    dispatch_trace   tracing by hand
+    predispatch      above autograd: changes of its state are nodes
+    inner_recorder   above autograd: what an operator is made of, for a backward pass
+    module_stack     which modules a node comes from, by the path they were reached by
+    effects          what a call does besides giving its result
+    dead_code        nodes that nothing uses and that do nothing besides
+
     prop             FakeTensorProp: a graph, node by node
     prop_targets     what is known of a node's target before it is called
     prop_values      what is written into a node

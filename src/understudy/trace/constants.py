@@ -59,6 +59,15 @@ class Constants:
             node = self._nodes[id(tensor)] = self._made(*known)
         return node
 
+    def node_of_object(self, value: Any, prefix: str) -> Node:
+        """As `node_of`, for something that is no tensor and can't be written into the code of a graph."""
+        node = self._nodes.get(id(value))
+        if node is None:
+            name = self._fresh(prefix)
+            attach(self._tracer.root, name, value)
+            node = self._nodes[id(value)] = self._tracer.graph.create_node("get_attr", name, (), {}, name=name)
+        return node
+
     # --- writes while tracing for real -------------------------------------------------------------------------
 
     def before_write(self, func: Any, args: Any, kwargs: Any) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from understudy.errors import UnderstudyError
 from understudy.fake.helpers import is_fake
 from understudy.fake.mode import FakeTensorMode
 
@@ -16,8 +18,37 @@ NO_TENSORS = frozenset({bool, int, float, str, dict, set, list, tuple, type(None
 """What most attributes of a module are: told by their type at a tenth of what `isinstance` costs."""
 
 
-_LENDING = threading.RLock()
-"""A module has its tensors once: what would give back the stand-ins of another thread waits for that thread."""
+class Lending:
+    """Which thread has put stand-ins into a module. Another thread that wants to, waits: it would take the stand-ins
+    for the module's own tensors."""
+
+    LONGEST_WAIT = 60.0
+
+    def __init__(self) -> None:
+        self._thread_of: dict[torch.nn.Module, int] = {}
+        self._changed = threading.Condition()
+
+    def take(self, modules: list[torch.nn.Module]) -> None:
+        me = threading.get_ident()
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._are_free(modules, me), self.LONGEST_WAIT):
+                name = type(modules[0]).__name__
+                raise UnderstudyError(
+                    f"{name}: another thread has been tracing this module for a minute: trace a copy of it"
+                )
+            self._thread_of.update(dict.fromkeys(modules, me))
+
+    def _are_free(self, modules: list[torch.nn.Module], me: int) -> bool:
+        return all(self._thread_of.get(module, me) == me for module in modules)
+
+    def give(self, modules: Iterable[torch.nn.Module]) -> None:
+        with self._changed:
+            for module in modules:
+                self._thread_of.pop(module, None)
+            self._changed.notify_all()
+
+
+LENDING = Lending()
 
 
 class BorrowedState:
@@ -29,16 +60,19 @@ class BorrowedState:
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
         self._before: dict[torch.nn.Module, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
+        self._taken: list[torch.nn.Module] = []
         self.replaced: dict[torch.nn.Module, list[tuple[str, torch.Tensor, torch.Tensor]]] = {}
         """For each module: name, real tensor and stand-in of what it was lent with."""
 
     def borrow(self, module: torch.nn.Module) -> torch.nn.Module:
         if module not in self._before:
-            if not self._before:
-                _LENDING.acquire()
-            for part in module.modules():
-                if part not in self._before:
-                    self._borrow_one(part)
+            LENDING.take([module])  # before its parts are looked at: another thread may have replaced some
+            self._taken.append(module)
+            parts = [part for part in module.modules() if part not in self._before]
+            LENDING.take(parts)
+            self._taken += parts
+            for part in parts:
+                self._borrow_one(part)
         return module
 
     def _borrow_one(self, module: torch.nn.Module) -> None:
@@ -55,8 +89,6 @@ class BorrowedState:
                 replaced.append((name, value, fake))
 
     def give_back(self) -> None:
-        if not self._before:
-            return
         for module, (attributes, tables) in self._before.items():
             now = vars(module)
             now.clear()
@@ -66,4 +98,5 @@ class BorrowedState:
                 now[name].update(table)
         self._before.clear()
         self.replaced.clear()
-        _LENDING.release()
+        LENDING.give(self._taken)
+        self._taken.clear()

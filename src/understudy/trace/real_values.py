@@ -37,8 +37,8 @@ class KnownValues:
         """The arguments with values in the place of tensors, None if one of them is not determined."""
         values = self._tracer.known_values
         if not tensors or not all(t in values for t in tensors):
-            for tensor in tensors if _torch.is_mutable(func) else ():
-                values.pop(tensor, None)  # what is written from elsewhere is not determined any more
+            if _torch.is_mutable(func):
+                self._forget(tensors)
             return None
         return mapped(values.__getitem__, torch.Tensor, (tuple(args), dict(kwargs)))
 
@@ -49,11 +49,21 @@ class KnownValues:
                 with _torch.no_modes():
                     values[result] = args[0].clone()
             return
-        if known is None or torch.Tag.nondeterministic_seeded in func.tags:
+        if known is None:
             return
         results = flat(torch.Tensor, (result,), {})
-        if all(tensor.numel() <= LARGEST for tensor in results):
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self._forget(results)
+        elif all(tensor.numel() <= LARGEST for tensor in results):
             with _torch.no_modes():
                 computed = func(*known[0], **known[1])
             for tensor, value in zip(results, flat(torch.Tensor, (computed,), {}), strict=True):
                 values[tensor] = value
+
+    def _forget(self, tensors: Any) -> None:
+        """What is written from elsewhere is not determined any more, nor is what shares memory with it."""
+        values = self._tracer.known_values
+        written = {_torch.storage_id(tensor) for tensor in tensors if tensor.layout is torch.strided} if values else ()
+        for tensor in list(values) if written else ():
+            if _torch.storage_id(tensor) in written:
+                del values[tensor]

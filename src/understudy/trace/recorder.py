@@ -74,7 +74,7 @@ class OpFacts:
             return
         self.name = self.target.overloadpacket.__name__
         self.breaks_up = not keeps_composites and op not in UNRECORDED and _torch.is_broken_up(op)
-        self.is_data_dependent = torch.Tag.data_dependent_output in op.tags
+        self.is_data_dependent = torch.Tag.data_dependent_output in op.tags or op is aten.is_nonzero.default
         self.sizes_by_data = torch.Tag.dynamic_output_shape in op.tags
         self.changes_metadata = torch.Tag.inplace_view in op.tags
         self.writes = may_write(op)

@@ -21,7 +21,7 @@ from understudy.trace.sym_nodes import SymbolNodes
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 PLAIN = frozenset(
     {int, float, bool, complex, str, type(None), type(...), torch.dtype, torch.layout, torch.memory_format,
-     torch.device, torch.Generator, range, type(NotImplemented)}
+     torch.device, range, type(NotImplemented)}
 )  # fmt: skip
 """What is an argument of a node as it is."""
 
@@ -125,6 +125,8 @@ class PythonKeyTracer(torch.fx.Tracer):
             return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
         if isinstance(value, torch.ScriptObject) and value in self.script_object_tracker:
             return self.script_object_tracker[value].node
+        if isinstance(value, torch.Generator):
+            return self.constants.node_of_object(value, "_generator")
         if isinstance(value, torch.UntypedStorage):
             raise UnsupportedOperatorException(
                 "a storage was given to an operator, which a graph can't hold: what is copied or loaded (copy.deepcopy, "

@@ -1,0 +1,157 @@
+"""Symbolic sizes in graphs: what is recorded, what is not, and that it holds at other sizes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trace.captured import captured, check, targets
+
+aten = torch.ops.aten
+
+PROGRAMS: dict[str, Any] = {
+    "sizes multiplied": lambda x: x.view(x.shape[0] * x.shape[1]),
+    "sizes added": lambda x: torch.ones(x.shape[0] + x.shape[1] + 3),
+    "subtracted": lambda x: x[: x.shape[0] - 2],
+    "divided": lambda x: x[: x.shape[0] // 2],
+    "remainder": lambda x: x.new_zeros(x.shape[0] % 3 + 1),
+    "power": lambda x: x.new_zeros(x.shape[0] ** 2),
+    "least": lambda x: x.new_zeros(min(x.shape[0], x.shape[1])),
+    "sym_max": lambda x: x.new_zeros(torch.sym_max(x.shape[0], 2 * x.shape[1])),
+    "negative": lambda x: x[-(x.shape[0] - 1) :],
+    "numel": lambda x: x.sum() / x.numel(),
+    "true division": lambda x: x * (x.shape[0] / x.shape[1]),
+    "sym_float": lambda x: x + torch.sym_float(x.shape[0]) * 0.5,
+    "sym_sqrt": lambda x: x * torch.sym_sqrt(x.shape[0]),
+    "ceiling": lambda x: x.new_zeros(math.ceil(x.shape[0] / 2)),
+    "floor of float": lambda x: x.new_zeros(torch.sym_int(x.shape[0] * 1.5)),
+    "round": lambda x: x.new_zeros(round(x.shape[0] / 2) + 1),
+    "a comparison as a number": lambda x: x * (x.shape[0] > 2),
+    "shapes returned": lambda x: (x.shape, x.numel(), x.stride(), x.shape[0] * 2),
+    "conditional": lambda x: x * 2 if x.shape[0] > 1 else x * 3,
+    "expand": lambda x: x.sum(0).expand(x.shape),
+    "cat": lambda x: torch.cat([x, x * 2], 0).view(2, *x.shape),
+    "arange": lambda x: torch.arange(x.shape[0]) + x.new_ones(x.shape[0]).cumsum(0),
+    "stride as a number": lambda x: x.as_strided((x.shape[0],), (x.stride(0),)),
+    "pad": lambda x: torch.nn.functional.pad(x, (1, x.shape[0])),
+    "repeat": lambda x: x.repeat(2, x.shape[0]),
+    "split": lambda x: torch.split(x, [1, x.shape[0] - 1]),
+    "chunk": lambda x: x.T.contiguous().T.flatten(),
+    "pool": lambda x: torch.nn.functional.adaptive_avg_pool1d(x[None], 1),
+    "interpolate": lambda x: torch.nn.functional.interpolate(x[None], scale_factor=2.0, mode="linear"),
+    "unfold": lambda x: x.unfold(0, 2, 1),
+    "norm": lambda x: torch.nn.functional.layer_norm(x, (x.shape[1],)),
+    "mean": lambda x: x.mean(0) - x.var(0),
+    "diagonal": lambda x: x.diagonal(),
+    "roll": lambda x: x.roll(x.shape[0] // 2, 0),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs(name: str) -> None:
+    check(PROGRAMS[name], torch.randn(6, 4), others=((torch.randn(9, 5),), (torch.randn(8, 7),)))
+
+
+def test_only_what_is_used_is_recorded() -> None:
+    def f(x: Tensor) -> Any:
+        x.shape[0] * x.shape[1] + x.shape[0] // 3
+        return x.sin()
+
+    assert targets(captured(f, torch.randn(5, 3))) == ["sin.default"]
+
+
+def test_a_size_is_read_once() -> None:
+    def f(x: Tensor) -> Any:
+        return x.new_ones(x.shape[0]), x.new_ones(x.shape[0] * 2), x.view(x.shape[0] * x.shape[1]), x.new_ones(2 * x.shape[0])
+
+    graph = captured(f, torch.randn(5, 3))
+    assert targets(graph).count("sym_size.int") == 2
+    assert targets(graph).count("mul") == 2
+
+
+def test_times_one_and_plus_zero_record_nothing() -> None:
+    graph = captured(lambda x: x.new_ones(x.shape[0] * 1 + 0), torch.randn(5))
+    assert targets(graph) == ["sym_size.int", "new_ones.default"]
+
+
+def test_equal_sizes_are_one_size() -> None:
+    graph = captured(lambda x, y: (x + y).new_ones(y.shape[0]), torch.randn(5), torch.randn(5))
+    assert targets(graph).count("sym_size.int") == 1
+
+
+def test_a_size_of_a_result_is_computed_from_sizes_of_inputs() -> None:
+    def f(x: Tensor) -> Any:
+        y = torch.cat([x, x])
+        return y.new_ones(y.shape[0])
+
+    graph = captured(f, torch.randn(5))
+    assert "mul" in targets(graph)
+    check(f, torch.randn(5), others=((torch.randn(7),),))
+
+
+# --- numbers as inputs -------------------------------------------------------------------------------------------------
+
+
+def test_an_integer_is_a_symbol() -> None:
+    graphs = check(lambda x, n: x.repeat(n) + n, torch.randn(4), 3, others=((torch.randn(5), 4),))
+    placeholders = graphs["symbolic"].graph.find_nodes(op="placeholder")
+    assert isinstance(placeholders[1].meta["val"], torch.SymInt)
+    assert placeholders[1].name == "n_1"
+
+
+def test_integers_that_sizes_are_made_of() -> None:
+    def f(n: Any, m: Any) -> Any:
+        return torch.zeros(n, m + 1), n * m
+
+    check(f, 3, 5, others=((4, 7),))
+
+
+def test_other_numbers_stay_as_they_are() -> None:
+    check(lambda x, a, b: x * a if b else x, torch.randn(3), 2.5, True)
+
+
+def test_an_integer_that_equals_a_size_is_no_size() -> None:
+    check(lambda x, n: x.new_ones(n), torch.randn(5), 5, others=((torch.randn(5), 7), (torch.randn(6), 6)))
+
+
+# --- guards ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_branch_is_a_guard() -> None:
+    graph = captured(lambda x: x * 2 if x.shape[0] > 3 else x * 3, torch.randn(5))
+    assert any("x_0" in str(guard.condition) or "x" in str(guard.condition) for guard in graph.shape_env.guards)
+    assert len(graph.shape_env.guards) == 1
+
+
+def test_recording_makes_no_guards() -> None:
+    graph = captured(lambda x: (x.t() * 2).t() + x.permute(1, 0).T, torch.randn(5, 3))
+    assert not graph.shape_env.guards
+
+
+def test_torch_check_is_a_guard_on_sizes() -> None:
+    def f(x: Tensor) -> Any:
+        torch._check(x.shape[0] % 2 == 0)
+        return x.view(-1, 2)
+
+    check(f, torch.randn(6), others=((torch.randn(10),),))
+
+
+def test_sizes_of_one_are_numbers() -> None:
+    graph = captured(lambda x: x.expand(3, 4), torch.randn(1, 4))
+    (placeholder,) = graph.graph.find_nodes(op="placeholder")
+    assert placeholder.meta["val"].shape[0] == 1 and type(placeholder.meta["val"].shape[0]) is int
+
+
+def test_gradients_at_other_sizes() -> None:
+    def f(x: Tensor, w: Tensor) -> Any:
+        y = (x @ w).softmax(-1).view(x.shape[0], -1)
+        return torch.autograd.grad(y.pow(2).mean(), (x, w))
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(shape, requires_grad=True)
+
+    check(f, leaf(3, 4), leaf(4, 2), others=((leaf(5, 6), leaf(6, 3)),))
