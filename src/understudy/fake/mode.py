@@ -83,7 +83,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             raise TypeError(f"shape_env is a {kind}, where an understudy.ShapeEnv is expected: import that one")
         self.allow_fallback_kernels = allow_fallback_kernels
         self.allow_non_fake_inputs = allow_non_fake_inputs
-        self.shape_env = shape_env
+        self.shape_env: Any = shape_env
         self.static_shapes = shape_env is None if static_shapes is None else static_shapes
         self.export = export
         self.crosscheck = crosscheck

@@ -87,6 +87,8 @@ class Arithmetic(State):
         key = (operation, a, b)
         found = self.computed.get(key)
         if found is None:
+            if self._from_memory:
+                raise NotRemembered
             found = self.computed[key] = self._arithmetic(operation, a, b)
         return found
 
@@ -194,6 +196,8 @@ class Arithmetic(State):
         key = (relation, a, b)
         found = self.computed.get(key)
         if found is None:
+            if self._from_memory:
+                raise NotRemembered
             found = self.computed[key] = self.node(self.condition(relation, a, b), bool)
         return found
 

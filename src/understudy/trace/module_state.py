@@ -87,8 +87,8 @@ class LentState:
         if self._borrowed is not None:
             return self._borrowed.replaced[module]
         tables = (module._parameters, module._buffers, vars(module))
-        tensors = [item for table in tables for item in table.items() if isinstance(item[1], torch.Tensor)]
-        return [(name, tensor, tensor) for name, tensor in tensors]
+        items = [item for table in tables for item in table.items()]
+        return [(name, value, value) for name, value in items if isinstance(value, torch.Tensor)]
 
     def give_back(self) -> None:
         if self._borrowed is not None:
