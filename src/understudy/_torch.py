@@ -686,22 +686,42 @@ def dispatch_modes() -> list[Any]:
     return list(_modes._get_current_dispatch_mode_stack())
 
 
-def append_node(
-    graph: torch.fx.Graph, name: str, op: str, target: Any, args: Any, kwargs: Any
-) -> torch.fx.Node:
-    """`graph.create_node` without its checks, under a name that is known to be free: half the price."""
-    node = torch.fx.Node(graph, name, op, target, args, kwargs)
-    graph._graph_namespace._used_names.add(name)
-    graph._graph_namespace._obj_to_name[node] = name
-    graph._insert(node)
-    graph._find_nodes_lookup_table.insert(node)
-    graph._len += 1
-    return node
+class NodeAppender:
+    """Adds calls to the end of a graph: `graph.create_node` without its checks, at a third of the price."""
 
+    __slots__ = ("_buckets", "_counts", "_create_name", "_names", "_used", "graph")
 
-def names_in_use(graph: torch.fx.Graph) -> Any:
-    """The graph's namespace: `create_name(candidate, None)` gives a name that is free."""
-    return graph._graph_namespace
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        self.graph = graph
+        names = graph._graph_namespace
+        self._used, self._names, self._counts = names._used_names, names._obj_to_name, names._base_count
+        self._create_name = names.create_name
+        self._buckets: dict[int, tuple[Any, dict[Any, None]]] = {}
+
+    def call(self, base: str, target: Any, args: Any, kwargs: Any) -> torch.fx.Node:
+        """The arguments are nodes and numbers; the name is `add`, `add_1`, `add_2`, …, as the graph itself would choose."""
+        graph = self.graph
+        number = self._counts.get(base)
+        if number is None:
+            name = self._create_name(base, None)
+        else:
+            used = self._used
+            name = f"{base}_{number + 1}"
+            while name in used:
+                number += 1
+                name = f"{base}_{number + 1}"
+            self._counts[base] = number + 1
+            used.add(name)
+        node = torch.fx.Node(graph, name, "call_function", target, args, kwargs)
+        self._names[node] = name
+        graph._insert(node)
+        bucket = self._buckets.get(id(target))
+        if bucket is None:  # the hash of an operator is slow
+            bucket = target, graph._find_nodes_lookup_table.table["call_function", target]
+            self._buckets[id(target)] = bucket
+        bucket[1][node] = None
+        graph._len += 1
+        return node
 
 
 def children(spec: Any) -> list[Any]:

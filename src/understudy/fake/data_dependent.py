@@ -105,6 +105,10 @@ def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     names = _torch.argument_names(func)
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     dim = given.get("dim")
+    if mode.shape_env is not None and dim is not None and spec.shape[dim] == 0:
+        # There is nothing to compare: the kernel makes a fresh tensor, and does not move its dimensions.
+        integers = spec.like((0,), dtype=torch.int64)
+        return make_new(mode, spec.like()), make_new(mode, integers), make_new(mode, integers)
     among = spec.numel if dim is None else spec.shape[dim]
     count = fresh_size(mode, func, fake, "consecutive" in func.name(), "unique", dim, high=among)
     if count is NotImplemented:

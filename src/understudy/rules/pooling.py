@@ -11,6 +11,7 @@ from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.rules.dtype_sets import COMPLEX, FLOATS, INTEGERS, check_any_dtype, check_cpu_dtype
 from understudy.rules.layouts import looks_channels_last, suggested_strides
 from understudy.rules.registry import rule
+from understudy.shapes.sizes import smaller
 from understudy.spec import TensorSpec, same_shape
 from understudy.spec.tensor_spec import Size
 
@@ -52,8 +53,7 @@ def window_count(size: Any, kernel: Any, stride: Any, padding: Any, dilation: An
     room = size + 2 * padding - dilation * (kernel - 1) - 1
     if not ceil_mode:
         return room // stride + 1
-    count = (room + stride - 1) // stride + 1
-    return count - 1 if (count - 1) * stride >= size + padding else count
+    return smaller((room + stride - 1) // stride + 1, (size + padding - 1) // stride + 1)
 
 
 def _pooled_shape(

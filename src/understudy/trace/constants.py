@@ -142,13 +142,13 @@ def attach(root: torch.nn.Module, name: str, tensor: Any) -> None:
     """Make `root.a.b.c` this tensor, with plain modules on the way."""
     *path, last = name.split(".")
     for part in path:
-        inner = getattr(root, part, None)
-        if not isinstance(inner, torch.nn.Module):
+        inner = root._modules.get(part)
+        if inner is None:
             inner = torch.nn.Module()
             root.add_module(part, inner)
         root = inner
     if isinstance(tensor, torch.nn.Parameter):
-        root.register_parameter(last, tensor)
+        root._parameters[last] = tensor
     elif isinstance(tensor, torch.Tensor):
         root.register_buffer(last, tensor)
     else:

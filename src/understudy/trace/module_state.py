@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -37,22 +38,37 @@ def _modules_of(f: Any, seen: set[int]) -> Iterator[Named]:
             yield owner, True
     if isinstance(f, functools.partial):
         yield from _modules_of(f.func, seen)
-        for value in (*f.args, *f.keywords.values()):
-            if isinstance(value, torch.nn.Module):
-                yield value, False
     wrapped = getattr(f, "__wrapped__", None)
     if wrapped is not None:
         yield from _modules_of(wrapped, seen)
     for value in _referred(f):
-        if isinstance(value, torch.nn.Module):
-            yield value, False
-        elif getattr(value, "__closure__", None) is not None or isinstance(value, functools.partial):
-            yield from ((module, False) for module, _ in _modules_of(value, seen))
+        yield from _modules_in(value, seen)
+
+
+def _modules_in(value: Any, seen: set[int]) -> Iterator[Named]:
+    """The modules that a value is, holds in a list or dict, or, if it is a function, refers to in turn."""
+    if isinstance(value, torch.nn.Module):
+        yield value, False
+    elif isinstance(value, (list, tuple, dict)):
+        for part in value.values() if isinstance(value, dict) else value:
+            if isinstance(part, torch.nn.Module):
+                yield part, False
+    elif isinstance(value, FUNCTIONS):
+        yield from ((module, False) for module, _ in _modules_of(value, seen))
+
+
+FUNCTIONS = (FunctionType, MethodType, functools.partial)
 
 
 def _referred(f: Any) -> Iterator[Any]:
-    """The objects in the closure of a function, and the globals that its code names."""
+    """What is in the closure of a function, its defaults, its object, and the modules among the globals that it names."""
+    if isinstance(f, functools.partial):
+        yield from (*f.args, *f.keywords.values())
     yield from map(_contents, getattr(f, "__closure__", None) or ())
+    yield from getattr(f, "__defaults__", None) or ()
+    yield from (getattr(f, "__kwdefaults__", None) or {}).values()
+    if isinstance(f, MethodType) and not isinstance(f.__self__, (type, torch.nn.Module)):
+        yield from getattr(f.__self__, "__dict__", {}).values()
     code = getattr(f, "__code__", None)
     values = getattr(f, "__globals__", {})
     for name in code.co_names if code is not None else ():

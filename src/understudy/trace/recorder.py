@@ -62,11 +62,14 @@ class OpFacts:
         "is_data_dependent",
         "is_direct",
         "name",
-        "sizes_by_data", "target",
+        "op",
+        "sizes_by_data",
+        "target",
         "writes",
     )
 
     def __init__(self, op: Any, decomposition: Any, keeps_composites: bool) -> None:
+        self.op = op  # alive, and so the only one with its identity
         self.decomposition = decomposition
         self.target = RECORDED_AS.get(op, op)
         if isinstance(op, _torch.HigherOrderOperator):
@@ -115,7 +118,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         self._error_on_data_dependent_ops = _error_on_data_dependent_ops
         ambient = AMBIENT.get() if decomposition_table is None else decomposition_table
         self.decomposition_table = {} if ambient is None else ambient
-        self._facts: dict[Any, OpFacts] = {}
+        self._facts: dict[int, OpFacts] = {}
         self._values = KnownValues(tracer)
         self._entered = threading.local()
         tracer.constants.allow_fakes = _allow_fake_constant
@@ -180,7 +183,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             if decomposition is None
             else OpFacts(op, decomposition, self.pre_dispatch)
         )
-        self._facts[op] = facts
+        self._facts[id(op)] = facts
         return facts
 
     # --- one operator call ---------------------------------------------------------------------------------
@@ -188,7 +191,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The hot path: stand-ins in, one stand-in out. Everything else goes to `_slow`."""
         fake_mode = _torch.active_fake_mode()
-        facts = self._facts.get(func) or self._facts_of(func)
+        facts = self._facts.get(id(func)) or self._facts_of(func)  # the hash of an operator is slow
         if not facts.is_direct or type(fake_mode) is not FakeTensorMode:
             return self._slow(func, types, args, kwargs or {}, fake_mode)
         tracer = self.tracer
@@ -220,8 +223,10 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
                 tracer.remember(result, node)
             node.meta["val"] = make_view(fake_mode, result, result._spec)
             node.meta["tensor_meta"] = tracer.node_meta.tensor_meta(result)
-            if fake_mode.shape_env is not None:
-                self._bind_fresh(fake_mode, result, node)
+            env = fake_mode.shape_env
+            if env is not None:
+                if env.pending_fresh_unbacked_symbols:
+                    self._bind_fresh(fake_mode, result, node)
                 if facts.sizes_by_data:  # as told before, by a call that recorded nothing
                     tracer.symbols.bind_tensor(result._spec, node)
         else:
@@ -247,7 +252,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         tensors = flat(torch.Tensor, args, kwargs)
         if any(self._is_strange(t, type(t)) for t in tensors if type(t) is not FakeTensor):
             return NotImplemented
-        facts = self._facts[func]
+        facts = self._facts[id(func)]
         if facts.decomposition is not None or facts.breaks_up:
             answer = self._taken_apart(func, facts, args, kwargs)
             if answer is not NotImplemented:

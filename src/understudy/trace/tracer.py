@@ -45,7 +45,7 @@ class PythonKeyTracer(torch.fx.Tracer):
         self.script_object_tracker: MutableMapping[Any, Proxy] = WeakIdKeyDictionary()
         self.hidden: MutableMapping[torch.Tensor, Any] = WeakTensorKeyDictionary()
         self._others: MutableMapping[torch.Tensor, Node] = WeakTensorKeyDictionary()
-        self._counts: dict[str, int] = {}
+        self._appender: _torch.NodeAppender | None = None
         self.torch_fn_metadata: Any = None
         self.torch_fn_counts: dict[Any, int] = {}
         self.proxy_module_inputs = False
@@ -53,14 +53,12 @@ class PythonKeyTracer(torch.fx.Tracer):
 
     # --- nodes ---------------------------------------------------------------------------------------------
 
-    def free_name(self, base: str) -> str:
-        """`add`, `add_1`, `add_2`, …: as the graph itself would name it."""
-        return str(_torch.names_in_use(self.graph).create_name(base, None))
-
     def append_call(self, target: Any, args: Any, kwargs: Any, name: str | None = None) -> Node:
         """Add a call to the graph. Its arguments are nodes and numbers already."""
-        base = name or self.graph._target_to_str(target)
-        node = _torch.append_node(self.graph, self.free_name(base), "call_function", target, args, kwargs)
+        appender = self._appender
+        if appender is None or appender.graph is not self.graph:
+            appender = self._appender = _torch.NodeAppender(self.graph)
+        node = appender.call(name or self.graph._target_to_str(target), target, args, kwargs)
         self.node_meta.mark(node)
         return node
 
