@@ -66,6 +66,7 @@ ZERO_TENSOR_KEYS = DispatchKeySet(DispatchKey.ZeroTensor)
 native_storage = torch._C.TensorBase.untyped_storage
 native_clone = torch._C.TensorBase.clone
 NoTorchFunction = torch._C.DisableTorchFunctionSubclass
+NoFunctionModes: Any = torch._C.DisableTorchFunction
 
 
 def storage_id(tensor: Tensor) -> int:
@@ -510,6 +511,19 @@ def is_heard_alone(mode: Any) -> bool:
         and not any(map(torch.is_autocast_enabled, _CASTING_DEVICES))
         and torch._C._functorch.peek_interpreter_stack() is None
         and not is_recorded_above_autograd()
+    )
+
+
+def is_recorded_alone(mode: Any, recorder: Any) -> bool:
+    """Whether a call reaches this recorder and this fake mode and nothing else: no other mode, transform or cast."""
+    return (
+        torch._C._len_torch_dispatch_stack() == 2
+        and torch._C._get_dispatch_mode(FAKE) is mode
+        and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is recorder
+        and torch._C._len_torch_function_stack() <= 1
+        and not any(map(torch.is_autocast_enabled, _CASTING_DEVICES))
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and not torch.fx.traceback.has_preserved_node_meta()
     )
 
 

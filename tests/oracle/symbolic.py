@@ -11,6 +11,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -44,7 +45,13 @@ OTHER_SIZES = 2
 BROKEN_SIZES = 4
 ASKERS_SHOWN = 3
 
+TRUSTING = frozenset({"_segment_reduce.lengths", "_segment_reduce.offsets"})
+"""Operators whose kernels read where the values of the sample tell them to, even beyond tensors of other sizes."""
+QUESTIONS = frozenset({"aten::size", "aten::stride", "aten::numel", "aten::storage_offset", "aten::sym_size", "aten::sym_numel"})
+"""What C++ asks of tensors: no steps of a computation."""
+
 Sizes = Mapping[Any, int]
+Step = tuple[str, list[Any]]
 
 
 @dataclass
@@ -57,8 +64,8 @@ class Examined:
     "How often a size that breaks one guard was tried."
     needless: list[tuple[str, str]] = field(default_factory=list)
     "Guards that kept away sizes at which the real operator gives the recorded answer, and who asked for them."
-    other_paths: int = 0
-    "How often it gave that answer by other operators than at the example's sizes: a recorded graph would be another."
+    on_the_way: int = 0
+    "How often it gave that answer, but on the way to it called other operators or had results other than the recorded."
     unmet: list[str] = field(default_factory=list)
     "What the real operator refused at sizes that the guards admit: often about values, which may be the sample's."
     tried: int = 0
@@ -98,7 +105,9 @@ def asker(frame: Any) -> str:
 class SymbolicRun:
     """A case run once with symbolic sizes."""
 
-    def __init__(self, case: Case, duck_shape: bool) -> None:
+    def __init__(self, case: Case, duck_shape: bool, listener: Any = None) -> None:
+        self.listener = listener
+        self._heard: SymbolicRun | None = None
         self.env = WatchedEnv(duck_shape=duck_shape)
         self.mode = FakeTensorMode(shape_env=self.env)
         self.case = case
@@ -106,7 +115,7 @@ class SymbolicRun:
         seed()
         args, kwargs = duplicate((case.args, case.kwargs))
         args, kwargs = tree_map(self._converted, (args, kwargs))
-        with warnings.catch_warnings(), self.mode:
+        with warnings.catch_warnings(), self.mode, listener or nullcontext():
             warnings.simplefilter("ignore")
             self.result = described(called(case, args, kwargs))
 
@@ -142,21 +151,49 @@ class SymbolicRun:
             warnings.simplefilter("ignore")
             return described(called(self.case, args, kwargs))
 
-    def real_operators(self, sizes: Sizes) -> list[str]:
-        """The names of the operators that a real run at these sizes is made of."""
+    def is_recorded(self, sizes: Sizes) -> bool:
+        """Whether a real run at these sizes is the recorded one, operator by operator.
+
+        The symbolic run is made again to listen to it. What it hears at the example's sizes may be other operators than
+        in a real run (torch takes other ways for tensor subclasses); then only the names of the real ones are compared.
+        """
+        recorded = self._steps()
+        real, example = self.real_steps(sizes), self.real_steps(self.env.hints)
+        if [name for name, _ in real] != [name for name, _ in example]:
+            return False
+        if [(name, at(found, self._as_heard(self.env.hints))) for name, found in recorded] != example:
+            return True
+        return [(name, at(found, self._as_heard(sizes))) for name, found in recorded] == real
+
+    def real_steps(self, sizes: Sizes) -> list[Step]:
+        """The operators that a real run at these sizes is made of, with their results."""
         with Listener() as listener:
             self.real_result(sizes)
         return listener.heard
+
+    def _steps(self) -> list[Step]:
+        if self._heard is None:
+            self._heard = SymbolicRun(self.case, self.env.settings.duck_shape, Listener())
+        return self._heard.listener.heard
+
+    def _as_heard(self, sizes: Sizes) -> Sizes:
+        """The same sizes for the symbols of the run that was listened to."""
+        assert self._heard is not None
+        by_name = {symbol.name: number for symbol, number in sizes.items()}
+        symbols = (*self._heard.env.hints, *self._heard.env.definitions)
+        return {symbol: by_name[symbol.name] for symbol in symbols if symbol.name in by_name}
 
 
 class Listener(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.heard: list[str] = []
+        self.heard: list[Step] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.heard.append(func.name())
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if func.namespace == "aten" and func.name() not in QUESTIONS:
+            self.heard.append((func.name(), described(result)))
+        return result
 
 
 def called(case: Case, args: Any, kwargs: Any) -> Any:
@@ -285,7 +322,8 @@ def examine(case: Case, duck_shape: bool) -> Examined:
     if answer != real:
         examined.verdict = Verdict("mismatch", "at the example's sizes", f"real {real}, symbolic {answer} from {run.result}"[:900])
         return examined
-    _try_others(run, examined)
+    if case.op not in TRUSTING:
+        _try_others(run, examined)
     if run.env.births and examined.verdict.outcome == "ok":
         examined.verdict = Verdict("data-dependent")
     elif not examined.tried and examined.verdict.outcome == "ok":
@@ -336,10 +374,10 @@ def _try_broken(run: SymbolicRun, sizes: Sizes, guard: Any, examined: Examined) 
         needless = run.real_result(sizes) == at(run.result, sizes)
     except Exception:  # as it should: the guard keeps such sizes away
         return
-    if needless and run.real_operators(sizes) != run.real_operators(run.env.hints):
-        examined.other_paths += 1
-    elif needless:
+    if needless and run.is_recorded(sizes):
         examined.needless.append((guard.text, run.env.asker_of(guard)))
+    elif needless:
+        examined.on_the_way += 1
 
 
 def _shown(run: SymbolicRun, sizes: Sizes) -> str:

@@ -40,7 +40,7 @@ def sweep_op(name: str, plan: Plan) -> dict[str, Any]:
     from tests.oracle.cases import OPS, Limits, cases_of, dtypes_of
 
     limits = {variant: plan.samples if variant in plan.variants else 0 for variant in static_variants()}
-    cell: dict[str, Any] = {"counts": {}, "failures": [], "guards": 0, "trials": 0, "other paths": 0, "needless": {}, "unmet": {}}
+    cell: dict[str, Any] = {"counts": {}, "failures": [], "guards": 0, "trials": 0, "on the way": 0, "needless": {}, "unmet": {}}
     started = time.perf_counter()
     op = OPS[name]
     for dtype in dtypes_of(op, plan.dtypes):
@@ -82,7 +82,7 @@ def _record(case: Any, duck_shape: bool, cell: dict[str, Any]) -> None:
     cell["counts"][verdict.outcome] = cell["counts"].get(verdict.outcome, 0) + 1
     cell["guards"] += len(examined.guards)
     cell["trials"] += examined.trials
-    cell["other paths"] += examined.other_paths
+    cell["on the way"] += examined.on_the_way
     for guard, asker in examined.needless:
         found = cell["needless"].setdefault(asker, {"count": 0, "guards": []})
         found["count"] += 1
@@ -114,7 +114,7 @@ def totals(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
         cell = cell_of(result)
         samples.update(cell["counts"])
         operators.update(cell["counts"].keys())
-        numbers.update({kind: cell.get(kind, 0) for kind in ("guards", "trials", "other paths")})
+        numbers.update({kind: cell.get(kind, 0) for kind in ("guards", "trials", "on the way")})
         numbers["needless"] += sum(found["count"] for found in cell.get("needless", {}).values())
     return {"samples": dict(samples), "operators": dict(operators), **numbers}
 
@@ -160,9 +160,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.show == "all":
         for count, asker, examples in needless_by_asker(results):
             print(f"needless × {count}: {asker}\n    {examples}")
-    needless, other_paths = (f"{summary[kind]} times" for kind in ("needless", "other paths"))
+    needless, on_the_way = (f"{summary[kind]} times" for kind in ("needless", "on the way"))
     print(f"{summary['guards']} guards; {summary['trials']} times a size was tried that breaks one of them.")
-    print(f"The answer was the recorded one all the same {needless}; {other_paths} more, by way of other operators.")
+    print(f"All was as recorded {needless}; {on_the_way} the result was, but not what led to it.")
     return int(any(summary["samples"].get(outcome) for outcome in (*FAILURES, "crash")))
 
 

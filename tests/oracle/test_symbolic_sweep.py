@@ -21,6 +21,7 @@ GAPS: dict[str, str] = {}
 
 GAPS_OF_FULL: dict[str, str] = {
     **GAPS,
+    "prod": "of no element: the strides of the gradient are those of C++'s path for tensor subclasses",
     "ormqr": "the strides of the gradient are not those of a real run with plain sizes either",
 }
 

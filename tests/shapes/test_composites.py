@@ -33,6 +33,13 @@ def on_symbols(program: Callable[..., Any], *reals: Tensor) -> tuple[ShapeEnv, A
         (torch.corrcoef, "f32[rows, rows]@cpu"),
         (lambda x: torch.cov(x, correction=0), "f32[rows, rows]@cpu"),
         (lambda x: torch.take_along_dim(x, x.argsort(1), 1), "f32[rows, columns]@cpu"),
+        (lambda x: torch.linalg.matrix_norm(x, 2), "f32[]@cpu"),
+        (lambda x: torch.linalg.matrix_norm(x, 1, keepdim=True), "f32[1, 1]@cpu"),
+        (lambda x: torch.linalg.norm(x.expand(3, -1, -1), -float("inf"), (0, 2)), "f32[rows]@cpu"),
+        (lambda x: torch.linalg.norm(x.expand(3, -1, -1), 2, (2, 0), keepdim=True), "f32[1, rows, 1]~(1, 1, 1)@cpu"),
+        (lambda x: torch.kron(x, x[0]), "f32[rows, columns**2]@cpu"),
+        (lambda x: torch.nn.functional.max_pool1d(x, 2), "f32[rows, columns//2]@cpu"),
+        (lambda x: torch.nn.functional.max_pool1d(x, 3, 2, 1, ceil_mode=True), "f32[rows, columns//2 + 1]@cpu"),
         (lambda x: torch.take_along_dim(x, x.argmax(1, keepdim=True), 1), "f32[rows, 1]@cpu"),
     ],
 )

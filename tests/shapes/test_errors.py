@@ -90,7 +90,7 @@ def run(program: Program) -> GuardOnDataDependentSymNode:
 @pytest.mark.parametrize(("program", "question", "born", "asked", "advice"), MESSAGES, ids=lambda v: getattr(v, "__name__", ""))
 def test_messages(program: Program, question: str, born: str, asked: str, advice: str) -> None:
     error = run(program)
-    assert error.reason.startswith(f"the program needs to know {question}, and that depends on data: u0 was made by ") or (
+    assert error.reason.startswith(f"the program needs to know {question}, and that is data-dependent: u0 was made by ") or (
         "zuf0 was made by .item()" in error.reason
     )
     assert error.reason.endswith(born) and "test_errors.py:" in error.reason

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.trace.captured import assert_same, captured, check, targets
+from understudy import FakeTensorMode, FakeTensorProp, ShapeEnv, make_fx, statically_known_true
 from understudy.errors import DataDependentOutputException, GuardOnDataDependentSymNode
 
 STAND_INS = ("fake", "symbolic")
@@ -155,3 +156,57 @@ def test_dead_reads_that_are_checked_stay() -> None:
         return torch.zeros(3)
 
     assert "_local_scalar_dense.default" in targets(captured(f, torch.tensor(3)))
+
+
+# --- promises ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_size_by_data_can_be_empty_or_not() -> None:
+    gm = captured(lambda x: torch.empty(x.item()), torch.tensor([3]), mode="symbolic")
+    assert gm(torch.tensor([5])).shape == (5,)
+    assert gm(torch.tensor([0])).shape == (0,)
+
+
+def test_a_range_by_data_is_a_node_and_is_known() -> None:
+    def program(x: Tensor) -> Tensor:
+        size = x.item()
+        torch.sym_constrain_range_for_size(size, min=2, max=8)
+        assert size >= 2
+        assert not size > 8
+        return torch.zeros(size)
+
+    gm = captured(program, torch.tensor(3), mode="symbolic")
+    assert "sym_constrain_range_for_size.default" in targets(gm)
+    assert gm(torch.tensor(4)).shape == (4,)
+    with pytest.raises(RuntimeError):
+        gm(torch.tensor(9))
+
+
+def test_what_was_promised_to_be_a_known_size_is_decided_as_that_size() -> None:
+    def program(count: Tensor, y: Tensor) -> Tensor:
+        made = torch.zeros(count.item())
+        torch._check(made.shape[0] == y.shape[0])
+        return y * 2 if made.shape[0] == 4 else y + 2
+
+    gm = captured(program, torch.tensor([10]), torch.randn(10), mode="symbolic")
+    assert "add.Tensor" in targets(gm)
+    assert [guard.text for guard in gm.shape_env.guards] == ["y_0 != 4"]
+
+
+def test_stand_ins_traced_without_their_mode_say_which_symbols_are_made() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    value = mode.from_tensor(torch.randn(5))
+    gm = make_fx(lambda x: x.nonzero())(value)
+    (node,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.nonzero.default)
+    before = node.meta["val"].shape[0]
+    assert [str(symbol) for symbol in node.meta["unbacked_bindings"]] == ["u0"]
+    FakeTensorProp(gm, mode).propagate(value)
+    assert statically_known_true(before == node.meta["val"].shape[0])
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_refusals_say_that_it_is_data_dependent(mode: str) -> None:
+    with pytest.raises(RuntimeError, match="data-dependent"):
+        make_fx(lambda a, b: torch.allclose(a, b), tracing_mode=mode)(torch.zeros(3), torch.zeros(3))
+    with pytest.raises(RuntimeError, match="data-dependent"):
+        make_fx(lambda a: -a if a.sum() > 0 else a, tracing_mode=mode)(torch.zeros(3))

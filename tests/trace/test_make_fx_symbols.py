@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.trace.captured import captured, check, targets
+from understudy import fx_placeholder_vals, make_fx
 
 aten = torch.ops.aten
 
@@ -155,3 +156,48 @@ def test_gradients_at_other_sizes() -> None:
         return torch.randn(shape, requires_grad=True)
 
     check(f, leaf(3, 4), leaf(4, 2), others=((leaf(5, 6), leaf(6, 3)),))
+
+
+# --- as it is written ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_negated_is_negated() -> None:
+    gm = captured(lambda x: torch.empty(10 - x.shape[0]), torch.randn(2), mode="symbolic")
+    assert "neg = -sym_size_int" in gm.code
+    assert gm(torch.randn(3)).shape == (7,)
+
+
+def test_a_size_that_is_returned_is_a_tuple() -> None:
+    gm = captured(lambda x: x.shape, torch.randn(5, 3), mode="symbolic")
+    assert gm.code.strip().startswith("def forward(self, x_1):")
+    assert gm.code.strip().endswith("return (sym_size_int, sym_size_int_1)")
+    assert gm(torch.randn(4, 6)) == torch.Size((4, 6))
+
+
+def test_a_float_of_a_size_is_a_float() -> None:
+    gm = captured(lambda x, n: torch.add(torch.sym_float(x.shape[0]), n), torch.randn(3), 2, mode="symbolic")
+    (node,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor)
+    assert node.meta["val"].dtype is gm(torch.randn(4), 2).dtype is torch.float32
+
+
+def test_torchs_decompositions_are_given_symbolic_floats() -> None:
+    table = torch._decomp.decomposition_table
+    gm = make_fx(lambda x: x / x.shape[0], table, tracing_mode="symbolic")(torch.randn(4))
+    assert targets(gm) == ["sym_size.int", "sym_float", "prims.div.default"]
+    x = torch.randn(7)
+    assert torch.equal(gm(x), x / 7)
+
+
+def test_guards_that_say_more_than_a_range() -> None:
+    def program(a: Tensor, b: Tensor) -> Tensor:
+        assert a.shape[0] < 20
+        assert a.shape[0] == b.shape[0]
+        assert a.shape[1] * b.shape[1] > 20
+        return a.cos()
+
+    gm = captured(program, torch.randn(5, 6), torch.randn(5, 8), mode="symbolic")
+    assert len(gm.shape_env.guards) == 2
+    assert len(gm.shape_env.get_nontrivial_guards()) == 1
+    names = ["a", "b"]
+    shown = gm.shape_env.produce_guards(fx_placeholder_vals(gm), names, _simplified=True)
+    assert shown == ["a.size(0) <= 19", "a.size(1)*b.size(1) >= 21"]

@@ -7,6 +7,7 @@ carry, above autograd.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,14 +30,17 @@ KERNELS: dict[str, Callable[..., Any]] = {}
 
 
 def composite(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """For functions that return `NotImplemented` to leave a call to C++."""
+
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         op = _torch.operator_named(name)
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            if _torch.composites_are_special():
-                with _torch.below_symbolic():
-                    return op(*args, **kwargs)
-            return function(*args, **kwargs)
+            result = NotImplemented if _torch.composites_are_special() else function(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+            with _torch.below_symbolic():
+                return op(*args, **kwargs)
 
         KERNELS[name] = kernel
         return function
@@ -155,6 +159,60 @@ def _replaced(shape: Sequence[Any], dim: int, size: Any) -> list[Any]:
 
 def _broadcast(*shapes: Sequence[Any]) -> list[Any]:
     return [to_torch(size) for size in broadcast_shapes(*[tuple(map(from_torch, shape)) for shape in shapes])]
+
+
+# --- pooling ------------------------------------------------------------------------------------------------------
+
+
+@composite("max_pool1d_with_indices")
+def max_pool1d_with_indices(
+    x: Tensor, kernel_size: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil_mode: bool = False
+) -> tuple[Tensor, Tensor]:
+    """As the pooling of an image of one row."""
+    size, step, pad, spread = ([start, *numbers] for start, numbers in zip(
+        (1, 1, 0, 1), (kernel_size, stride or kernel_size, padding, dilation), strict=True
+    ))  # fmt: skip
+    output, indices = aten.max_pool2d_with_indices(x.unsqueeze(-2), size, step, pad, spread, ceil_mode)
+    return output.squeeze(-2), indices.squeeze(-2)
+
+
+@composite("max_pool1d")
+def max_pool1d(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    output: Tensor = aten.max_pool1d_with_indices(x, *args, **kwargs)[0]
+    return output
+
+
+# --- norms of matrices, products ----------------------------------------------------------------------------------
+
+
+@composite("linalg_matrix_norm")
+def matrix_norm(
+    x: Tensor, ord: Any, dim: Sequence[int] = (-2, -1), keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Any:
+    if abs(ord) not in (1, 2, math.inf) or x.dim() < 2 or len(dim) != 2:
+        return NotImplemented
+    rows, columns = (wrap_dim(each, x.dim()) for each in dim)
+    if rows == columns or x.shape[rows] == 0 or x.shape[columns] == 0:
+        return NotImplemented
+    extreme = torch.amax if ord > 0 else torch.amin
+    if abs(ord) == 2:
+        order = [i for i in range(x.dim()) if i not in (rows, columns)] + [rows, columns]
+        values = torch.linalg.svdvals((x if dtype is None else x.to(dtype)).permute(order))
+        found = extreme(values, -1, keepdim)
+        return found.unsqueeze(-1).permute([order.index(i) for i in range(x.dim())]) if keepdim else found
+    first, second = (columns, rows) if abs(ord) == math.inf else (rows, columns)
+    sums = torch.linalg.vector_norm(x, 1, [first], keepdim, dtype=dtype)
+    return extreme(sums, second - (not keepdim and first < second), keepdim)
+
+
+@composite("kron")
+def kron(a: Tensor, b: Tensor) -> Tensor:
+    rank = max(a.dim(), b.dim())
+    sizes, others = ([1] * (rank - t.dim()) + list(t.shape) for t in (a, b))
+    left = aten._unsafe_view(a, [each for size in sizes for each in (size, 1)])
+    right = aten._unsafe_view(b, [each for size in others for each in (1, size)])
+    product: Tensor = aten._unsafe_view(left * right, [p * q for p, q in zip(sizes, others, strict=True)])
+    return product
 
 
 # --- registration -------------------------------------------------------------------------------------------------

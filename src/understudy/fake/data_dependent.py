@@ -15,6 +15,7 @@ from understudy import _torch
 from understudy.fake.handlers import handles
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
+from understudy.shapes.asking import constrain_range
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import TensorSpec, broadcast_shapes, contiguous_strides, product, same_shape
 
@@ -168,3 +169,15 @@ def symbolic_list(mode: FakeTensorMode, fake: FakeTensor) -> Any:
 def _nested(fake: Any) -> Any:
     return [_nested(part) for part in fake.unbind()] if fake.ndim else fake.item()
 
+
+@handles("aten::sym_constrain_range")
+def constrain_number(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """A promise about a number that data decides."""
+    if isinstance(args[0], (int, torch.SymInt)):
+        constrain_range(args[0], min=kwargs.get("min"), max=kwargs.get("max"))
+
+
+@handles("aten::sym_constrain_range_for_size")
+def constrain_size(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """As `constrain_number`, for a size, which is at least 0."""
+    constrain_number(mode, func, args, {**kwargs, "min": max(kwargs.get("min") or 0, 0)})

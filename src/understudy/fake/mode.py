@@ -31,7 +31,7 @@ from understudy.infer.kernels import outcomes_of
 from understudy.infer.plan import FIRST_ITSELF, FIRST_VIEWED, ONE_NEW, ONE_NEW_SYMBOLIC, Plan
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.node import SymNode
-from understudy.shapes.sizes import from_torch
+from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import TensorSpec
 
 PLAIN_TYPES = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format})
@@ -341,6 +341,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             return stand_ins[-1]  # type: ignore[return-value]
 
         args, kwargs = mapped(place, TensorSpec, (call.args, call.kwargs))
+        args, kwargs = mapped(to_torch, SymNode, (args, kwargs))
         with self, _torch.fake_context(call.op, self._dynamic_size):
             result = function(*args, **kwargs)
         return outcomes_of(result, stand_ins, call, lambda fake: fake._spec)

@@ -70,7 +70,9 @@ def by_refusal(call: Call, stage: Stage) -> Any:
     """Operators whose answer is in the data, by their tags."""
     tags = call.op.tags
     if torch.Tag.data_dependent_output in tags:
-        raise DataDependentOutputException(f"{call.op} reads values, and these tensors have none", func=call.op)
+        raise DataDependentOutputException(
+            f"{call.op} is data-dependent: it reads values, and these tensors have none", func=call.op
+        )
     if torch.Tag.dynamic_output_shape in tags or op_name(call) in UNTAGGED_DYNAMIC:
         raise DynamicOutputShapeException(
             f"the size of what {call.op} returns depends on values, and these tensors have none", func=call.op

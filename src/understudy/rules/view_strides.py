@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from understudy.errors import ArgumentError, ShapeMismatch
+from understudy.shapes.sizes import at_least_one
 from understudy.spec import TensorSpec, contiguous_strides, same_shape
 
 Size = tuple[Any, ...]
@@ -28,7 +29,7 @@ def _strides_without_elements(shape: Size) -> Size:
     step: Any = 1
     for size in reversed(shape):
         strides.append(step)
-        step = step * (size if size > 1 else 1)
+        step = step * at_least_one(size)
     return tuple(reversed(strides))
 
 

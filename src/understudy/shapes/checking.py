@@ -187,15 +187,18 @@ class Checking(Arithmetic):
 
     def produce_guards(
         self, placeholders: Any = None, sources: Sequence[Any] | None = None, *, ignore_static: bool = False,
-        **ignored: Any,
+        _simplified: bool = False, **ignored: Any,
     ) -> list[str]:  # fmt: skip
         """Every requirement as a Python expression in terms of the inputs: `x.size(0)*x.size(1) % 8 == 0`.
 
-        What else torch's environments take here is about the ways in which these can be written: there is one.
+        `_simplified`: only what the program assumed, without what the inputs themselves say. What else torch's
+        environments take here is about the ways in which these can be written: there is one.
         """
         inputs = self.inputs if placeholders is None else inputs_of(placeholders_of(placeholders), sources)
-        names = names_as_code(bindings_of(inputs))
-        wanted = [r for r in self.requirements(inputs) if not (ignore_static and r.is_static)]
+        bindings = bindings_of(inputs)
+        names = names_as_code(bindings)
+        required = self._of_guards(bindings) if _simplified else self.requirements(inputs)
+        wanted = [r for r in required if not (ignore_static and r.is_static)]
         return [renamed(required.text, names) for required in wanted]
 
     def produce_guards_expression(

@@ -17,7 +17,7 @@ from typing import Any
 
 from . import polynomials as poly
 from .expr import Algebra, Expr
-from .intervals import compact, excludes_zero, is_nonnegative
+from .intervals import Interval, compact, excludes_zero, is_nonnegative
 from .polynomials import Monomial, Size, constant_of
 from .printing import relation_text
 
@@ -203,11 +203,11 @@ def _of_one_term(kind: str, p: Expr) -> bool | Condition | None:
     if exponent > 1:
         return _of_power(relation_to, monomial, exponent, number)
     atom = monomial[0][0]
-    if len(monomial) > 1 or not atom.args or not isinstance(atom.args[-1], int):
+    plainer = OF_OPERATION.get(atom.kind) if len(monomial) == 1 else None
+    if plainer is None:
         return None
-    if atom.kind == "floordiv":
-        return _of_quotient(relation_to, *atom.args, number)
-    return _of_remainder(relation_to, *atom.args, number) if atom.kind == "mod" else None
+    operand, by = atom.args
+    return plainer(relation_to, operand, by, number) if isinstance(by, int) and by > 0 else None
 
 
 def _of_power(kind: str, monomial: Monomial, exponent: int, number: int) -> bool | Condition | None:
@@ -224,16 +224,16 @@ def _of_power(kind: str, monomial: Monomial, exponent: int, number: int) -> bool
     return le(base, root) if kind == "le" else ge(base, root if root**exponent == number else root + 1)
 
 
-def _of_quotient(kind: str, p: Size, c: Any, number: int) -> bool | Condition | None:
+def _of_quotient(kind: str, p: Size, c: int, number: int) -> bool | Condition | None:
     """p // 4 >= 2 is p >= 8, and p // 4 <= 2 is p <= 11."""
-    if kind == "eq" or c < 0:
+    if kind == "eq":
         return None
     return ge(p, c * number) if kind == "ge" else le(p, c * number + c - 1)
 
 
-def _of_remainder(kind: str, p: Size, c: Any, number: int) -> bool | Condition | None:
+def _of_remainder(kind: str, p: Size, c: int, number: int) -> bool | Condition | None:
     """(p + 6) % 7 == 6 is p % 7 == 0, and (p + 6) % 7 <= 5 is p % 7 != 0."""
-    if c < 0 or isinstance(p, int):
+    if isinstance(p, int):
         return None
     algebra = p.algebra
     if kind == "eq":
@@ -244,6 +244,9 @@ def _of_remainder(kind: str, p: Size, c: Any, number: int) -> bool | Condition |
     if number in (0, c - 2) and kind == "le":
         return eq(algebra.mod(p, c), 0) if number == 0 else ne(algebra.mod(p, c), c - 1)
     return None
+
+
+OF_OPERATION = {"floordiv": _of_quotient, "mod": _of_remainder}
 
 
 def decided_by_interval(kind: str, interval: tuple[int | None, int | None]) -> bool | None:
@@ -326,7 +329,8 @@ def negated(a: bool | Condition) -> bool | Condition:
 
 def _otherwise(a: Condition) -> Condition | None:
     """Of something that has two values only: not being one of them is being the other."""
-    other = {(0, 1): 1, (-1, 0): -1}.get(a.algebra.interval(a.expr)) if a.kind == "eq" else None
+    others: dict[Interval, int] = {(0, 1): 1, (-1, 0): -1}
+    other = others.get(a.algebra.interval(a.expr)) if a.kind == "eq" else None
     found = relation("eq", a.algebra.sub(a.expr, other)) if other is not None else None
     return found if isinstance(found, Condition) else None
 

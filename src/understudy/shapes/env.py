@@ -255,12 +255,21 @@ class ShapeEnv(TorchSide):
         if answer is not None:
             return answer
         answer = self.hint_of(condition)
+        if answer is None and isinstance(condition, Condition):
+            condition = self._without_promised(condition)
+            answer = self.hint_of(condition)
         if answer is None:
             if fallback is not None:
                 return fallback
             raise self.undecidable(condition)
         self._assume(condition if answer else self.negated(condition))
         return bool(answer)
+
+    def _without_promised(self, condition: Condition) -> Any:
+        """With what sizes that only data knows were promised to be, in the place of these: there may be an example."""
+        promised = {symbol: self.facts.simplify(symbol) for symbol in condition.symbols if symbol in self.births}
+        promised = {symbol: value for symbol, value in promised.items() if value is not symbol}
+        return condition.substitute(promised) if promised else condition
 
     def prove(self, condition: Any) -> Proof:
         """YES or NO for all sizes that are admitted, else UNKNOWN. Asking records nothing."""

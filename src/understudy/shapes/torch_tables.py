@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from understudy import _torch
-from understudy.shapes.checking import Checking, origins
+from understudy.shapes.checking import Checking, linear, origins
+from understudy.shapes.conditions import Condition
 from understudy.shapes.expr import Expr
 from understudy.shapes.from_sympy import is_sympy, translated
 from understudy.shapes.guards import Guard, InputSize
@@ -128,6 +129,16 @@ class TorchTables(Checking):
         """The guards, one a line; `verbose`: with the lines of code that made them."""
         return "\n".join(f" - {guard if verbose else guard.text}" for guard in self.guards)
 
+    def get_nontrivial_guards(self) -> list[Any]:
+        """The guards that are more than a range or the value of one symbol, or that two symbols are one."""
+        merged = [self._with_merged_symbols(guard.condition) for guard in self.guards]
+        return [self.to_sympy(condition) for condition in merged if not is_trivial(condition)]
+
+    def _with_merged_symbols(self, condition: Any) -> Any:
+        if not isinstance(condition, Condition):
+            return condition
+        return condition.substitute({symbol: super(TorchTables, self).simplify(symbol) for symbol in condition.symbols})
+
     def guard_or_defer_runtime_assert(self, expression: Any, message: str = "", fx_node: Any = None) -> bool:
         """`torch._check` of a condition: a guard if there is an example, else a promise."""
         return self.expect(self.from_sympy(expression))
@@ -136,3 +147,10 @@ class TorchTables(Checking):
         """From here on decisions are made, and not recorded."""
         self.frozen = True
         self._suppressed += 1
+
+
+def is_trivial(condition: Any) -> bool:
+    """Whether a condition is decided, or no more than a range or the value of one symbol."""
+    if isinstance(condition, bool):
+        return True
+    return isinstance(condition, Condition) and not condition.parts and condition.kind != "ne" and linear(condition.expr)

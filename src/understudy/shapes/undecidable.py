@@ -30,7 +30,7 @@ def error(env: ShapeEnv, asked: Any) -> GuardOnDataDependentSymNode:
     question = f"whether {asked}" if is_condition else f"the value of {asked}"
     born = "; ".join(f"{symbol.name} was made by {env.births[symbol]}" for symbol in unbacked)
     made = GuardOnDataDependentSymNode(
-        f"the program needs to know {question}, and that depends on data: {born}",
+        f"the program needs to know {question}, and that is data-dependent: {born}",
         context=Context("a decision on sizes", str(asked), user_line(), advice(env, asked, names)),
     )
     made.cond = asked

@@ -36,9 +36,10 @@ def default_complex_dtype() -> torch.dtype:
 
 def number_dtype(number: Any) -> torch.dtype:
     """The dtype that a Python number (or a symbolic one) takes part with in promotion."""
-    if isinstance(number, (bool, torch.SymBool)):
+    kind = getattr(number, "pytype", None)  # of a symbolic number's node
+    if isinstance(number, (bool, torch.SymBool)) or kind is bool:
         return torch.bool
-    if isinstance(number, (float, torch.SymFloat)):
+    if isinstance(number, (float, torch.SymFloat)) or kind is float:
         return default_dtype()
     if isinstance(number, complex):
         return default_complex_dtype()

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from understudy.shapes.sizes import are_packed, by_example, is_symbolic, surely_equal
+from understudy.shapes.sizes import are_packed, at_least_one, by_example, is_symbolic, surely_equal
 from understudy.spec.tensor_spec import Size, TensorSpec, contiguous_strides, is_contiguous, same_shape
 
 CHANNELS_LAST_ORDER = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}  # from the fastest dimension to the slowest
@@ -110,8 +110,7 @@ def preserved_strides(shape: Size, stride: Size) -> Size:
     step: Any = 1
     for dim in _memory_order(shape, (stride,)):
         strides[dim] = step
-        if shape[dim] > 1:
-            step = step * shape[dim]
+        step = step * at_least_one(shape[dim])
     return tuple(strides)
 
 

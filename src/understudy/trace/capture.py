@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,8 +15,10 @@ from understudy import _torch
 from understudy.fake.helpers import maybe_get_fake_mode
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
+from understudy.infer.call import mapped
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.node import SymNode
+from understudy.trace.blocks import Blocks
 from understudy.trace.capture_errors import with_last_nodes
 from understudy.trace.capture_names import argument_names, leaf_names, name_of
 from understudy.trace.dead_code import remove_dead_code
@@ -225,10 +227,19 @@ class Capture:
         try:
             if self.outer is None:
                 given = [(module, False) for module in self._modules_given]
-                state.lend([*modules_of(self.f), *given], self.tracer.constants)
+                modules = [*modules_of(self.f), *given]
+                state.lend(modules, self.tracer.constants)
+                self._watch_blocks(module for module, _ in modules)
             yield state
         finally:
             state.give_back()
+
+    def _watch_blocks(self, modules: Iterable[torch.nn.Module]) -> None:
+        """Layers that repeat are written down again instead of being run, where nothing can tell the difference."""
+        if self.fake_mode is not None and not self.options.pre_dispatch and not self.options.record_module_stack:
+            blocks = Blocks(self.tracer, self.fake_mode, self.recorder)
+            for module in modules:
+                blocks.watch(module)
 
     # --- the run ---------------------------------------------------------------------------------------------
 
@@ -269,7 +280,8 @@ class Capture:
 
     def _finish(self, result: Any, state: LentState) -> Any:
         """Write the output; gives the structure of the output."""
-        leaves, out_spec = _torch.tree_flatten(result)
+        # A size is given as the tuple that it is: it compares equal, and the graph stays without a structure of its own.
+        leaves, out_spec = _torch.tree_flatten(mapped(tuple, torch.Size, result))
         if self.outer is not None:  # inside of a transform, which goes on around the branch
             leaves = list(map(_torch.innermost, leaves))
         nodes = [self.tracer.argument(leaf) for leaf in leaves]
@@ -285,7 +297,7 @@ class Capture:
             (output,) = graph.find_nodes(op="output")
             output.args = (_torch.tree_flatten(output.args[0])[0],)
             graph.set_codegen(_torch.structured_code([name for name, _ in names], in_spec, out_spec))
-        gm = _torch.lazy_graph_module(self.tracer.root, graph, name_of(self.f))
+        gm = _torch.lazy_graph_module(self.tracer.constants.root_of(graph), graph, name_of(self.f))
         if self.fake_mode is not None and self.options.tracing_mode == "symbolic":
             gm.shape_env = self.fake_mode.shape_env
         return gm

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from understudy import _torch
 from understudy.errors import Context, MixedTensorsError, UnsupportedOperatorException
@@ -30,6 +30,7 @@ class Constants:
         self._known: dict[int, tuple[torch.Tensor, torch.Tensor, str | None]] = {}
         self._nodes: dict[int, Node] = {}
         self._used_names: dict[str, int] = {}
+        self._nested: dict[str, torch.Tensor] = {}
         self.allow_fakes = False
         self.without_gradient = False
         self._stand_ins = FakeTensorMode()
@@ -46,6 +47,10 @@ class Constants:
     def knows(self, tensor: torch.Tensor) -> bool:
         """Whether this is a parameter, buffer or constant of the surrounding program."""
         return id(tensor) in self._known and self._known[id(tensor)][0] is tensor
+
+    def existing(self, tensor: torch.Tensor) -> Node | None:
+        """The node that reads a tensor off the graph module, if something has read it."""
+        return self._nodes.get(id(tensor)) if self.knows(tensor) else None
 
     def node_of(self, tensor: torch.Tensor) -> Node:
         """The node that reads a tensor off the graph module. The same one for every use."""
@@ -115,7 +120,11 @@ class Constants:
         if name is None:
             is_parameter = isinstance(real, torch.nn.Parameter)
             name = self._fresh("_param_constant" if is_parameter else "_tensor_constant")
-        attach(tracer.root, name, self._detached(real) if self.without_gradient else real)
+        value = self._detached(real) if self.without_gradient else real
+        if "." in name:
+            self._nested[name] = value  # the graph module makes the modules on the way, once
+        else:
+            attach(tracer.root, name, value)
         node = tracer.graph.create_node("get_attr", name, (), {}, name=name.replace(".", "_"))
         set_val(node, tensor if type(tensor) is FakeTensor else self._as_fake(tensor))
         return node
@@ -129,6 +138,13 @@ class Constants:
         if tensor.layout is not torch.strided or tensor.is_quantized:
             return tensor
         return make_new(self._stand_ins, spec_of_real(tensor))
+
+    def root_of(self, graph: Graph) -> Any:
+        """What a graph module of this graph is made from: a module, or attributes by their names."""
+        if not self._nested:
+            return self._tracer.root
+        names = [str(node.target) for op in ("get_attr", "call_module") for node in graph.find_nodes(op=op)]
+        return {name: self._nested[name] if name in self._nested else getattr(self._tracer.root, name) for name in names}
 
     def _fresh(self, prefix: str) -> str:
         number = self._used_names.get(prefix, 0)

@@ -25,11 +25,12 @@ from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import flat
 from understudy.lines import user_line
 from understudy.shapes.bindings import compute_unbacked_bindings
+from understudy.shapes.env import ShapeEnv
 from understudy.trace import subgraphs
 from understudy.trace.effects import may_write
 from understudy.trace.node_meta import set_val
 from understudy.trace.real_values import KnownValues
-from understudy.trace.tracer import OPEN, PLAIN, PythonKeyTracer
+from understudy.trace.tracer import OPEN, PLAIN, SYMBOLIC, PythonKeyTracer
 
 log = logging.getLogger(__name__)
 aten = torch.ops.aten
@@ -217,16 +218,16 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         node = tracer.append_call(facts.target, tuple(node_args), node_kwargs, facts.name)
         if type(result) is FakeTensor:
             before = result._node
-            if before is None or before.graph is graph:
+            if tracer.made is None and (before is None or before.graph is graph):
                 result._node = node
-            else:  # written to in place, and known in the graph around this one
+            else:  # also: written to in place, and known in the graph around this one
                 tracer.remember(result, node)
             node.meta["val"] = make_view(fake_mode, result, result._spec)
             node.meta["tensor_meta"] = tracer.node_meta.tensor_meta(result)
             env = fake_mode.shape_env
             if env is not None:
                 if env.pending_fresh_unbacked_symbols:
-                    self._bind_fresh(fake_mode, result, node)
+                    self._bind_fresh(env, result, node)
                 if facts.sizes_by_data:  # as told before, by a call that recorded nothing
                     tracer.symbols.bind_tensor(result._spec, node)
         else:
@@ -280,9 +281,8 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
     def _read_before_resizes(self, tensors: Any, specs: Any) -> None:
         """Sizes of a tensor that was given as `out=` are read before the call that has resized it."""
         fakes = [fake for fake in tensors if type(fake) is FakeTensor]
-        for fake, spec in zip(fakes, specs, strict=True):
-            if fake._spec is not spec:
-                self.tracer.symbols.forget_readings_of(self.tracer.node_of_tensor(fake))
+        if any(fake._spec is not spec for fake, spec in zip(fakes, specs, strict=True)):
+            self.tracer.symbols.read_all()
 
     def _result(self, fake_mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if self.pre_dispatch:
@@ -315,8 +315,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
     def _as_arguments(self, facts: OpFacts, args: Any, kwargs: Any, tensors: Any) -> tuple[Any, Any]:
         tracer = self.tracer
         if facts.changes_metadata:
-            for tensor in tensors:
-                tracer.symbols.forget_readings_of(tracer.node_of_tensor(tensor))
+            tracer.symbols.read_all()
         node_args = tuple([tracer.argument(value) for value in args])
         return node_args, {name: tracer.argument(value) for name, value in kwargs.items()}
 
@@ -337,7 +336,8 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
     def _for_real(self, func: Any, facts: OpFacts, args: Any, kwargs: Any, tensors: Any) -> Any:
         if facts.is_data_dependent and self._error_on_data_dependent_ops and tensors:
             raise DataDependentOutputException(
-                f"{func}: a value of a tensor that is being traced was asked for, and the graph would hold it fixed",
+                f"{func} is data-dependent: a value of a tensor that is being traced was asked for, and the graph would "
+                "hold it fixed",
                 func=func,
                 context=Context(
                     str(func), ", ".join(str(tuple(t.shape)) for t in tensors), user_line(),
@@ -362,8 +362,12 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         set_val(node, result)
         self._track(result, node)
         fake_mode = _torch.active_fake_mode()
-        if type(fake_mode) is FakeTensorMode and fake_mode.shape_env is not None:
-            self._bind_fresh(fake_mode, result, node)
+        if fake_mode is None:  # stand-ins can be traced without their mode being entered
+            env = env_behind(result)
+        else:
+            env = fake_mode.shape_env if type(fake_mode) is FakeTensorMode else None
+        if env is not None:
+            self._bind_fresh(env, result, node)
 
     def _track(self, result: Any, node: Node) -> None:
         if isinstance(result, torch.Tensor):
@@ -382,9 +386,8 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
                 set_val(item, part)
                 self._track(part, item)
 
-    def _bind_fresh(self, fake_mode: FakeTensorMode, result: Any, node: Node) -> None:
+    def _bind_fresh(self, env: ShapeEnv, result: Any, node: Node) -> None:
         """Symbols that were born in this call are read off what it gave."""
-        env = fake_mode.shape_env
         if not env.pending_fresh_unbacked_symbols:
             return
         self.tracer.shape_env = env
@@ -393,6 +396,15 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             node.meta["unbacked_bindings"] = bindings
         for tensor in flat(FakeTensor, (result,), {}):
             self.tracer.symbols.bind_tensor(tensor._spec, self.tracer.node_of_tensor(tensor))
+
+
+def env_behind(result: Any) -> ShapeEnv | None:
+    """The environment of the symbols in a result."""
+    for value in flat((FakeTensor, *SYMBOLIC), (result,), {}):
+        env = value.fake_mode.shape_env if isinstance(value, FakeTensor) else getattr(value.node, "shape_env", None)
+        if type(env) is ShapeEnv:
+            return env
+    return None
 
 
 _torch.hide_from_compiler(ProxyTorchDispatchMode.__torch_dispatch__)

@@ -107,10 +107,13 @@ class SymbolNodes:
             readable.update(*(getattr(other.value, "symbols", ()) for other in known))
         return free_symbols(symbolic) <= readable
 
-    def forget_readings_of(self, node: Node) -> None:
-        """The tensor of this node is about to change its metadata: read now what has been bound to it."""
-        for number, (_, arguments) in list(self._sources.items()):
-            if arguments[0] is node:
+    def read_all(self) -> None:
+        """A tensor is about to change its metadata: read now what could be read off it.
+
+        Which one it is does not matter: it may be known by another node by now, and what is read in vain goes as dead code.
+        """
+        for number in list(self._sources):
+            if number not in self._nodes:
                 self.node_of(number)
 
     # --- from a number to its node -----------------------------------------------------------------------------
@@ -244,18 +247,20 @@ class SymbolNodes:
                 product = (
                     factor
                     if product is None
-                    else self._joined(operator.mul, product, factor, env.node(so_far, int))
+                    else self._joined(operator.mul, (product, factor), env.node(so_far, int))
                 )
         if product is None:
             return coefficient
         if coefficient == 1:
             return product
-        return self._joined(operator.mul, product, coefficient, env.node(so_far * coefficient, int))
+        if coefficient == -1:
+            return self._joined(operator.neg, (product,), env.node(-so_far, int))
+        return self._joined(operator.mul, (product, coefficient), env.node(so_far * coefficient, int))
 
-    def _joined(self, target: Any, left: Any, right: Any, number: SymNode) -> Any:
+    def _joined(self, target: Any, parts: tuple[Any, ...], number: SymNode) -> Any:
         found = self._nodes.get(number)
         if found is None:
-            found = self._nodes[number] = self._made(target, (left, right), number)
+            found = self._nodes[number] = self._made(target, parts, number)
         return found
 
     def _of_condition(self, value: Any, number: SymNode) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
@@ -46,6 +47,8 @@ class PythonKeyTracer(torch.fx.Tracer):
         self.hidden: MutableMapping[torch.Tensor, Any] = WeakTensorKeyDictionary()
         self._others: MutableMapping[torch.Tensor, Node] = WeakTensorKeyDictionary()
         self._appender: _torch.NodeAppender | None = None
+        self.made: list[weakref.ref[torch.Tensor]] | None = None
+        """While somebody wants to know: the tensors that were made."""
         self.torch_fn_metadata: Any = None
         self.torch_fn_counts: dict[Any, int] = {}
         self.proxy_module_inputs = False
@@ -55,12 +58,16 @@ class PythonKeyTracer(torch.fx.Tracer):
 
     def append_call(self, target: Any, args: Any, kwargs: Any, name: str | None = None) -> Node:
         """Add a call to the graph. Its arguments are nodes and numbers already."""
+        node = self.append_bare(name or self.graph._target_to_str(target), target, args, kwargs)
+        self.node_meta.mark(node)
+        return node
+
+    def append_bare(self, name: str, target: Any, args: Any, kwargs: Any) -> Node:
+        """A call that says nothing yet of where it comes from."""
         appender = self._appender
         if appender is None or appender.graph is not self.graph:
             appender = self._appender = _torch.NodeAppender(self.graph)
-        node = appender.call(name or self.graph._target_to_str(target), target, args, kwargs)
-        self.node_meta.mark(node)
-        return node
+        return appender.call(name, target, args, kwargs)
 
     def placeholder(self, name: str, default: tuple[Any, ...] = ()) -> Node:
         return self.graph.create_node("placeholder", name, default, {}, name=name)
@@ -71,6 +78,8 @@ class PythonKeyTracer(torch.fx.Tracer):
         """From now on, this tensor is what this node gives."""
         if self.hidden:
             self.hidden.pop(tensor, None)
+        if self.made is not None:
+            self.made.append(weakref.ref(tensor))
         if type(tensor) is FakeTensor:
             before = tensor._node
             if before is None or before.graph is self.graph or before.graph is not self._outer_graph(before):

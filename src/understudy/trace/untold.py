@@ -106,6 +106,7 @@ def set_data(tracer: PythonKeyTracer, tensor: torch.Tensor, data: torch.Tensor) 
         SET_DATA(tensor, data)
         return
     before = tracer.recorded(tensor)
+    tracer.symbols.read_all()
     node = tracer.node_of_tensor(data)
     SET_DATA(tensor, data)
     is_told = before is not None and before.op == "placeholder" and not tensor.requires_grad

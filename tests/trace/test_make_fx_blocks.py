@@ -1,0 +1,281 @@
+"""Repeated blocks: the graph of a model with many layers alike is the graph that running all of them records."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from understudy import FakeTensor, make_fx
+from understudy.trace import blocks
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x)))) * scale
+
+
+class Stack(nn.Module):
+    def __init__(self, make: Any = Layer, count: int = 7) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(make() for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """How often a block was written down without being run."""
+    seen: list[Any] = []
+    original = blocks._Marks.close
+
+    def counted(marks: Any) -> None:
+        seen.append(marks)
+        original(marks)
+
+    monkeypatch.setattr(blocks._Marks, "close", counted)
+    return seen
+
+
+def capture(f: Any, *inputs: Any, mode: str = "fake", grad: bool = False) -> torch.fx.GraphModule:
+    with torch.set_grad_enabled(grad):
+        return make_fx(f, tracing_mode=mode)(*inputs)
+
+
+def facts(gm: torch.fx.GraphModule) -> list[Any]:
+    """All that a graph says, with storages numbered in the order in which they turn up."""
+    storages: dict[int, int] = {}
+
+    def described(val: Any) -> Any:
+        if type(val) is FakeTensor:
+            return str(val._spec), storages.setdefault(val.untyped_storage()._cdata, len(storages))
+        return [described(part) for part in val] if isinstance(val, (list, tuple)) else str(val)
+
+    return [
+        (
+            node.name, node.op, str(node.target), str(node.args), str(node.kwargs), described(node.meta.get("val")),
+            node.meta.get("torch_fn"), node.meta.get("stack_trace"), str(node.meta.get("tensor_meta")),
+        )
+        for node in gm.graph.nodes
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_the_graph_is_the_same_to_the_last_mark(
+    mode: str, replays: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = Stack(), torch.randn(3, 8)
+    repeated = facts(capture(model, x, mode=mode))
+    assert len(replays) >= 4
+    monkeypatch.setattr(blocks, "LEAST", 1000)
+    assert repeated == facts(capture(model, x, mode=mode))
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_each_block_has_its_own_parameters(mode: str, replays: list[Any]) -> None:
+    model, x = Stack(), torch.randn(3, 8)
+    gm = capture(model, x, mode=mode)
+    assert replays
+    assert torch.equal(gm(x), model(x))
+    assert gm.get_parameter("layers.5.up.weight") is model.layers[5].up.weight
+    if mode == "symbolic":
+        other = torch.randn(6, 8)
+        assert torch.equal(gm(other), model(other))
+
+
+def test_lines_around_a_block_are_its_own(replays: list[Any]) -> None:
+    model = nn.Sequential(*(Layer() for _ in range(6)))
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x = model[3](model[2](model[1](model[0](x))))
+        x = model[4](x)
+        return model[5](x)
+
+    gm = capture(program, torch.randn(3, 8))
+    assert len(replays) == 4
+    lines = [
+        node.meta["stack_trace"].splitlines()[0] for node in gm.graph.nodes if node.name.startswith("relu")
+    ]
+    first = program.__code__.co_firstlineno
+    assert [line.split(", line ")[1].split(",")[0] for line in lines] == [
+        str(first + 1)] * 4 + [str(first + 2), str(first + 3)]  # fmt: skip
+
+
+def test_inputs_of_other_specs_are_run(replays: list[Any]) -> None:
+    class Growing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x, x.relu()])
+
+    model, x = Stack(Growing, 5), torch.randn(2, 2)
+    assert torch.equal(capture(model, x)(x), model(x))
+    assert not replays
+
+
+def test_attributes_that_differ_are_read(replays: list[Any]) -> None:
+    class Scaled(nn.Module):
+        made = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            Scaled.made += 1
+            self.scale = Scaled.made
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale
+
+    model, x = Stack(Scaled), torch.randn(2, 2)
+    assert torch.equal(capture(model, x)(x), model(x))
+    assert not replays
+
+
+def test_tensors_that_somebody_keeps() -> None:
+    kept: list[torch.Tensor] = []
+
+    class Keeping(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inner = x + 1
+            kept.append(inner)
+            return inner * 2
+
+    model, x = Stack(Keeping), torch.randn(2)
+
+    def program(x: torch.Tensor) -> list[torch.Tensor]:
+        kept.clear()
+        return [model(x), *kept]
+
+    assert len(capture(program, x)(x)) == 8
+
+
+def test_state_that_changes() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return x + self.calls
+
+    layer = Counting()
+    model, x = Stack(lambda: layer, 6), torch.zeros(2)
+    assert torch.equal(capture(model, x)(x), torch.full((2,), 21.0))
+    assert layer.calls == 0
+
+
+def test_random_decisions() -> None:
+    class Dropped(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1 if random.random() < 0.5 else x
+
+    model, x = Stack(Dropped, 40), torch.zeros(2)
+    random.seed(1)
+    expected = model(x)
+    random.seed(1)
+    assert torch.equal(capture(model, x)(x), expected)
+
+
+def test_writes_in_place(replays: list[Any]) -> None:
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen.add_(x)
+            return x * 2
+
+    model, x = Stack(Writing), torch.ones(2)
+    gm = capture(model, x)
+    assert not replays
+    gm(x)
+    assert [float(layer.seen[0]) for layer in model.layers] == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]
+
+
+def test_hooks_are_called() -> None:
+    model, x = Stack(), torch.randn(3, 8)
+    model.layers[5].register_forward_hook(lambda module, args, output: output * 100)
+    assert torch.equal(capture(model, x)(x), model(x))
+    model.layers[4].up.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    assert torch.equal(capture(model, x)(x), model(x))
+
+
+def test_gradients_are_recorded(replays: list[Any]) -> None:
+    model, x = Stack(), torch.randn(3, 8)
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(model(x).sum(), model.layers[6].up.weight)[0]
+
+    gm = capture(gradient, x, grad=True)
+    assert not replays
+    torch.testing.assert_close(gm(x), gradient(x))
+
+    frozen = Stack().requires_grad_(False)
+
+    def by_input(x: torch.Tensor) -> torch.Tensor:
+        leaf = x.detach().requires_grad_()
+        return torch.autograd.grad(frozen(leaf).sum(), leaf)[0]
+
+    torch.testing.assert_close(capture(by_input, x, grad=True)(x), by_input(x))
+
+
+def test_results_are_structures_and_inputs_pass_through(replays: list[Any]) -> None:
+    class Pair(nn.Module):
+        def forward(self, pair: Any, note: str = "n") -> Any:
+            x, y = pair
+            return [y, (x + y, x[:1])][1][0], y
+
+    model = nn.ModuleList(Pair() for _ in range(6))
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> Any:
+        pair: Any = (x, y)
+        for layer in model:
+            pair = layer(pair, note="m")
+        return pair
+
+    x, y = torch.randn(3), torch.randn(3)
+    gm = capture(program, x, y)
+    assert replays
+    assert all(map(torch.equal, gm(x, y), program(x, y)))
+    assert gm(x, y)[1] is y
+
+
+def test_other_listeners_hear_every_operator(replays: list[Any]) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Heard(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            Heard.count += func is torch.ops.aten.relu.default
+            return func(*args, **(kwargs or {}))
+
+    model = Stack()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with Heard():
+            return model(x)
+
+    capture(program, torch.randn(3, 8))
+    assert Heard.count == 7
+    assert not replays
+
+
+def test_the_module_is_as_it_was() -> None:
+    model = Stack()
+    before = [dict(vars(part)) for part in model.modules()]
+    capture(model, torch.randn(3, 8))
+    assert before == [dict(vars(part)) for part in model.modules()]
+    assert all("forward" not in vars(part) for part in model.modules())
