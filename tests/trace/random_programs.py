@@ -59,7 +59,7 @@ STEPS: dict[str, Step] = {
     "ones of a product": lambda a, b, n: a.new_ones(a.shape[0] * n),
     "arange": lambda a, b, n: torch.arange(a.shape[0] + n) * 1.0,
     "by a size": lambda a, b, n: a * a.shape[0],
-    "by a quotient": lambda a, b, n: a / (a.shape[0] / b.shape[0]),
+    "by a quotient": lambda a, b, n: a * (a.shape[0] / (b.shape[0] + 1)),
     "remainder": lambda a, b, n: a.new_zeros(a.shape[0] % 3 + 1),
     # random
     "dropout": lambda a, b, n: torch.dropout(a, 0.5, True),

@@ -72,12 +72,20 @@ class SymbolNodes:
 
     def bind_tensor(self, spec: TensorSpec, node: Node) -> None:
         """The sizes, strides and offset of this tensor can be read off this node."""
-        for target, numbers in ((aten.sym_size.int, spec.shape), (aten.sym_stride.int, spec.stride)):
-            for dim, number in enumerate(numbers):
-                if type(number) is SymNode:
-                    self._sources.setdefault(number, (target, (node, dim)))
+        for dim, size in enumerate(spec.shape):
+            if type(size) is SymNode:
+                self._sources.setdefault(size, (aten.sym_size.int, (node, dim)))
+        for dim, step in enumerate(spec.stride):
+            if type(step) is SymNode and not self._follows_from_sizes(step):
+                self._sources.setdefault(step, (aten.sym_stride.int, (node, dim)))
         if type(spec.offset) is SymNode:
             self._sources.setdefault(spec.offset, (aten.sym_storage_offset.default, (node,)))
+
+    def _follows_from_sizes(self, number: SymNode) -> bool:
+        """Whether it is computed from sizes that can be read: that holds for other layouts, too."""
+        symbols = getattr(number.value, "symbols", ())
+        env = number.shape_env
+        return bool(symbols) and all(env.node(symbol, int) in self._sources for symbol in symbols)
 
     def bind_symbols_of(self, wrapper: torch.Tensor, node: Node) -> None:
         """As `bind_tensor`, for a tensor that is no stand-in itself but has symbolic sizes."""
