@@ -24,13 +24,17 @@ class Effect:
 
 def effect_of(run: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> Effect:
     """Run it; `tensors` are those of its inputs."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(
+        0
+    )  # torch.manual_seed remembers a stack trace for each device that is not here
     before = versions_of(tensors)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         result = run()
     account = observe(result, tensors, before)
-    account = replace(account, structure=account.structure.replace("(Size,", "(tuple,"))  # which pytree makes of it
+    account = replace(
+        account, structure=account.structure.replace("(Size,", "(tuple,")
+    )  # which pytree makes of it
     return Effect(account, tree_flatten(result)[0], tensors)
 
 

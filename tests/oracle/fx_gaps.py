@@ -52,13 +52,22 @@ GAPS: dict[tuple[str, str], Gap] = {
     **_both("narrow", Gap("the start may be given as a tensor, which is read", REAL, sample=1)),
     **_both("nn.functional.gaussian_nll_loss", Gap("checks that no variance is negative")),
     ("nn.functional.one_hot", "function"): Gap("as wide as the largest class, which is read"),
-    **_both("nn.functional.ctc_loss", Gap("the longest target, a value, sets the size of a saved tensor", STAND_INS, sample=1)),
+    **_both(
+        "nn.functional.ctc_loss",
+        Gap("the longest target, a value, sets the size of a saved tensor", STAND_INS, sample=1),
+    ),
     **{
         ("linalg.lstsq", variant): Gap("residuals exist only where the matrix has full rank", STAND_INS)
         for variant in ("function", "backward", "out", "out_resized")
     },
-    **_both("linalg.lstsq.grad_oriented", Gap("residuals exist only where the matrix has full rank", STAND_INS)),
-    **{(op, variant): Gap(_OUT_SIZE, STAND_INS) for op in ("masked_select", "nonzero") for variant in ("out", "out_resized")},
+    **_both(
+        "linalg.lstsq.grad_oriented", Gap("residuals exist only where the matrix has full rank", STAND_INS)
+    ),
+    **{
+        (op, variant): Gap(_OUT_SIZE, STAND_INS)
+        for op in ("masked_select", "nonzero")
+        for variant in ("out", "out_resized")
+    },
     **_both(
         "to_sparse",
         Gap(
@@ -71,6 +80,7 @@ GAPS: dict[tuple[str, str], Gap] = {
         "tensor_split",
         Gap(
             "the number of sections may be given as a tensor: how many results there are lies in the data",
+            sample=1,
             torch_does="takes the number for 1, with symbolic sizes: wrong for any other",
         ),
     ),
@@ -80,7 +90,11 @@ GAPS: dict[tuple[str, str], Gap] = {
         for op in ("linalg.matrix_rank", "linalg.matrix_rank.hermitian")
         for variant in ("out", "out_resized")
     },
-    **{(op, variant): Gap(_OTHER_PATH) for op in ("linalg.cond", "norm.nuc") for variant in ("function", "out", "out_resized")},
+    **{
+        (op, variant): Gap(_OTHER_PATH)
+        for op in ("linalg.cond", "norm.nuc")
+        for variant in ("function", "out", "out_resized")
+    },
     ("linalg.svdvals", "function"): Gap(_OTHER_PATH),
     ("linalg.eigvalsh", "function"): Gap(_OTHER_PATH),
     ("ormqr", "backward"): Gap(_OTHER_PATH),

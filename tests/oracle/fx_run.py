@@ -1,9 +1,9 @@
 """One case captured by `make_fx`, and the graph held against the program that it was captured from.
 
-    eager      the program, on copies of the sample's tensors
-    graph      what make_fx captured, on other copies: the same results to the bit, the same sharing of memory,
-               the same writes to inputs
-    elsewhere  with symbolic sizes: the same at other sizes that the guards admit
+eager      the program, on copies of the sample's tensors
+graph      what make_fx captured, on other copies: the same results to the bit, the same sharing of memory,
+           the same writes to inputs
+elsewhere  with symbolic sizes: the same at other sizes that the guards admit
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.testing._internal import common_methods_invocations as database
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tests.oracle import symbolic
-from tests.oracle.cases import Case, duplicate, seed
+from tests.oracle.cases import Case, duplicate
 from tests.oracle.compare import tensors_in
 from tests.oracle.effects import Effect, effect_of, effects_differ
 from tests.oracle.engines import is_data_dependent
@@ -85,7 +85,6 @@ def without_own_seeds() -> Iterator[None]:
 
 
 def run_of(run: Callable[[list[torch.Tensor]], Any], tensors: list[torch.Tensor]) -> Effect:
-    seed()
     return effect_of(lambda: run(tensors), tensors)
 
 
@@ -98,7 +97,6 @@ def examine(case: Case, engine: str, mode: str) -> Verdict:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            seed()
             graph = maker(engine)(program, tracing_mode=mode)(duplicate(program.tensors))
         traced = run_of(graph, duplicate(program.tensors))
     except Exception as error:
@@ -114,13 +112,25 @@ def examine(case: Case, engine: str, mode: str) -> Verdict:
 
 
 def decides_by_data(error: BaseException) -> bool:
-    return is_data_dependent(error) or type(error).__name__ in ("GuardOnDataDependentSymNode",) or (
-        "data-dependent" in str(error) or "It appears that you're trying to get value out of a tracing tensor" in str(error)
+    return (
+        is_data_dependent(error)
+        or type(error).__name__ in ("GuardOnDataDependentSymNode",)
+        or (
+            "data-dependent" in str(error)
+            or "It appears that you're trying to get value out of a tracing tensor" in str(error)
+        )
     )
 
 
 def _kinds(found: list[str]) -> str:
-    return ", ".join(sorted({line.partition(":")[0].partition("[")[0] + "." + line.partition(":")[0].rpartition(".")[2] for line in found}))
+    return ", ".join(
+        sorted(
+            {
+                line.partition(":")[0].partition("[")[0] + "." + line.partition(":")[0].rpartition(".")[2]
+                for line in found
+            }
+        )
+    )
 
 
 # --- at other sizes ------------------------------------------------------------------------------------------
@@ -132,7 +142,9 @@ class SymbolicGraph:
     def __init__(self, graph: Any, tensors: list[torch.Tensor]) -> None:
         self.env = graph.shape_env
         placeholders = graph.graph.find_nodes(op="placeholder")
-        self.inputs = [(real, node.meta["val"]._spec) for real, node in zip(tensors, placeholders, strict=True)]
+        self.inputs = [
+            (real, node.meta["val"]._spec) for real, node in zip(tensors, placeholders, strict=True)
+        ]
 
     @property
     def symbols(self) -> list[Any]:
@@ -165,10 +177,18 @@ def _elsewhere(case: Case, program: Program, graph: Any, compares: bool) -> Verd
         try:
             traced = run_of(graph, duplicate(inputs))
         except Exception as error:
-            return Verdict("unsound", _said(error), f"at {shown}: {_text(error)}; guards {symbolic_graph.env.guards}"[:900])
+            return Verdict(
+                "unsound",
+                _said(error),
+                f"at {shown}: {_text(error)}; guards {symbolic_graph.env.guards}"[:900],
+            )
         found = effects_differ(eager, traced, compares)
         if found:
-            return Verdict("unsound", _kinds(found), f"at {shown}: {'; '.join(found)}; guards {symbolic_graph.env.guards}"[:900])
+            return Verdict(
+                "unsound",
+                _kinds(found),
+                f"at {shown}: {'; '.join(found)}; guards {symbolic_graph.env.guards}"[:900],
+            )
     return Verdict("ok")
 
 

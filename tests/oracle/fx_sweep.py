@@ -1,7 +1,7 @@
 """The sweep of `make_fx`: every operator of torch's database is captured in the three tracing modes, and the graph is run.
 
-    python -m tests.oracle.fx_sweep --samples 2
-    python -m tests.oracle.fx_sweep --engine torch --ops '^nn.functional' --modes symbolic --show
+python -m tests.oracle.fx_sweep --samples 2
+python -m tests.oracle.fx_sweep --engine torch --ops '^nn.functional' --modes symbolic --show
 """
 
 from __future__ import annotations
@@ -31,6 +31,13 @@ class Plan(static_sweep.Plan):
     variants: tuple[str, ...] = VARIANTS
     samples: int | None = 2
     modes: tuple[str, ...] = MODES
+    other_variants: int | None = None
+    "An upper limit of samples for all variants but the function itself."
+
+    def limit(self, variant: str) -> int | None:
+        """How many samples of a variant are taken; None for all."""
+        limits = [self.samples, self.other_variants if variant != "function" else None]
+        return 0 if variant not in self.variants else min((n for n in limits if n is not None), default=None)
 
     def run(self, name: str) -> dict[str, Any]:
         return sweep_op(name, self)
@@ -38,9 +45,10 @@ class Plan(static_sweep.Plan):
 
 def sweep_op(name: str, plan: Plan) -> dict[str, Any]:
     """All cases of one operator: for each engine its cells, by `mode/variant`."""
-    from tests.oracle.cases import OPS, VARIANTS as ALL, Limits, cases_of, dtypes_of
+    from tests.oracle.cases import OPS, Limits, cases_of, dtypes_of
+    from tests.oracle.cases import VARIANTS as ALL
 
-    limits = Limits(**{variant: plan.samples if variant in plan.variants else 0 for variant in ALL})
+    limits = Limits(**{variant: plan.limit(variant) for variant in ALL})
     cells: dict[str, dict[str, Any]] = {engine: {} for engine in plan.engines}
     started = time.perf_counter()
     op = OPS[name]
@@ -78,7 +86,11 @@ def totals(results: Sequence[dict[str, Any]], engine: str) -> dict[str, Any]:
         captures: Counter[str] = Counter()
         right = failing = 0
         for result in results:
-            cells = [cell for key, cell in result["engines"][engine].items() if key.partition("/")[0] in (mode, "*")]
+            cells = [
+                cell
+                for key, cell in result["engines"][engine].items()
+                if key.partition("/")[0] in (mode, "*")
+            ]
             counts = sum((Counter(cell["counts"]) for cell in cells), Counter())
             captures += counts
             fails = any(counts[outcome] for outcome in FAILURES)
@@ -102,14 +114,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.show:
             show(result)
         if len(results) % 50 == 0:
-            print(f"{len(results)}/{len(names)}  {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+            print(
+                f"{len(results)}/{len(names)}  {time.monotonic() - started:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
     summary = {engine: totals(results, engine) for engine in plan.engines}
     if options.json:
         with open(options.json, "w") as file:
-            json.dump({"totals": summary, "results": sorted(results, key=lambda result: str(result["op"]))}, file, indent=1)
+            json.dump(
+                {"totals": summary, "results": sorted(results, key=lambda result: str(result["op"]))},
+                file,
+                indent=1,
+            )
     for engine, by_mode in summary.items():
         for mode, sums in by_mode.items():
-            print(f"{engine} {mode}: {sums['operators right']} operators right, {sums['operators that fail']} fail; captures {sums['captures']}")
+            print(
+                f"{engine} {mode}: {sums['operators right']} operators right, {sums['operators that fail']} fail; captures {sums['captures']}"
+            )
     return int(any(sums["operators that fail"] for by_mode in summary.values() for sums in by_mode.values()))
 
 
@@ -117,7 +139,9 @@ def show(result: dict[str, Any]) -> None:
     for engine, cells in result["engines"].items():
         for key, cell in cells.items():
             for failure in cell["failures"]:
-                print(f"{engine} {result['op']} {key} sample {failure.get('sample')} × {failure['count']}: {failure['outcome']} {failure['cause']}")
+                print(
+                    f"{engine} {result['op']} {key} sample {failure.get('sample')} × {failure['count']}: {failure['outcome']} {failure['cause']}"
+                )
                 print(f"    inputs: {failure.get('inputs')}\n    {failure.get('detail')}")
 
 

@@ -51,7 +51,9 @@ def check(
 def targets(graph: GraphModule) -> list[str]:
     """The operators of a graph, by short names."""
     return [
-        str(node.target).removeprefix("aten.") if not callable(node.target) or hasattr(node.target, "_schema") else node.target.__name__
+        str(node.target).removeprefix("aten.")
+        if not callable(node.target) or hasattr(node.target, "_schema")
+        else node.target.__name__
         for node in graph.graph.nodes
         if node.op == "call_function"
     ]

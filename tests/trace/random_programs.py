@@ -93,7 +93,12 @@ def programs(draw: st.DrawFn) -> tuple[Program, list[Tensor]]:
     values = [value.clone() for value in inputs]
     steps = []
     for _ in range(draw(st.integers(1, 12))):
-        step = (draw(st.sampled_from(sorted(STEPS))), draw(st.integers(0, 9)), draw(st.integers(0, 9)), draw(st.integers(1, 3)))
+        step = (
+            draw(st.sampled_from(sorted(STEPS))),
+            draw(st.integers(0, 9)),
+            draw(st.integers(0, 9)),
+            draw(st.integers(1, 3)),
+        )
         name, a, b, n = step
         before = [value.clone() for value in values]
         try:

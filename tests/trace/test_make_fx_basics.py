@@ -102,7 +102,11 @@ def test_val_is_a_snapshot(mode: str) -> None:
         return y
 
     graph = captured(f, torch.randn(2, 3), mode=mode)
-    shapes = {node.name: tuple(map(int, node.meta["val"].shape)) for node in graph.graph.nodes if node.op == "call_function"}
+    shapes = {
+        node.name: tuple(map(int, node.meta["val"].shape))
+        for node in graph.graph.nodes
+        if node.op == "call_function"
+    }
     assert shapes == {"add": (2, 3), "t_": (3, 2), "unsqueeze_": (1, 3, 2)}
     (placeholder,) = graph.graph.find_nodes(op="placeholder")
     assert tuple(map(int, placeholder.meta["val"].shape)) == (2, 3)
@@ -117,7 +121,9 @@ def test_stack_traces_name_the_users_line() -> None:
     last = sin.meta["stack_trace"].splitlines()[-2:]
     assert "in inner" in last[0] and __file__ in last[0]
     assert last[1].strip() == "return x.sin()  # the line"
-    assert len(sin.meta["stack_trace"].splitlines()) == 4  # the lambda and inner: nothing outside of the trace
+    assert (
+        len(sin.meta["stack_trace"].splitlines()) == 4
+    )  # the lambda and inner: nothing outside of the trace
 
 
 def test_torch_functions_are_counted() -> None:
@@ -129,7 +135,13 @@ def test_torch_functions_are_counted() -> None:
 
 def test_nodes_of_a_decomposition_say_which_operator_they_were() -> None:
     table = {aten.addmm.default: lambda bias, a, b: a.mm(b) + bias}
-    graph = captured(lambda x, w, b: torch.addmm(b, x, w), torch.randn(2, 3), torch.randn(3, 2), torch.randn(2), decomposition_table=table)
+    graph = captured(
+        lambda x, w, b: torch.addmm(b, x, w),
+        torch.randn(2, 3),
+        torch.randn(3, 2),
+        torch.randn(2),
+        decomposition_table=table,
+    )
     assert targets(graph) == ["mm.default", "add.Tensor"]
     for node in graph.graph.find_nodes(op="call_function", target=aten.mm.default):
         assert node.meta["original_aten"] is aten.addmm.default

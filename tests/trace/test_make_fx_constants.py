@@ -40,7 +40,7 @@ def test_values_of_literals_can_be_asked_for() -> None:
         c = torch.tensor(3)
         if c == 3:
             x = x + c.item()
-        if bool(c > 2) and not c.is_nonzero() == 0:
+        if bool(c > 2) and c.is_nonzero():
             x = x + 1
         d = (c * 2 + 1).float()
         return x * int(d) + float(d.sqrt()) + [10, 20][torch.tensor(1)]
@@ -75,7 +75,10 @@ def test_a_literal_written_through_a_view_is_known_or_refused_never_wrong() -> N
         assert graph(torch.tensor(7.0)) == 10.0, mode
 
 
-@pytest.mark.parametrize("draw", [lambda: torch.rand(()), lambda: torch.tensor(3.0).uniform_(), lambda: torch.tensor([3.0])[0].normal_()])
+@pytest.mark.parametrize(
+    "draw",
+    [lambda: torch.rand(()), lambda: torch.tensor(3.0).uniform_(), lambda: torch.tensor([3.0])[0].normal_()],
+)
 def test_a_random_number_is_no_literal(draw: Any) -> None:
     with pytest.raises(RuntimeError, match="a value of a tensor"):
         captured(lambda x: x * draw().item(), torch.randn(2), mode="real")
@@ -147,7 +150,12 @@ class Net(nn.Module):
 def test_a_module_keeps_its_names(mode: str) -> None:
     net = Net()
     graph = captured(net, torch.randn(2, 4), mode=mode)
-    assert {name for name, _ in graph.named_parameters()} == {"first.weight", "first.bias", "second.weight", "second.bias"}
+    assert {name for name, _ in graph.named_parameters()} == {
+        "first.weight",
+        "first.bias",
+        "second.weight",
+        "second.bias",
+    }
     assert graph.first.weight is net.first.weight
     assert graph.scale is net.scale
     assert_same(net, graph, torch.randn(2, 4))

@@ -93,7 +93,9 @@ OF_MATRICES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("program, example, other", OF_NUMBERS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    "program, example, other", OF_NUMBERS, ids=lambda value: getattr(value, "__name__", "")
+)
 def test_numbers(program: Any, example: Tensor, other: Tensor) -> None:
     check(program, example, modes=STAND_INS, others=((other,),))
 
@@ -144,7 +146,9 @@ def test_a_read_in_real_mode_says_what_to_do() -> None:
 
 
 def test_a_read_in_real_mode_can_be_allowed() -> None:
-    graph = captured(lambda x: x * x.sum().item(), torch.ones(3), mode="real", _error_on_data_dependent_ops=False)
+    graph = captured(
+        lambda x: x * x.sum().item(), torch.ones(3), mode="real", _error_on_data_dependent_ops=False
+    )
     assert torch.equal(graph(torch.ones(3)), 3 * torch.ones(3))
     assert torch.equal(graph(torch.full((3,), 2.0)), 6 * torch.ones(3))  # the number of the trace
 

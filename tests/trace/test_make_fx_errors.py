@@ -129,11 +129,18 @@ def state_of(model: nn.Module) -> Any:
     tensors = {
         (path, name): value
         for path, part in model.named_modules(remove_duplicate=False)
-        for table in (part._parameters, part._buffers, {k: v for k, v in vars(part).items() if isinstance(v, Tensor)})
+        for table in (
+            part._parameters,
+            part._buffers,
+            {k: v for k, v in vars(part).items() if isinstance(v, Tensor)},
+        )
         for name, value in table.items()
     }
     identities = {key: id(value) for key, value in tensors.items()}
-    gradients = {key: (None if value is None or value.grad is None else id(value.grad)) for key, value in tensors.items()}
+    gradients = {
+        key: (None if value is None or value.grad is None else id(value.grad))
+        for key, value in tensors.items()
+    }
     flags = {path: part.training for path, part in model.named_modules()}
     values = {key: value.detach().clone() for key, value in tensors.items() if value is not None}
     return identities, gradients, flags, values
@@ -176,7 +183,9 @@ def test_a_trace_leaves_everything_as_it_was(mode: str, kind: str) -> None:
 @pytest.mark.parametrize("error", [Stop, KeyboardInterrupt])
 @pytest.mark.parametrize("kind", ["module", "trained", "autocast"])
 @pytest.mark.parametrize("mode", MODES)
-def test_an_error_at_any_operator_leaves_everything_as_it_was(mode: str, kind: str, error: type[BaseException]) -> None:
+def test_an_error_at_any_operator_leaves_everything_as_it_was(
+    mode: str, kind: str, error: type[BaseException]
+) -> None:
     model = Net()
     before, world = state_of(model), condition()
     x = torch.randn(5, 4)

@@ -32,7 +32,10 @@ def check_elsewhere(program: Program, graph: torch.fx.GraphModule, inputs: list[
                 sizes[symbol] = int(expression.evaluate(sizes))
         if not sizes or not all(guard.holds(sizes) for guard in env.guards):
             continue
-        shapes = [[size if type(size) is int else int(size.value.evaluate(sizes)) for size in spec.shape] for spec in specs]
+        shapes = [
+            [size if type(size) is int else int(size.value.evaluate(sizes)) for size in spec.shape]
+            for spec in specs
+        ]
         others = [torch.randn(shape) for shape in shapes]
         assert_same(program, graph, *others)
 

@@ -96,7 +96,9 @@ def test_without_a_draw_the_state_is_not_in_the_graph() -> None:
         y = checkpoint(torch.sin, x, use_reentrant=False)
         return torch.autograd.grad(y.sum(), x)
 
-    assert not any("rng_state" in target for target in targets(captured(f, torch.randn(3, requires_grad=True))))
+    assert not any(
+        "rng_state" in target for target in targets(captured(f, torch.randn(3, requires_grad=True)))
+    )
 
 
 def test_a_generator_that_is_given() -> None:

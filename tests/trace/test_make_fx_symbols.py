@@ -67,7 +67,12 @@ def test_only_what_is_used_is_recorded() -> None:
 
 def test_a_size_is_read_once() -> None:
     def f(x: Tensor) -> Any:
-        return x.new_ones(x.shape[0]), x.new_ones(x.shape[0] * 2), x.view(x.shape[0] * x.shape[1]), x.new_ones(2 * x.shape[0])
+        return (
+            x.new_ones(x.shape[0]),
+            x.new_ones(x.shape[0] * 2),
+            x.view(x.shape[0] * x.shape[1]),
+            x.new_ones(2 * x.shape[0]),
+        )
 
     graph = captured(f, torch.randn(5, 3))
     assert targets(graph).count("sym_size.int") == 2
@@ -124,7 +129,9 @@ def test_an_integer_that_equals_a_size_is_no_size() -> None:
 
 def test_a_branch_is_a_guard() -> None:
     graph = captured(lambda x: x * 2 if x.shape[0] > 3 else x * 3, torch.randn(5))
-    assert any("x_0" in str(guard.condition) or "x" in str(guard.condition) for guard in graph.shape_env.guards)
+    assert any(
+        "x_0" in str(guard.condition) or "x" in str(guard.condition) for guard in graph.shape_env.guards
+    )
     assert len(graph.shape_env.guards) == 1
 
 

@@ -8,7 +8,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import (
-    functional_call, functionalize, grad, grad_and_value, hessian, jacfwd, jacrev, jvp, linearize, stack_module_state, vjp, vmap,
+    functional_call,
+    functionalize,
+    grad,
+    grad_and_value,
+    hessian,
+    jacfwd,
+    jacrev,
+    jvp,
+    linearize,
+    stack_module_state,
+    vjp,
+    vmap,
 )  # fmt: skip
 from torch.nn import functional as F
 

@@ -10,6 +10,7 @@ from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.rules.dims import wrap_dim
 from understudy.rules.dtype_sets import COMPLEX, COMPLEX_HALF, FLOATS, NUMBERS, check_cpu_dtype
 from understudy.rules.registry import rule
+from understudy.shapes.sizes import surely_equal
 from understudy.spec import TensorSpec, broadcast_shapes, common_device, real_type, result_type
 
 CDIST_DTYPES = frozenset({torch.float32, torch.float64})
@@ -53,6 +54,8 @@ def _check_rows(what: str, x1: TensorSpec, x2: TensorSpec) -> None:
 @rule("_cdist_backward")
 def cdist_backward(grad: TensorSpec, x1: TensorSpec, x2: TensorSpec, p: float, cdist: TensorSpec) -> TensorSpec:
     batch = broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    if any(surely_equal(size, 0) for size in (*batch, *x1.shape[-2:], x2.shape[-2])):
+        return x1.like(x1.shape)  # nothing to compute: zeros, as they are given
     return x1.like((*batch, *x1.shape[-2:]))
 
 

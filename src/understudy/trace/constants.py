@@ -70,7 +70,9 @@ class Constants:
         if node is None:
             name = self._fresh(prefix)
             attach(self._tracer.root, name, value)
-            node = self._nodes[id(value)] = self._tracer.graph.create_node("get_attr", name, (), {}, name=name)
+            node = self._nodes[id(value)] = self._tracer.graph.create_node(
+                "get_attr", name, (), {}, name=name
+            )
         return node
 
     # --- writes while tracing for real -------------------------------------------------------------------------
@@ -102,7 +104,9 @@ class Constants:
                 f"{op} is recorded as a whole, and the program goes on with a tensor that is made inside of it by chance or "
                 "by a write (its derivative does): no node of the graph gives that tensor",
                 func=op,
-                context=Context(str(op), line=user_line(), hint="trace it below autograd: pre_dispatch=False"),
+                context=Context(
+                    str(op), line=user_line(), hint="trace it below autograd: pre_dispatch=False"
+                ),
             )
 
     def _refuse_fake(self, tensor: torch.Tensor) -> None:
@@ -144,7 +148,10 @@ class Constants:
         if not self._nested:
             return self._tracer.root
         names = [str(node.target) for op in ("get_attr", "call_module") for node in graph.find_nodes(op=op)]
-        return {name: self._nested[name] if name in self._nested else getattr(self._tracer.root, name) for name in names}
+        return {
+            name: self._nested[name] if name in self._nested else getattr(self._tracer.root, name)
+            for name in names
+        }
 
     def _fresh(self, prefix: str) -> str:
         number = self._used_names.get(prefix, 0)

@@ -29,7 +29,9 @@ def _is_pure(node: Node, known: dict[Any, bool]) -> bool:
     if node.op != "call_function" or "unbacked_bindings" in node.meta:
         return False
     target = node.target
-    if isinstance(target, _torch.OpOverload) and (may_write(target) or torch.Tag.nondeterministic_seeded in target.tags):
+    if isinstance(target, _torch.OpOverload) and (
+        may_write(target) or torch.Tag.nondeterministic_seeded in target.tags
+    ):
         return _target_is_pure(node)
     found = known.get(target)
     if found is None:

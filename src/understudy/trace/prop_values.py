@@ -122,7 +122,9 @@ def is_alike(old: Any, new: Any) -> bool:
         return old.keys() == new.keys() and all(is_alike(old[key], new[key]) for key in old)
     if isinstance(old, SYMBOLIC):
         return type(old.node) is SymNode and old.node is new.node
-    if isinstance(old, (int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)):
+    if isinstance(
+        old, (int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+    ):
         return old == new
     return old is new
 

@@ -63,7 +63,11 @@ class KnownValues:
     def _forget(self, tensors: Any) -> None:
         """What is written from elsewhere is not determined any more, nor is what shares memory with it."""
         values = self._tracer.known_values
-        written = {_torch.storage_id(tensor) for tensor in tensors if tensor.layout is torch.strided} if values else ()
+        written = (
+            {_torch.storage_id(tensor) for tensor in tensors if tensor.layout is torch.strided}
+            if values
+            else ()
+        )
         for tensor in list(values) if written else ():
             if _torch.storage_id(tensor) in written:
                 del values[tensor]

@@ -41,7 +41,8 @@ AMBIENT: ContextVar[Decompositions | None] = ContextVar("decompositions", defaul
 UNRECORDED = frozenset(
     {
         torch.ops.prim.device.default, aten.sym_size.int, aten.sym_size.default, aten.sym_stride.int,
-        aten.sym_stride.default, aten.sym_numel.default, aten.sym_storage_offset.default, aten.size.default, aten.stride.default,
+        aten.sym_stride.default, aten.sym_numel.default, aten.sym_storage_offset.default, aten.size.default,
+        aten.stride.default,
         aten.storage_offset.default, torch.ops.profiler._record_function_enter_new.default,
         torch.ops.profiler._record_function_exit._RecordFunction,
     }
@@ -297,7 +298,10 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         # why: it is a recorder itself
         from understudy.trace.inner_recorder import InnerRecorder, needs_its_parts
 
-        with _torch.NoFunctionModes(), InnerRecorder(self, func) if needs_its_parts(args, kwargs) else nullcontext():
+        with (
+            _torch.NoFunctionModes(),
+            InnerRecorder(self, func) if needs_its_parts(args, kwargs) else nullcontext(),
+        ):
             return func(*args, **kwargs)
 
     def _below_transforms(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -401,7 +405,11 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
 def env_behind(result: Any) -> ShapeEnv | None:
     """The environment of the symbols in a result."""
     for value in flat((FakeTensor, *SYMBOLIC), (result,), {}):
-        env = value.fake_mode.shape_env if isinstance(value, FakeTensor) else getattr(value.node, "shape_env", None)
+        env = (
+            value.fake_mode.shape_env
+            if isinstance(value, FakeTensor)
+            else getattr(value.node, "shape_env", None)
+        )
         if type(env) is ShapeEnv:
             return env
     return None

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from understudy.trace.tracer import PythonKeyTracer
 
 
-
 def _in_python(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> Any:
     """C++ reads sizes as plain integers here, past every dispatch; torch has a Python version that does not."""
     has_symbols = any(fake._spec.is_symbolic for fake in flat(FakeTensor, args, kwargs))

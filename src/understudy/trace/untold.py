@@ -1,9 +1,9 @@
 """What programs do without an operator that tells: the recorder hears of it here.
 
-    torch.get_rng_state, set_rng_state, manual_seed    become nodes: a checkpointed region that is run again puts the
-                                                       generator's state back first, to draw the same numbers twice
-    Parameter(x)                                       shares its memory with x
-    x.data = y                                         from then on x is what y is
+torch.get_rng_state, set_rng_state, manual_seed    become nodes: a checkpointed region that is run again puts the
+                                                   generator's state back first, to draw the same numbers twice
+Parameter(x)                                       shares its memory with x
+x.data = y                                         from then on x is what y is
 """
 
 from __future__ import annotations
@@ -85,8 +85,10 @@ def parameter_of(original: Function) -> Any:
     @functools.wraps(original)
     def made(cls: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
         parameter = original(cls, data, *args, **kwargs)
+        if type(parameter) is FakeTensor:
+            return parameter
         tracer = active_tracer()
-        if tracer is not None and isinstance(data, torch.Tensor) and type(parameter) is not FakeTensor:
+        if tracer is not None and isinstance(data, torch.Tensor):
             source = tracer.recorded(data)
             if source is not None:
                 node = tracer.append_call(aten.detach.default, (source,), {})
