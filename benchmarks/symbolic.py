@@ -39,7 +39,7 @@ from benchmarks.symbolic_models import SMALL, moved_into
 WARM_TARGET, COLD_TARGET, ARITHMETIC_TARGET, STATIC_TARGET = 8.0, 4.0, 20.0, 1.5
 ARITHMETIC = ("swin", "convnext", *SMALL)
 """Models that compute with sizes: padding to multiples, windows, interpolation."""
-PYTHON_DISPATCHED = ("windows",)
+PYTHON_DISPATCHED = tuple(SMALL)
 """Models that torch's mode runs with the Python dispatcher only. (So it does Swin, in many minutes for a pass.)"""
 
 
