@@ -55,8 +55,8 @@ def check(results: Sequence[dict[str, Any]], plan: Plan) -> None:
     closed = [
         f"{op} {mode}/{variant}: {gap.reason}"
         for (op, variant), gap in GAPS.items()
-        for mode in gap.modes
-        if op in swept and _comes_to(plan, variant, gap.sample)
+        for mode, sample in gap.modes.items()
+        if op in swept and _comes_to(plan, variant, sample)
         if (op, variant, mode) not in seen
     ]
     assert not closed, "\n".join(["closed: remove from the table of gaps:", *closed])
@@ -86,8 +86,8 @@ def test_what_torch_captures_is_captured() -> None:
     ahead = [
         f"{op} {mode}/{variant}: {gap.reason}"
         for (op, variant), gap in GAPS.items()
-        for mode in gap.modes
-        if gap.sample < 2 and not gap.torch_does and (op, variant, mode) not in failing
+        for mode, sample in gap.modes.items()
+        if sample < 2 and not gap.torch_does and (op, variant, mode) not in failing
     ]
     assert not ahead, "\n".join(["torch captures these:", *ahead])
 

@@ -150,7 +150,7 @@ def take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor
     wanted = _broadcast(_replaced(x.shape, dim, indices.shape[dim]), indices.shape)
     taken = torch.broadcast_to(indices, wanted)
     source = torch.broadcast_to(x, _broadcast(_replaced(indices.shape, dim, x.shape[dim]), x.shape))
-    return source.gather(dim, taken)
+    return source.gather(dim, taken.remainder(x.shape[dim]))  # from the end, if negative
 
 
 def _replaced(shape: Sequence[Any], dim: int, size: Any) -> list[Any]:
