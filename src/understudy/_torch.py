@@ -8,7 +8,9 @@ torch and its ecosystem ask for by `isinstance`. Those classes are named, never 
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
+import re
 import sys
 import threading
 from collections import OrderedDict
@@ -155,6 +157,14 @@ def is_functorch_wrapped(tensor: Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
+ORDINARY_KEYS = torch._C._dispatch_keys(torch.empty(0)).raw_repr()
+
+
+def is_ordinary(tensor: Tensor) -> bool:
+    """Whether it is a plain tensor on the CPU: no layout, wrapper, lazy conjugation or inference is part of it."""
+    return bool(torch._C._dispatch_keys(tensor).raw_repr() == ORDINARY_KEYS)
+
+
 def unwrapped(tensor: Tensor) -> Any:
     """What is inside a functional or functorch wrapper, None if this is neither."""
     if torch._is_functional_tensor(tensor):
@@ -193,7 +203,7 @@ def uses_python_dispatch(kind: type) -> bool:
 # --- the stack of modes -----------------------------------------------------------------------------------
 
 FAKE = torch._C._TorchDispatchModeKey.FAKE
-active_fake_mode: Callable[[], Any] = lambda: torch._C._get_dispatch_mode(FAKE)  # noqa: E731
+active_fake_mode: Callable[[], Any] = functools.partial(torch._C._get_dispatch_mode, FAKE)
 
 _flag_lock = threading.Lock()
 _flag_depth = 0
@@ -247,8 +257,12 @@ PLACES: dict[str, tuple[Any, str]] = {
     **{f"initial {name}": (torch.nn.init, f"_no_grad_{name}_") for name in _INITIAL},
     "initial linear layer": (torch.nn.Linear, "reset_parameters"),
     "initial convolution": (torch.nn.modules.conv._ConvNd, "reset_parameters"),
+    "recurrent layers": (sys.modules["torch._decomp.decompositions"], "_rnn_helper"),
     "unpacking a sequence": (torch._VF, "_pad_packed_sequence"),
+    "broadcasting a mask": (torch.masked._ops, "_input_mask"),
+    "linear cross entropy": (torch.nn.functional, "linear_cross_entropy"),
     "making a parameter": (torch.nn.Parameter, "__new__"),
+    "symbols among arguments": (torch.SymInt, "__torch_function__"),
     **{f"random state: {name}": (torch, name) for name in ("get_rng_state", "set_rng_state", "manual_seed")},
     **{name: (torch._VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
     **{name: (torch._C._nn, name) for name in dir(torch._C._nn) if name.lstrip("_").startswith("upsample_")},
@@ -276,6 +290,28 @@ def python_versions() -> Any:
     from torch._dispatch.python import enable_python_dispatcher  # why: only symbolic sizes need it
 
     return enable_python_dispatcher()
+
+
+def chunked_cross_entropy(
+    x: Any, linear_weight: Any, target: Any, linear_bias: Any, weight: Any, reduction: str, ignore_index: int, options: Any
+) -> Any:
+    """The loss of logits that are computed in chunks of the batch, and never all at once."""
+    from torch.nn.modules import (
+        linear_cross_entropy as chunked,  # why: it defines its operators when it is loaded
+    )
+
+    options = options._adjust(
+        num_batches=x.shape[0], in_features=x.shape[-1], num_classes=linear_weight.shape[0], dtype=x.dtype, device=x.device
+    )
+    given = (x, linear_weight, target, linear_bias, weight)
+    chunks = (options.batch_chunk_size, options.acc_policy, options.acc_dtype)
+    if reduction == "none":
+        return chunked._linear_cross_entropy_batch_chunked_no_reduction(*given, ignore_index, *chunks)
+    wanted = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (x, linear_weight, linear_bias)]
+    whole = chunked._linear_cross_entropy_batch_chunked(
+        *given, reduction, ignore_index, 0.0, *chunks, options.allow_retain_graph, *wanted
+    )
+    return whole[0]
 
 
 def is_stand_in(tensor: Any) -> bool:
@@ -362,8 +398,20 @@ def indexing_by_tensors() -> Any:
 SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 """What an `autograd.Function` is at one level of torch.func."""
 unwrap_for_grad = torch._C._functorch._unwrap_for_grad
-wrap_for_grad = torch._C._functorch._wrap_for_grad
+
+
+def wrap_for_grad(tensor: Tensor, level: int) -> Any:
+    return torch._C._functorch._wrap_for_grad(tensor, level)
+
+
 with_batch_dimension = torch._C._functorch._add_batch_dim
+
+
+def over_batches(function: Callable[..., Any], in_dims: tuple[int | None, ...], size: int, randomness: str) -> Any:
+    """`torch.vmap` of a function of flat operands, which tells of each result where its batch is, None if it is none."""
+    from torch._functorch.vmap import restore_vmap  # why: seldom needed
+
+    return restore_vmap(function, in_dims, size, randomness)
 
 
 def single_level_functions() -> Any:
@@ -373,18 +421,34 @@ def single_level_functions() -> Any:
     return enable_single_level_autograd_function()
 
 
-def transform_without_rule(op: Any) -> tuple[Any, str]:
-    """The innermost transform of torch.func, and its kind, if the higher-order operator has no rule for it."""
+def innermost_transform(op: Any) -> tuple[Any, str, bool]:
+    """The innermost transform of torch.func, its kind, and whether torch has a rule for the higher-order operator."""
     from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter  # why: seldom needed
 
     interpreter = retrieve_current_functorch_interpreter()
-    has_rule = interpreter.key() in op.functorch_table and (op.name(), interpreter.key().name) not in INCOMPLETE
-    return (None, "") if has_rule else (interpreter, interpreter.key().name)
+    return interpreter, interpreter.key().name, interpreter.key() in op.functorch_table
 
 
-INCOMPLETE = frozenset({("scan", "Vmap"), ("cond", "Vmap")})
-"""Rules of torch that do not hold for all operands: of a carry that only becomes a batch in the first step; of branches
-with several results that a batch of predicates chooses from."""
+unwrapped_if_over: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
+"""What is inside of the wrapper of a transform that has ended; any other tensor as it is."""
+
+
+def with_forward_gradients() -> Any:
+    """A context in which forward differentiation goes on, where an autograd.Function has stopped it."""
+    return _forward_ad._set_fwd_grad_enabled(True)
+
+
+def while_loop() -> Any:
+    from torch._higher_order_ops.while_loop import while_loop_op  # why: seldom needed
+
+    return while_loop_op
+
+
+def while_loop_with_all_rounds() -> Any:
+    """A loop that gives its state after every round."""
+    from torch._higher_order_ops.while_loop import while_loop_stack_output_op  # why: seldom needed
+
+    return while_loop_stack_output_op
 
 
 def has_transforms() -> bool:
@@ -395,9 +459,10 @@ TRANSFORMS = DispatchKey.FuncTorchDynamicLayerFrontMode
 """The key on which calls go to the innermost transform."""
 
 
-def batched_at(value: Any, dim: int) -> tuple[Any, bool]:
-    """What is inside of a batched tensor, its batch at this dimension, and whether it is one."""
-    if not isinstance(value, Tensor) or not torch._C._functorch.is_batchedtensor(value):
+def batched_at(value: Any, dim: int, level: int) -> tuple[Any, bool]:
+    """What is inside of a tensor that is batched at this level, its batch at this dimension, and whether it is one."""
+    is_batch = isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value)
+    if not is_batch or torch._C._functorch.maybe_get_level(value) != level:
         return value, False
     inner = torch._C._functorch.get_unwrapped(value)
     return inner.movedim(torch._C._functorch.maybe_get_bdim(value), dim), True
@@ -461,7 +526,7 @@ def _patch() -> None:
     for key, patch in _patches.items():
         place, name = PLACES[key]
         _originals.append((place, name, vars(place).get(name, _MISSING)))  # as it stands there: static or not
-        setattr(place, name, patch(getattr(place, name)))
+        setattr(place, name, patch(getattr(place, name, None)))
 
 
 def _unpatch() -> None:
@@ -700,10 +765,27 @@ def dispatch_modes() -> list[Any]:
     return list(_modes._get_current_dispatch_mode_stack())
 
 
-class NodeAppender:
-    """Adds calls to the end of a graph: `graph.create_node` without its checks, at a third of the price."""
+def number_calls_anew(graph: torch.fx.Graph) -> None:
+    """Calls as `sin`, `sin_1`, … in their order, without the numbers of calls that are no more."""
+    calls = {}
+    for node in graph.nodes:
+        name = getattr(getattr(node.target, "overloadpacket", node.target), "__name__", "")
+        if node.op == "call_function" and re.fullmatch(rf"{re.escape(name)}(_\d+)?", node.name):
+            calls[node] = name
+    names = graph._graph_namespace
+    for table in (names._used_names, names._obj_to_name, names._base_count):
+        table.clear()
+    for node in graph.nodes:
+        if node not in calls:
+            names.create_name(node.name, node)
+    for node, name in calls.items():
+        node.name = names.create_name(name, node)
 
-    __slots__ = ("_buckets", "_counts", "_create_name", "_names", "_used", "graph")
+
+class NodeAppender:
+    """Adds nodes to the end of a graph: `graph.create_node` without its checks, at a sixth of the price."""
+
+    __slots__ = ("_attributes", "_buckets", "_counts", "_create_name", "_names", "_used", "graph")
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.graph = graph
@@ -711,6 +793,7 @@ class NodeAppender:
         self._used, self._names, self._counts = names._used_names, names._obj_to_name, names._base_count
         self._create_name = names.create_name
         self._buckets: dict[int, tuple[Any, dict[Any, None]]] = {}
+        self._attributes = graph._find_nodes_lookup_table.table["get_attr", None]
 
     def call(self, base: str, target: Any, args: Any, kwargs: Any) -> torch.fx.Node:
         """The arguments are nodes and numbers; the name is `add`, `add_1`, `add_2`, …, as the graph itself would choose."""
@@ -726,16 +809,46 @@ class NodeAppender:
                 name = f"{base}_{number + 1}"
             self._counts[base] = number + 1
             used.add(name)
-        node = torch.fx.Node(graph, name, "call_function", target, args, kwargs)
-        self._names[node] = name
-        graph._insert(node)
         bucket = self._buckets.get(id(target))
         if bucket is None:  # the hash of an operator is slow
             bucket = target, graph._find_nodes_lookup_table.table["call_function", target]
             self._buckets[id(target)] = bucket
+        node = new_node(NODE)
+        init_node(node, graph, name, "call_function", target, None)
+        set_node_arguments(node, args, kwargs)
+        self._names[node] = name
+        graph._insert(node)
         bucket[1][node] = None
         graph._len += 1
         return node
+
+    def read(self, target: str) -> torch.fx.Node:
+        """An attribute of the graph module."""
+        name = target.replace(".", "_")
+        is_simple = name.isascii() and name.isidentifier() and not name[-1].isdigit() and name not in TAKEN_NAMES
+        if not is_simple or name in self._used or name in self._counts:
+            name = self._create_name(name, None)
+        else:  # as it would choose, too
+            self._used.add(name)
+            self._counts[name] = 0
+        node = torch.fx.Node(self.graph, name, "get_attr", target, (), {})
+        self._names[node] = name
+        self.graph._insert(node)
+        self._attributes[node] = None
+        self.graph._len += 1
+        return node
+
+
+TAKEN_NAMES = torch.fx.graph._illegal_names
+NODE = torch.fx.Node
+new_node = NODE.__new__
+init_node = torch._C._NodeBase.__init__
+set_node_arguments = torch._C._NodeBase._update_args_kwargs
+
+
+def last_node(graph: torch.fx.Graph) -> torch.fx.Node:
+    """The node that was added last; of an empty graph, the one that is before the first."""
+    return graph._root.prev
 
 
 def children(spec: Any) -> list[Any]:
@@ -930,11 +1043,13 @@ def registered_fake(op: OpOverload) -> Callable[..., Any] | None:
     return entry.fake_impl.kernel if entry.fake_impl.kernel is not None else None
 
 
-def fake_context(op: OpOverload, make_size: Callable[..., Any]) -> Any:
+def fake_context(op: OpOverload, make_size: Callable[..., Any], shape_env: Any) -> Any:
     """What `torch.library.get_ctx()` gives inside a registered fake."""
     import torch._library.fake_impl as fake_impl  # why: only for custom operators
 
     class Context:
+        _shape_env = shape_env
+
         def create_unbacked_symint(self, *, min: int = 2, max: int | None = None) -> Any:
             return self.new_dynamic_size(min=min, max=max)
 
@@ -1094,6 +1209,30 @@ def value_range(low: int | None, high: int | None) -> Any:
     from torch.utils._sympy.value_ranges import ValueRanges  # why: the same
 
     return ValueRanges(-int_oo if low is None else low, int_oo if high is None else high)
+
+
+def keys_of_step(kind: str, key: Any) -> tuple[Any, ...]:
+    """One step on the way to a number in a result, as torch's tools write it: they ask for these classes."""
+    import torch.fx.experimental.symbolic_shapes as shapes  # why: only the names of ways are taken from it
+    from torch.utils._pytree import MappingKey, SequenceKey  # why: the same
+
+    if kind == "item":
+        return (SequenceKey(key) if isinstance(key, int) else MappingKey(key),)
+    if kind == "attribute":
+        return (shapes.InnerTensorKey(key),)
+    if kind == "offset":
+        return (shapes.CallMethodKey("storage_offset"),)
+    if kind == "divided":
+        return (shapes.DivideByKey(key),)
+    return shapes.CallMethodKey(kind), SequenceKey(key)
+
+
+def any_number() -> Any:
+    """The range of a number of which nothing is known, as torch's tools know ranges."""
+    from torch.utils._sympy.numbers import int_oo  # why: loads sympy, which only other tools want
+    from torch.utils._sympy.value_ranges import ValueRanges  # why: the same
+
+    return ValueRanges(-int_oo, int_oo)
 
 
 # --- tracing at the level of torch ---------------------------------------------------------------------------

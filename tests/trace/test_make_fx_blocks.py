@@ -11,6 +11,7 @@ from torch import nn
 
 from understudy import FakeTensor, make_fx
 from understudy.trace import blocks
+from understudy.trace.block_plan import Plan
 
 
 class Layer(nn.Module):
@@ -18,10 +19,11 @@ class Layer(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.up = nn.Linear(width, 2 * width)
+        self.act = nn.ReLU()
         self.down = nn.Linear(2 * width, width, bias=False)
 
     def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        return x + self.down(torch.relu(self.up(self.norm(x)))) * scale
+        return x + self.down(self.act(self.up(self.norm(x)))) * scale
 
 
 class Stack(nn.Module):
@@ -40,13 +42,13 @@ class Stack(nn.Module):
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """How often a block was written down without being run."""
     seen: list[Any] = []
-    original = blocks._Marks.close
+    original = Plan._results
 
-    def counted(marks: Any) -> None:
-        seen.append(marks)
-        original(marks)
+    def counted(plan: Any, *given: Any) -> Any:
+        seen.append(plan)
+        return original(plan, *given)
 
-    monkeypatch.setattr(blocks._Marks, "close", counted)
+    monkeypatch.setattr(Plan, "_results", counted)
     return seen
 
 
@@ -105,7 +107,7 @@ def test_lines_around_a_block_are_its_own(replays: list[Any]) -> None:
         return model[5](x)
 
     gm = capture(program, torch.randn(3, 8))
-    assert len(replays) == 4
+    assert len(replays) == 5
     lines = [
         node.meta["stack_trace"].splitlines()[0] for node in gm.graph.nodes if node.name.startswith("relu")
     ]
@@ -279,3 +281,211 @@ def test_the_module_is_as_it_was() -> None:
     capture(model, torch.randn(3, 8))
     assert before == [dict(vars(part)) for part in model.modules()]
     assert all("forward" not in vars(part) for part in model.modules())
+
+
+# --- attributes in which layers differ ---------------------------------------------------------------------------------
+
+
+class Numbered(Layer):
+    """As the layers of transformers: each knows its number, and looks at it now and then."""
+
+    def __init__(self, number: int, reads: str = "") -> None:
+        super().__init__()
+        self.number = number
+        self.reads = reads
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        if self.reads == "always":
+            scale = scale * (10.0 if self.number == 5 else 1.0)
+        elif self.reads == "hasattr":
+            scale = scale * (2.0 if hasattr(self, "number") else 1.0)
+        elif self.reads == "set":
+            self.number += 1
+            scale = scale * self.number
+        elif self.reads == "deleted":
+            del self.number
+        return super().forward(x, scale)
+
+
+def numbered(reads: str = "", count: int = 9) -> Stack:
+    model = Stack(count=0)
+    model.layers.extend(Numbered(i, reads) for i in range(count))
+    return model
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_a_number_that_nobody_reads_makes_no_difference(mode: str, replays: list[Any]) -> None:
+    model, x = numbered(), torch.randn(3, 8)
+    gm = capture(model, x, mode=mode)
+    assert len(replays) == 7
+    assert torch.equal(gm(x), model(x))
+    assert [layer.number for layer in model.layers] == list(range(9))
+
+
+@pytest.mark.parametrize("reads", ["always", "hasattr", "set", "deleted"])
+def test_a_number_that_is_read_does(reads: str, replays: list[Any]) -> None:
+    model, x = numbered(reads), torch.randn(3, 8)
+    gm = capture(model, x)
+    assert not replays
+    assert [layer.number for layer in model.layers] == list(range(9))
+    assert torch.equal(gm(x), model(x))
+
+
+def test_numbers_are_put_back_after_an_error() -> None:
+    model = numbered()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        model(x)
+        raise KeyError("late")
+
+    with pytest.raises(KeyError):
+        capture(program, torch.randn(3, 8))
+    assert [layer.number for layer in model.layers] == list(range(9))
+    assert all(type(part._parameters) is dict for part in model.modules())
+
+
+# --- what code refers to besides its module ----------------------------------------------------------------------------
+
+COUNTS = {"calls": 0}
+calls = 0
+
+
+def counted() -> float:
+    global calls
+    calls += 1
+    return float(calls)
+
+
+class InGlobals(Layer):
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        COUNTS["calls"] += 1
+        return super().forward(x, 10.0 if COUNTS["calls"] == 5 else 1.0)
+
+
+class InAFunction(Layer):
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return super().forward(x, 10.0 if counted() == 5 else 1.0)
+
+
+def in_a_closure() -> nn.Module:
+    class InAClosure(Layer):
+        def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            seen.append(1)
+            return Layer.forward(self, x, 10.0 if len(seen) == 5 else 1.0)
+
+    return InAClosure()
+
+
+seen: list[int] = []
+
+
+class Shared:
+    calls = 0
+
+
+class InAnObject(Layer):
+    shared = Shared()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = self.shared
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        self.state.calls += 1
+        return super().forward(x, 10.0 if self.state.calls == 5 else 1.0)
+
+
+@pytest.mark.parametrize("make", [InGlobals, InAFunction, in_a_closure, InAnObject])
+def test_counters_outside_of_a_layer(make: Any, replays: list[Any]) -> None:
+    def reset() -> None:
+        global calls
+        calls = COUNTS["calls"] = InAnObject.shared.calls = 0
+        seen.clear()
+
+    model, x = Stack(make), torch.randn(3, 8)
+    reset()
+    expected = model(x)
+    reset()
+    assert torch.equal(capture(model, x)(x), expected)
+    assert not replays
+
+
+class Context:
+    class Inner:
+        bias: Any = None
+
+    def __init__(self) -> None:
+        self.inner = Context.Inner()
+
+
+def test_tensors_that_are_handed_over_behind_the_scenes() -> None:
+    context = Context()
+
+    class Biased(Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.context = context
+
+        def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            return super().forward(x) + self.context.inner.bias
+
+    model, x = Stack(Biased), torch.randn(3, 8)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        for i, layer in enumerate(model.layers):
+            context.inner.bias = x * i
+            x = layer(x)
+        context.inner.bias = None
+        return x
+
+    assert torch.equal(capture(program, x)(x), program(x))
+
+
+def test_attributes_that_are_set_from_outside_during_the_run() -> None:
+    class Gained(Layer):
+        gain = 1.0
+
+        def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            return super().forward(x, self.gain)
+
+    model, x = Stack(Gained), torch.randn(3, 8)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        for i, layer in enumerate(model.layers):
+            layer.gain = 3.0 if i == 4 else 1.0
+            x = layer(x)
+        return x
+
+    assert torch.equal(capture(program, x)(x), program(x))
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_writes_to_what_a_layer_has_made_itself(mode: str, replays: list[Any]) -> None:
+    class Adding(Layer):
+        def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            y = self.up(x)
+            y[:, :2].mul_(3.0)
+            y += 1.0
+            return self.down(self.act(y)).add_(x)
+
+    model, x = Stack(Adding), torch.randn(3, 8)
+    gm = capture(model, x, mode=mode)
+    assert len(replays) >= 5
+    assert torch.equal(gm(x), model(x))
+
+
+def test_blocks_in_blocks(replays: list[Any]) -> None:
+    class Stage(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Layer() for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model, x = Stack(Stage, 4), torch.randn(3, 8)
+    gm = capture(model, x)
+    assert len(replays) == 2 + 3  # layers of the first stage, and the other stages
+    assert torch.equal(gm(x), model(x))

@@ -35,8 +35,7 @@ class _Wanted:
     def spec(self, mode: FakeTensorMode, t: torch.Tensor) -> TensorSpec:
         if type(t) is FakeTensor and t._spec.is_symbolic:
             return t._spec
-        static = mode.static_shapes if self.static_shapes is None else self.static_shapes
-        if static or mode.shape_env is None or isinstance(t, torch.nn.Parameter):
+        if _is_static(mode, t, self.static_shapes):
             return spec_of_real(t)
         return symbolic_spec(mode.shape_env, t, self.source, self.symbolic_context)
 
@@ -50,6 +49,12 @@ class _Wanted:
             "source": None if self.source is None else f"{name_of(self.source)}.{name}",
             "symbolic_context": contexts.get(name, outer),
         }
+
+
+def _is_static(mode: FakeTensorMode, t: torch.Tensor, wanted: bool | None) -> bool:
+    """Whether its sizes stay numbers."""
+    static = mode.static_shapes if wanted is None else wanted
+    return static or mode.shape_env is None or isinstance(t, torch.nn.Parameter)
 
 
 SWEEP_FIRST_AT = 64
@@ -82,6 +87,8 @@ class FakeTensorConverter:
         found = self._recall(t, id(t))
         if found is not None:
             return found
+        if not make_constant and type(t) in PLAIN_TYPES and _is_static(fake_mode, t, static_shapes) and _is_whole(t):
+            return self._whole(fake_mode, t)
         wanted = _Wanted(static_shapes, source, symbolic_context)
         if t.is_inference() or torch.is_inference_mode_enabled() or _torch.has_modes():
             with _torch.no_modes(), torch.inference_mode(t.is_inference()):
@@ -129,6 +136,21 @@ class FakeTensorConverter:
         self._fakes[key] = (weakref.ref(t, drop), weakref.ref(fake, drop))
 
     # --- conversion --------------------------------------------------------------------------------------
+
+    def _whole(self, mode: FakeTensorMode, t: torch.Tensor) -> FakeTensor:
+        """The short way, for parameters and buffers: a tensor that has its storage for itself, and no history."""
+        storage = t.untyped_storage()
+        if self._storage(storage) is not None:
+            fake = self._on_shared_storage(mode, t, _Wanted(True, None, None))
+        else:
+            fake = make_new(mode, _whole_spec(t))
+            self._remember_storage(storage, _torch.native_storage(fake))
+        if t.requires_grad:
+            fake.requires_grad_()
+        if type(t) is torch.nn.Parameter:
+            fake._is_param = True
+        self._remember(t, fake, id(t))
+        return fake
 
     def _convert(self, mode: FakeTensorMode, t: torch.Tensor, wanted: _Wanted) -> FakeTensor:
         refuse_unsupported(t, mode)
@@ -229,6 +251,37 @@ class FakeTensorConverter:
         if isinstance(t, torch.nn.Parameter):
             wrapper._is_param = True
         return wrapper
+
+
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+MOST_SPECS = 10_000
+_whole_specs: dict[Any, TensorSpec] = {}
+
+
+def _is_whole(t: torch.Tensor) -> bool:
+    """Whether it covers its storage, and nothing is to be said of it but its spec and whether it has a gradient."""
+    return (
+        _torch.is_ordinary(t)
+        and t.is_contiguous()
+        and t.nbytes == t.untyped_storage().nbytes()
+        and t.is_leaf
+        and not t._is_view()
+        and t.grad is None
+        and not hasattr(t, "_is_buffer")
+        and not torch.is_inference_mode_enabled()
+        and not _torch.has_modes()
+    )
+
+
+def _whole_spec(t: torch.Tensor) -> TensorSpec:
+    """The spec of such a tensor, found by what is read in a moment."""
+    key = t.shape, t.stride(), t.dtype, t.device
+    spec = _whole_specs.get(key)
+    if spec is None:
+        if len(_whole_specs) >= MOST_SPECS:
+            _whole_specs.clear()
+        spec = _whole_specs[key] = spec_of_real(t)
+    return spec
 
 
 def _viewed(base: Any, t: torch.Tensor) -> Any:

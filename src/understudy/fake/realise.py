@@ -69,13 +69,30 @@ def make_view(mode: FakeTensorMode, base: FakeTensor, spec: TensorSpec) -> FakeT
     return fake
 
 
+def make_again(mode: FakeTensorMode, spec: TensorSpec, base: FakeTensor | None) -> FakeTensor:
+    """A stand-in of a spec that `make_new` has made before, on a storage of its own or on that of another one: for
+    plain numbers in strided layout, outside of inference mode, where nothing is known of values."""
+    fake = make_wrapper(FakeTensor, *spec.prepared)
+    if base is not None:
+        give_storage(fake, base)
+    fake._spec = spec
+    fake.fake_mode = mode
+    return fake
+
+
+def can_be_made_again(spec: TensorSpec) -> bool:
+    return not (spec.is_symbolic or spec.sparse is not None or spec.conj or spec.neg) and spec.prepared is not None
+
+
 def _viewed_past_dispatch(base: FakeTensor, spec: TensorSpec) -> FakeTensor:
     shape, stride, offset = map(to_torch, spec.shape), map(to_torch, spec.stride), to_torch(spec.offset)
     with torch.no_grad():
         guard = NoDispatch()
         try:
-            view = torch.Tensor.as_strided(base, tuple(shape), tuple(stride), offset)
-            return make_subclass(FakeTensor, view)
+            # Not `as_strided`: a view that C++ makes is on the device of the storage.
+            view: FakeTensor = make_subclass(FakeTensor, base)
+            torch.Tensor.as_strided_(view, tuple(shape), tuple(stride), offset)
+            return view
         finally:
             del guard
 
@@ -108,11 +125,14 @@ def change_spec(fake: FakeTensor, spec: TensorSpec) -> None:
     if spec.is_symbolic or fake._spec.is_symbolic:
         adopt(fake, make_view(fake.fake_mode, fake, spec))
         return
-    needed = extent(spec) * spec.itemsize
-    storage = _torch.native_storage(fake)
+    grows = extent(spec) * spec.itemsize > _torch.native_storage(fake).nbytes()
+    if grows and extent(fake._spec) * spec.itemsize > _torch.native_storage(fake).nbytes():
+        # The storage of a tensor with symbolic sizes: it has no size that it could outgrow.
+        adopt(fake, make_view(fake.fake_mode, fake, spec))
+        return
     guard = NoDispatch()
     try:
-        if needed > storage.nbytes():
+        if grows:
             torch.Tensor.resize_(fake, (extent(spec),))
         torch.Tensor.as_strided_(fake, spec.shape, spec.stride, spec.offset)
     finally:

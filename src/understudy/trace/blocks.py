@@ -1,10 +1,11 @@
-"""Repeated blocks: what two layers of a model have recorded alike, the next ones like them record without being run.
+"""Repeated blocks: what one layer of a model has recorded, the next ones like it record without being run.
 
 A block is a module among siblings in a `ModuleList` or `Sequential`. Siblings are alike if they have the same class, the
-same attributes, and tensors of the same specs all the way down. If two runs of such siblings on inputs of the same specs
-have recorded the same calls, a third is written into the graph with its own parameters in their place. A block is run
-as usual wherever that could make a difference: gradients, hooks, other modes, autocast, writes in place, constants and
-data-dependent sizes, changed attributes, used-up random numbers, tensors that somebody kept.
+same attributes, and tensors of the same specs all the way down, and if what their code refers to is unchanged. If one has
+run on inputs of the same specs, the next is written into the graph with its own parameters in their place; if it
+reads tensors besides its inputs and its own, two runs have to agree first. A block is run as usual wherever
+that could make a difference: gradients, hooks, other modes, autocast, writes in place, data-dependent sizes, changed
+attributes and globals, used-up random numbers, tensors that somebody kept.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import random
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,85 +24,24 @@ from torch.fx.node import map_aggregate
 
 from understudy import _torch
 from understudy.fake.mode import FakeTensorMode
-from understudy.fake.realise import make_new, make_view
 from understudy.fake.tensor import FakeTensor
+from understudy.infer.call import flat
 from understudy.shapes.node import SymNode
-from understudy.trace.effects import may_write
+from understudy.trace.block_likeness import COMPARED, Key, Likeness, Seen, Unlike
+from understudy.trace.block_plan import Plan, described
+from understudy.trace.block_watch import Family
+from understudy.trace.effects import may_write, written_values
 
 if TYPE_CHECKING:
     from understudy.trace.tracer import PythonKeyTracer
 
-LEAST = 4
-"""Siblings below which it does not pay: the first two are run and compared."""
-TRIES = 3
-"""Runs that may differ from the one before, until a group is given up."""
+LEAST = 2
+"""Siblings below which it does not pay."""
+FEWEST = 5
+"""Modules in a block below which it does not pay, either."""
+TRIES = 4
+"""Blocks of a family that were run for nothing, until the others are run without being looked at."""
 CONTAINERS = (torch.nn.ModuleList, torch.nn.Sequential)
-TABLES = ("_parameters", "_buffers", "_modules")
-COMPARED = (
-    int,
-    float,
-    bool,
-    str,
-    bytes,
-    complex,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-)
-IDENTICAL = (FunctionType, BuiltinFunctionType, ModuleType, type, functools.partial)
-Key = tuple[Any, ...]
-
-
-class Unlike(Exception):
-    """A module, an argument or a recording that can't be compared."""
-
-
-# --- which modules are alike ------------------------------------------------------------------------------------------
-
-
-def signature_of(module: torch.nn.Module, tensors: list[torch.Tensor]) -> Key:
-    """All that a module's forward can read from it. Collects its tensors, in an order that siblings share."""
-    parts: list[Any] = [type(module)]
-    for name, value in vars(module).items():
-        if name in TABLES:
-            parts.append(name)
-            for inner_name, inner in value.items():
-                parts.append((inner_name, _described(inner, tensors)))
-        elif not (name in HOOKS and not value):
-            parts.append((name, _described(value, tensors)))
-    return tuple(parts)
-
-
-def _hooks() -> frozenset[str]:
-    empty = vars(torch.nn.Module())
-    return frozenset(
-        name for name, value in empty.items() if isinstance(value, (dict, set)) and name not in TABLES
-    )
-
-
-HOOKS = _hooks()
-
-
-def _described(value: Any, tensors: list[torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        if type(value) is not FakeTensor or value._known is not None:
-            raise Unlike
-        position = next((i for i, other in enumerate(tensors) if other is value), len(tensors))
-        tensors.append(value)
-        return position, value._spec, value.requires_grad
-    if isinstance(value, torch.nn.Module):
-        return signature_of(value, tensors)
-    if type(value) in (tuple, torch.Size):
-        return tuple(_described(part, tensors) for part in value)
-    if type(value) in COMPARED:
-        return type(value), value
-    if isinstance(value, IDENTICAL) or not hasattr(type(value), "__setattr__"):
-        return id(value)
-    if isinstance(value, (list, dict, set)):
-        raise Unlike  # nobody would notice that it changed
-    return id(value)  # the same object is the same to both
 
 
 @dataclass
@@ -110,17 +50,17 @@ class Group:
 
     last: dict[Key, Recording] = field(default_factory=dict)
     known: dict[Key, Recording] = field(default_factory=dict)
-    misses: int = 0
 
 
-def groups_in(module: torch.nn.Module) -> Iterator[list[torch.nn.Module]]:
-    """Siblings of one class, where there are enough of them."""
+def families_in(module: torch.nn.Module) -> Iterator[list[torch.nn.Module]]:
+    """Blocks of which there are several of one class."""
     for container in module.modules():
         if isinstance(container, CONTAINERS):
             by_class: dict[type, list[torch.nn.Module]] = {}
-            for child in container.children():
-                by_class.setdefault(type(child), []).append(child)
-            yield from (siblings for siblings in by_class.values() if len(siblings) >= LEAST)
+            for child in container._modules.values():
+                if child is not None and _is_worth_it(child):
+                    by_class.setdefault(type(child), []).append(child)
+            yield from (blocks for blocks in by_class.values() if len(blocks) >= LEAST)
 
 
 # --- what a block has recorded ----------------------------------------------------------------------------------------
@@ -138,15 +78,22 @@ class Recording:
     structure: Any
     prefix: str
     counts: dict[tuple[str, str], int]
+    functions: dict[Any, int]
+    held: list[Any]
 
     @functools.cached_property
-    def outside(self) -> dict[int, torch.Tensor]:
-        """By storage: tensors that the block reads and that are neither its inputs nor its own."""
+    def outside(self) -> list[FakeTensor]:
+        """Tensors that the block reads and that are neither its inputs nor its own."""
         inside = {*self.nodes, *self.inputs, *(node for node in self.own if node is not None)}
         vals = [
             read.meta.get("val") for node in self.nodes for read in node.all_input_nodes if read not in inside
         ]
-        return {_torch.storage_id(val): val for val in vals if type(val) is FakeTensor}
+        return [val for val in vals if type(val) is FakeTensor]
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """How to write it down again."""
+        return Plan(self, self.functions)
 
     def canonical(self) -> list[Any]:
         """Equal for recordings that differ in nothing but their inputs and own tensors."""
@@ -181,6 +128,13 @@ def _specs(val: Any) -> Any:
     return map_aggregate(val, leaf)
 
 
+def _is_worth_it(block: torch.nn.Module) -> bool:
+    """A module of torch's, or a few of them, are run faster than they are compared."""
+    if not block._modules:
+        return not type(block).__module__.startswith("torch.")
+    return sum(1 for _ in islice(block.modules(), FEWEST)) == FEWEST
+
+
 class Blocks:
     """The repeated blocks of one trace."""
 
@@ -188,49 +142,56 @@ class Blocks:
         self._tracer = tracer
         self._mode = mode
         self._recorder = recorder
-        self._open = 0
+        self._likeness = Likeness()
+        self._groups: dict[Key, Group] = {}
 
     def watch(self, module: torch.nn.Module) -> None:
         """Listen to calls of blocks. The modules are lent: what is set on them goes when they are given back."""
-        for siblings in groups_in(module):
-            groups: dict[Key, Group] = {}
-            for block in siblings:
-                tensors: list[torch.Tensor] = []
-                try:
-                    group = groups.setdefault(signature_of(block, tensors), Group())
-                except (Unlike, TypeError):
-                    continue
-                vars(block)["forward"] = self._listening(block, group, tensors)
+        for blocks in families_in(module):
+            family = Family(blocks)
+            for block in blocks:
+                if id(vars(block).get("forward")) not in self._likeness.replaced:
+                    listening = vars(block)["forward"] = self._listening(block, family)
+                    self._likeness.replaced.add(id(listening))
 
-    def _listening(
-        self, block: torch.nn.Module, group: Group, tensors: list[torch.Tensor]
-    ) -> Callable[..., Any]:
+    def _listening(self, block: torch.nn.Module, family: Family) -> Callable[..., Any]:
         forward = block.forward
-        is_trained = any(tensor.requires_grad for tensor in tensors)
 
         @functools.wraps(forward)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._open or group.misses >= TRIES or not self._is_plain(is_trained):
+            if family.misses >= TRIES or not _torch.is_recorded_alone(self._mode, self._recorder):
                 return forward(*args, **kwargs)
-            leaves, structure = _torch.tree_flatten((args, kwargs))
             try:
                 with _torch.NoFunctionModes():
+                    signature, seen = self._signature(block, family)
+                    leaves, structure = _torch.tree_flatten((args, kwargs))
                     key = self._key(leaves, structure)
-            except Unlike:
+                    if _is_trained(seen.tensors):
+                        raise Unlike
+            except (Unlike, TypeError):  # the latter: something that has no hash
+                family.misses += 1
                 return forward(*args, **kwargs)
-            known = group.known.get(key)
-            if known is not None:
-                with _torch.NoFunctionModes():
-                    return self._replayed(known, leaves, tensors)
-            return self._recorded(block, group, key, leaves, tensors, lambda: forward(*args, **kwargs))
+            known = self._groups[signature].known.get(key)
+            if known is None:
+                family.begin()
+                return self._recorded(block, family, signature, key, leaves, seen, lambda: forward(*args, **kwargs))
+            family.misses = 0
+            given = [leaf for leaf in leaves if type(leaf) is FakeTensor]
+            with _torch.NoFunctionModes():
+                result = known.plan.follow(self._tracer, self._mode, given, seen.tensors)
+            return _torch.tree_unflatten(result, known.structure)
 
         return call
 
-    def _is_plain(self, is_trained: bool) -> bool:
-        """Whether nothing but the recorder would hear the operators, and autograd has no part in it."""
-        if is_trained and torch.is_grad_enabled():
-            return False
-        return _torch.is_recorded_alone(self._mode, self._recorder)
+    def _signature(self, block: torch.nn.Module, family: Family) -> tuple[Key, Seen]:
+        seen = Seen()
+        signature = self._likeness.signature(block, seen)
+        if signature not in self._groups:
+            if family.is_recorded and family.watch():
+                seen = Seen()
+                signature = self._likeness.signature(block, seen)
+            self._groups.setdefault(signature, Group())
+        return signature, seen
 
     def _key(self, leaves: list[Any], structure: Any) -> Key:
         storages: list[int] = []
@@ -255,49 +216,46 @@ class Blocks:
     # --- running and comparing ---------------------------------------------------------------------------------
 
     def _recorded(
-        self,
-        block: Any,
-        group: Group,
-        key: Key,
-        leaves: list[Any],
-        tensors: list[torch.Tensor],
-        run: Callable[[], Any],
+        self, block: Any, family: Family, signature: Key, key: Key, leaves: list[Any], seen: Seen, run: Callable[[], Any]
     ) -> Any:
         tracer = self._tracer
-        graph = tracer.graph
-        before = next(iter(reversed(graph.nodes)))
-        state = random.getstate(), _attributes(block)
-        counts = {_described_function(func): count for func, count in tracer.torch_fn_counts.items()}
+        before = next(iter(reversed(tracer.graph.nodes)))
+        state = random.getstate()
+        counts = {described(func): count for func, count in tracer.torch_fn_counts.items()}
         prefix = tracer.node_meta.stack_trace()
-        self._open += 1
-        made = tracer.made = []
+        around, tracer.made = tracer.made, []
+        made = tracer.made
         try:
             result = run()
         finally:
-            tracer.made = None
-            self._open -= 1
-        flat, structure = _torch.tree_flatten(result)
+            tracer.made = around
+            if around is not None:
+                around += made
+        tracer.node_meta.stack_trace()  # lets go of the frames in which the block ran, and so of their tensors
+        results, structure = _torch.tree_flatten(result)
+        given = [leaf for leaf in leaves if type(leaf) is FakeTensor]
+        group = self._groups[signature]
         try:
-            is_known = any(type(leaf) is FakeTensor and leaf._known is not None for leaf in flat)
-            if is_known or (random.getstate(), _attributes(block)) != state or _kept(made, [*flat, *leaves]):
+            family.check_unread()
+            if random.getstate() != state or self._likeness.signature(block, Seen()) != signature:
                 raise Unlike
-            nodes = _after(before)
+            if _kept(made, [*results, *leaves]) or any(_is_determined(leaf, given) for leaf in results):
+                raise Unlike
+            own = [tracer.constants.existing(tensor) for tensor in seen.tensors]
             recording = Recording(
-                nodes, [self._node(leaf) for leaf in leaves if type(leaf) is FakeTensor],
-                [tracer.constants.existing(tensor) for tensor in tensors],
-                [*(leaf for leaf in leaves if type(leaf) is FakeTensor), *tensors],
-                [self._node(leaf) if isinstance(leaf, torch.Tensor) else _plain(leaf) for leaf in flat],
-                structure, prefix, counts,
+                [node for node in _after(before) if not _is_shared(node, own)], list(map(self._node, given)), own,
+                [*given, *seen.tensors],
+                [self._node(leaf) if isinstance(leaf, torch.Tensor) else _plain(leaf) for leaf in results],
+                structure, prefix, counts, tracer.torch_fn_counts, seen.held,
             )  # fmt: skip
             _check_pure(recording)
-        except Unlike:
-            group.misses = TRIES
+        except (Unlike, TypeError):
+            family.misses += 1
             return result
         last = group.last.get(key)
-        if last is not None and last.canonical() == recording.canonical():
+        if not recording.outside or (last is not None and last.canonical() == recording.canonical()):
             group.known[key] = recording
-        else:
-            group.misses += last is not None
+        family.misses += last is not None
         group.last[key] = recording
         return result
 
@@ -308,117 +266,21 @@ class Blocks:
             raise Unlike
         return node
 
-    # --- writing it down again ---------------------------------------------------------------------------------
 
-    def _replayed(self, known: Recording, leaves: list[Any], tensors: list[torch.Tensor]) -> Any:
-        tracer, mode = self._tracer, self._mode
-        given = [leaf for leaf in leaves if type(leaf) is FakeTensor]
-        env: dict[Node, Node] = dict(zip(known.inputs, map(tracer.node_of_tensor, given), strict=True))
-        own = {node: tensor for node, tensor in zip(known.own, tensors, strict=True) if node is not None}
-        inside = set(known.nodes)
-        env.update(
-            (node, tracer.constants.node_of(tensor)) for node, tensor in own.items() if node not in inside
-        )
-        bases = dict(known.outside)
-        for old, new in zip(known.tensors, [*given, *tensors], strict=True):
-            bases[_torch.storage_id(old)] = new
-        marks = _Marks(tracer, known)
-
-        def in_place_of(part: Any) -> Any:
-            return env.get(part, part) if type(part) is Node else part
-
-        for node in known.nodes:
-            if node.op == "get_attr":
-                env[node] = tracer.constants.node_of(own[node])
-                continue
-            args, kwargs = map_aggregate((node.args, node.kwargs), in_place_of)
-            copied = env[node] = tracer.append_bare(_base_name(node.target), node.target, args, kwargs)
-            marks.copy(node, copied)
-            val = node.meta.get("val")
-            if type(val) is FakeTensor:
-                copied.meta["val"] = _again(mode, val, bases)
-            elif val is not None:
-                copied.meta["val"] = map_aggregate(
-                    val, lambda part: _again(mode, part, bases) if type(part) is FakeTensor else part
-                )
-        marks.close()
-        return _torch.tree_unflatten(self._results(known, env, given), known.structure)
-
-    def _results(self, known: Recording, env: dict[Node, Node], given: list[Any]) -> list[Any]:
-        passed = dict(zip(known.inputs, given, strict=True))
-        made: dict[Node, Any] = {}
-        for leaf in known.result:
-            if isinstance(leaf, Node) and leaf not in made:
-                made[leaf] = passed.get(leaf)
-                if made[leaf] is None:
-                    val = env[leaf].meta["val"]
-                    made[leaf] = make_view(self._mode, val, val._spec)
-                    made[leaf]._node = env[leaf]
-        return [made[leaf] if isinstance(leaf, Node) else leaf for leaf in known.result]
+def _is_trained(tensors: list[torch.Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-class _Marks:
-    """Where the nodes of a repeated block come from: the lines around it are its own, those inside are the same."""
-
-    def __init__(self, tracer: PythonKeyTracer, known: Recording) -> None:
-        self._tracer = tracer
-        self._known = known
-        self._prefix = tracer.node_meta.stack_trace()
-        self._counts = {
-            _described_function(func): (func, count) for func, count in tracer.torch_fn_counts.items()
-        }
-        self._calls: dict[Any, Any] = {}
-        self._highest: dict[Any, int] = {}
-        self._traces: dict[str, str] = {}
-
-    def copy(self, old: Node, new: Node) -> None:
-        meta = new.meta
-        for name, value in old.meta.items():
-            if name == "torch_fn":
-                meta[name] = self._calls.get(value) or self._numbered(value)
-            elif name == "stack_trace":
-                trace = self._traces.get(value)
-                if trace is None:
-                    trace = self._traces[value] = self._prefix + value[len(self._known.prefix) :]
-                meta[name] = trace
-            elif name != "val":
-                meta[name] = value
-
-    def _numbered(self, call: tuple[str, str]) -> tuple[str, str]:
-        name, _, number = call[0].rpartition("_")
-        key = (name, call[1])
-        func, so_far = self._counts.get(key, (None, 0))
-        count = so_far + int(number) - self._known.counts.get(key, 0)
-        if func is not None:
-            self._highest[func] = max(count, self._highest.get(func, 0))
-        self._calls[call] = (f"{name}_{count}", call[1])
-        return self._calls[call]
-
-    def close(self) -> None:
-        self._tracer.torch_fn_counts.update(self._highest)
+def _is_determined(leaf: Any, given: list[FakeTensor]) -> bool:
+    """Whether a block gives a tensor with values that are known, other than one that it was given."""
+    return type(leaf) is FakeTensor and leaf._known is not None and not any(leaf is one for one in given)
 
 
-def _base_name(target: Any) -> str:
-    return str(target.overloadpacket.__name__ if isinstance(target, _torch.OpOverload) else target.__name__)
-
-
-def _described_function(func: Any) -> tuple[str, str]:
-    name = getattr(func, "__name__", str(func))
-    return name, f"{type(func).__name__}.{name}"
-
-
-def _again(mode: FakeTensorMode, val: FakeTensor, bases: dict[int, Any]) -> FakeTensor:
-    """A stand-in like this one, on a storage of its own, or of what this one's storage stands for now."""
-    storage = _torch.storage_id(val)
-    base = bases.get(storage)
-    if base is None:
-        base = bases[storage] = make_new(mode, val._spec)
-        return base
-    return make_view(mode, base, val._spec)
-
-
-def _attributes(block: torch.nn.Module) -> list[list[int]]:
-    return [[id(value) for value in vars(part).values()] for part in block.modules()]
+def _is_shared(node: Node, own: list[Node | None]) -> bool:
+    """Written down once and used by all: constants that are not a block's own, and numbers made of sizes."""
+    if node.op == "get_attr":
+        return node not in own
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _after(before: Node) -> list[Node]:
@@ -445,13 +307,29 @@ def _kept(made: list[weakref.ref[Any]], expected: list[Any]) -> bool:
 
 
 def _check_pure(recording: Recording) -> None:
-    own = set(recording.own)
+    """Nothing but calls that can be repeated: no writes to what was there before, no graphs inside, no sizes born here."""
+    targets = {id(node.target): node.target for node in recording.nodes if node.op == "call_function"}
+    writing = {identity for identity, target in targets.items() if _may_write(target)}
+    before: set[int] | None = None
     for node in recording.nodes:
-        target: Any = node.target
-        if node.op == "get_attr" and node in own:
-            continue
-        is_operator = isinstance(target, _torch.OpOverload)
-        if node.op != "call_function" or isinstance(target, _torch.HigherOrderOperator):
+        if (node.op != "call_function" and node.op != "get_attr") or "unbacked_bindings" in node.meta:
             raise Unlike
-        if (is_operator and may_write(target)) or "unbacked_bindings" in node.meta:
-            raise Unlike
+        if id(node.target) in writing:
+            if before is None:
+                before = {_torch.storage_id(tensor) for tensor in (*recording.tensors, *recording.outside)}
+            if not before.isdisjoint(_written_storages(node)):
+                raise Unlike
+
+
+def _may_write(target: Any) -> bool:
+    if isinstance(target, _torch.HigherOrderOperator):
+        raise Unlike
+    return isinstance(target, _torch.OpOverload) and may_write(target)
+
+
+def _written_storages(node: Node) -> set[int]:
+    written = flat(Node, written_values(node.target, node.args, node.kwargs), {})
+    vals = [node.meta.get("val") for node in written]
+    if not all(type(val) is FakeTensor for val in vals):
+        raise Unlike
+    return {_torch.storage_id(val) for val in vals}

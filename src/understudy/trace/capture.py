@@ -22,6 +22,7 @@ from understudy.trace.blocks import Blocks
 from understudy.trace.capture_errors import with_last_nodes
 from understudy.trace.capture_names import argument_names, leaf_names, name_of
 from understudy.trace.dead_code import remove_dead_code
+from understudy.trace.inner_recorder import settle
 from understudy.trace.module_stack import recorded_modules, root_of
 from understudy.trace.module_state import LentState, modules_of
 from understudy.trace.node_meta import set_val
@@ -287,7 +288,10 @@ class Capture:
         nodes = [self.tracer.argument(leaf) for leaf in leaves]
         is_plain = _torch.is_plain_structure(out_spec)
         self.tracer.graph.output(_torch.tree_unflatten(nodes, out_spec) if is_plain else nodes)
+        settle(self.tracer)
         remove_dead_code(self.tracer.graph)
+        if self.options.pre_dispatch:  # what operators are made of was among it
+            _torch.number_calls_anew(self.tracer.graph)
         return out_spec
 
     def _graph_module(self, names: Any, in_spec: Any, out_spec: Any) -> GraphModule:
@@ -297,7 +301,7 @@ class Capture:
             (output,) = graph.find_nodes(op="output")
             output.args = (_torch.tree_flatten(output.args[0])[0],)
             graph.set_codegen(_torch.structured_code([name for name, _ in names], in_spec, out_spec))
-        gm = _torch.lazy_graph_module(self.tracer.constants.root_of(graph), graph, name_of(self.f))
+        gm = self.tracer.constants.graph_module(graph, name_of(self.f))
         if self.fake_mode is not None and self.options.tracing_mode == "symbolic":
             gm.shape_env = self.fake_mode.shape_env
         return gm

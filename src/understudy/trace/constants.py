@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from understudy import _torch
-from understudy.errors import Context, MixedTensorsError, UnsupportedOperatorException
+from understudy.errors import Context, MixedTensorsError
 from understudy.fake.convert import spec_of_real
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_new
@@ -17,6 +17,7 @@ from understudy.infer.call import flat
 from understudy.lines import user_line
 from understudy.trace.effects import written_values
 from understudy.trace.node_meta import set_val
+from understudy.trace.prop_values import snapshot
 
 if TYPE_CHECKING:
     from understudy.trace.tracer import PythonKeyTracer
@@ -32,6 +33,7 @@ class Constants:
         self._used_names: dict[str, int] = {}
         self._nested: dict[str, torch.Tensor] = {}
         self.allow_fakes = False
+        self._around = _torch.active_fake_mode() if _torch.active_recorder() is None else None
         self.without_gradient = False
         self._stand_ins = FakeTensorMode()
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -40,7 +42,8 @@ class Constants:
     def expect(self, tensor: torch.Tensor, real: torch.Tensor, name: str | None) -> None:
         """Where `tensor` turns up, the graph reads `real`, under this name if there is one."""
         self._known.setdefault(id(tensor), (tensor, real, name))
-        if _torch.is_traceable_wrapper_subclass(tensor):  # operators on it become operators on what is inside
+        if type(tensor) is not FakeTensor and _torch.is_traceable_wrapper_subclass(tensor):
+            # operators on it become operators on what is inside
             for part in tensor.__tensor_flatten__()[0]:
                 self.expect(getattr(tensor, part), getattr(real, part), name and f"{name}_{part}")
 
@@ -56,7 +59,6 @@ class Constants:
         """The node that reads a tensor off the graph module. The same one for every use."""
         known = self._known.get(id(tensor))
         if known is None or known[0] is not tensor:
-            self._refuse_hidden(tensor)
             self._refuse_fake(tensor)
             known = self._known[id(tensor)] = (tensor, tensor, None)
         node = self._nodes.get(id(tensor))
@@ -97,20 +99,9 @@ class Constants:
                 tensor.copy_(value)
         self._saved.clear()
 
-    def _refuse_hidden(self, tensor: torch.Tensor) -> None:
-        op = self._tracer.hidden.get(tensor) if self._tracer.hidden else None
-        if op is not None:
-            raise UnsupportedOperatorException(
-                f"{op} is recorded as a whole, and the program goes on with a tensor that is made inside of it by chance or "
-                "by a write (its derivative does): no node of the graph gives that tensor",
-                func=op,
-                context=Context(
-                    str(op), line=user_line(), hint="trace it below autograd: pre_dispatch=False"
-                ),
-            )
-
     def _refuse_fake(self, tensor: torch.Tensor) -> None:
-        if type(tensor) is FakeTensor and not self.allow_fakes:
+        # Inside a fake mode of the user's own, graphs are for its stand-ins: one of them is a constant like any other.
+        if type(tensor) is FakeTensor and not self.allow_fakes and tensor.fake_mode is not self._around:
             raise MixedTensorsError(
                 f"{tensor._spec} is a stand-in that was made outside of this trace: a graph can't hold it as a constant",
                 context=Context(
@@ -129,8 +120,12 @@ class Constants:
             self._nested[name] = value  # the graph module makes the modules on the way, once
         else:
             attach(tracer.root, name, value)
-        node = tracer.graph.create_node("get_attr", name, (), {}, name=name.replace(".", "_"))
-        set_val(node, tensor if type(tensor) is FakeTensor else self._as_fake(tensor))
+        node = tracer.append_read(name)
+        if type(tensor) is FakeTensor:
+            node.meta["val"] = snapshot(tensor)
+            node.meta["tensor_meta"] = tracer.node_meta.tensor_meta(tensor, tensor.requires_grad)
+        else:
+            set_val(node, self._as_fake(tensor))
         return node
 
     @staticmethod
@@ -143,15 +138,20 @@ class Constants:
             return tensor
         return make_new(self._stand_ins, spec_of_real(tensor))
 
-    def root_of(self, graph: Graph) -> Any:
-        """What a graph module of this graph is made from: a module, or attributes by their names."""
+    def graph_module(self, graph: Graph, name: str) -> GraphModule:
+        """A graph module of this graph, with the tensors and modules that it reads as its attributes."""
         if not self._nested:
-            return self._tracer.root
-        names = [str(node.target) for op in ("get_attr", "call_module") for node in graph.find_nodes(op=op)]
-        return {
-            name: self._nested[name] if name in self._nested else getattr(self._tracer.root, name)
-            for name in names
-        }
+            return _torch.lazy_graph_module(self._tracer.root, graph, name)
+        gm = _torch.lazy_graph_module(torch.nn.Module(), Graph(tracer_cls=type(self._tracer)), name)
+        targets = [str(node.target) for op in ("get_attr", "call_module") for node in graph.find_nodes(op=op)]
+        parents: dict[str, torch.nn.Module] = {"": gm}
+        # Outer ones first: what is given by name may be a module, and others be found in it.
+        for target in sorted(targets, key=lambda target: target.count(".")):
+            value = self._nested[target] if target in self._nested else getattr(self._tracer.root, target)
+            path, _, last = target.rpartition(".")
+            set_attribute(_parent(parents, path), last, value)
+        gm.graph = graph
+        return gm
 
     def _fresh(self, prefix: str) -> str:
         number = self._used_names.get(prefix, 0)
@@ -163,16 +163,28 @@ class Constants:
 
 def attach(root: torch.nn.Module, name: str, tensor: Any) -> None:
     """Make `root.a.b.c` this tensor, with plain modules on the way."""
-    *path, last = name.split(".")
-    for part in path:
-        inner = root._modules.get(part)
+    path, _, last = name.rpartition(".")
+    set_attribute(_parent({"": root}, path), last, tensor)
+
+
+def _parent(known: dict[str, torch.nn.Module], path: str) -> torch.nn.Module:
+    """The module at this path, made where there is none. `known`: by paths, what was found before."""
+    found = known.get(path)
+    if found is None:
+        outer_path, _, name = path.rpartition(".")
+        outer = _parent(known, outer_path)
+        inner = outer._modules.get(name)
         if inner is None:
-            inner = torch.nn.Module()
-            root.add_module(part, inner)
-        root = inner
-    if isinstance(tensor, torch.nn.Parameter):
-        root._parameters[last] = tensor
-    elif isinstance(tensor, torch.Tensor):
-        root.register_buffer(last, tensor)
+            inner = outer._modules[name] = torch.nn.Module()
+        found = known[path] = inner
+    return found
+
+
+def set_attribute(module: torch.nn.Module, name: str, value: Any) -> None:
+    """Of what a graph reads, in the table where it belongs. The names are those of a module, or made here."""
+    if type(value) is torch.nn.Parameter or isinstance(value, torch.nn.Parameter):  # torch answers the latter slowly
+        module._parameters[name] = value
+    elif isinstance(value, torch.Tensor):
+        module.register_buffer(name, value)
     else:
-        setattr(root, last, tensor)
+        setattr(module, name, value)

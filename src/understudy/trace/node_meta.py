@@ -19,8 +19,9 @@ from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.trace.places import Places
-from understudy.trace.prop_values import snapshot, tensor_meta_of, val_of
+from understudy.trace.prop_values import snapshot, tensor_meta_of, tensor_meta_of_numbers, val_of
 
+has_preserved_node_meta = fx_traceback.has_preserved_node_meta
 CARRIED = tuple(
     "stack_trace nn_module_stack torch_fn source_fn_stack recompute ac_graph_id has_backward_hook from_node "
     "quantization_tag _numeric_debug_handle custom partitioner_tag arg_kwarg_vals seq_nr autograd_backward".split()
@@ -37,30 +38,31 @@ class NodeMeta:
         self.original_aten: Any = None
         self.module_stack: Any = None
         self._places = Places()
-        self._tensor_meta: dict[Any, TensorMetadata] = {}
+        self._tensor_metas: tuple[dict[Any, TensorMetadata], ...] = ({}, {})
 
-    def mark(self, node: Node) -> None:
+    def mark(self, node: Node, frame: Any = None) -> None:
+        """Say where a node comes from: from the program that runs in this frame, the caller's if none is given."""
         meta = node.meta
-        if fx_traceback.has_preserved_node_meta():
+        if has_preserved_node_meta():
             self._carry_over(node)
         if self.original_aten is not None:
             meta["original_aten"] = self.original_aten
         if "stack_trace" not in meta:
-            trace = self.stack_trace()
+            trace = self._places.here(sys._getframe(1) if frame is None else frame)
             if trace:
                 meta["stack_trace"] = trace
-        if self.torch_call is not None:
-            meta.setdefault("torch_fn", self._described_call(self.torch_call))
+        call = self.torch_call
+        if call is not None and "torch_fn" not in meta:
+            meta["torch_fn"] = self._torch_fn[1] if self._torch_fn[0] is call else self._described_call(call)
         if self.module_stack is not None and "nn_module_stack" not in meta:
             stack = self.module_stack()
             if stack:
                 meta["nn_module_stack"] = stack
 
     def _described_call(self, call: tuple[Any, int]) -> tuple[str, str]:
-        if self._torch_fn[0] is not call:
-            func, count = call
-            name = getattr(func, "__name__", str(func))
-            self._torch_fn = call, (f"{name}_{count}", f"{type(func).__name__}.{name}")
+        func, count = call
+        name = getattr(func, "__name__", None) or str(func)
+        self._torch_fn = call, (f"{name}_{count}", f"{type(func).__name__}.{name}")
         return self._torch_fn[1]
 
     def _carry_over(self, node: Node) -> None:
@@ -83,12 +85,16 @@ class NodeMeta:
         """The trace is over: let go of what the program was holding."""
         self._places.forget()
 
-    def tensor_meta(self, fake: FakeTensor) -> Any:
-        """One for each spec: results of operators need no gradient themselves."""
+    def tensor_meta(self, fake: FakeTensor, with_gradient: bool = False) -> Any:
+        """One for each spec: results of operators need no gradient themselves, parameters may."""
+        found = self._tensor_metas[with_gradient].get(fake._spec)
+        return self._described_tensor(fake, with_gradient) if found is None else found
+
+    def _described_tensor(self, fake: FakeTensor, with_gradient: bool) -> Any:
         spec = fake._spec
-        found = self._tensor_meta.get(spec)
-        if found is None:
-            found = self._tensor_meta[spec] = tensor_meta_of(fake)
+        is_simple = not spec.is_symbolic and spec.layout is torch.strided
+        found = tensor_meta_of_numbers(spec, with_gradient) if is_simple else tensor_meta_of(fake)
+        self._tensor_metas[with_gradient][spec] = found
         return found
 
 

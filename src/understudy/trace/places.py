@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 from types import CodeType, FrameType
 from typing import Any
@@ -74,14 +75,18 @@ class Places:
         return kind
 
     def _written_out(self, key: tuple[int, int, int], frame: FrameType) -> int:
-        code, line = frame.f_code, frame.f_lineno
-        source = linecache.getline(code.co_filename, line).strip()
-        outer = self._texts[key[0]]
-        text = f'File "{code.co_filename}", line {line}, in {code.co_name}'
-        text = f"{text}\n    {source}" if source else text
+        code = frame.f_code
+        outer, text = self._texts[key[0]], _line_of(code.co_filename, frame.f_lineno, code.co_name)
         self._inner[key] = len(self._texts)
         self._texts.append(f"{outer}\n{text}" if outer else text)
         return self._inner[key]
+
+
+@functools.lru_cache(maxsize=10_000)
+def _line_of(file: str, line: int, function: str) -> str:
+    source = linecache.getline(file, line).strip()
+    text = f'File "{file}", line {line}, in {function}'
+    return f"{text}\n    {source}" if source else text
 
 
 BOUNDARIES: set[CodeType] = set()

@@ -14,6 +14,8 @@ from understudy.fake.helpers import is_fake
 from understudy.fake.mode import FakeTensorMode
 
 TABLES = ("_parameters", "_buffers")
+EVERY_MODULE_HAS = frozenset(vars(torch.nn.Module()))
+PLAIN = (torch.nn.Parameter, torch.Tensor)
 NO_TENSORS = frozenset({bool, int, float, str, dict, set, list, tuple, type(None), OrderedDict})
 """What most attributes of a module are: told by their type at a tenth of what `isinstance` costs."""
 
@@ -77,16 +79,26 @@ class BorrowedState:
 
     def _borrow_one(self, module: torch.nn.Module) -> None:
         attributes = vars(module)
-        tables = [attributes[name] for name in TABLES]
-        self._before[module] = dict(attributes), [dict(table) for table in tables]
+        parameters, buffers = tables = [attributes[name] for name in TABLES]
+        self._before[module] = attributes.copy(), [parameters.copy(), buffers.copy()]
         replaced = self.replaced[module] = []
-        for table in (*tables, attributes):
+        from_tensor = self._mode.from_tensor
+        for table in tables:
             for name, value in table.items():
-                if type(value) in NO_TENSORS or not isinstance(value, torch.Tensor):
-                    continue
-                fake = value if is_fake(value) else self._mode.from_tensor(value, static_shapes=True)
-                table[name] = fake
+                if value is not None:
+                    fake = from_tensor(value, static_shapes=True) if self._is_real(value) else value
+                    table[name] = fake
+                    replaced.append((name, value, fake))
+        for name in [name for name in attributes if name not in EVERY_MODULE_HAS]:
+            value = attributes[name]
+            if type(value) not in NO_TENSORS and isinstance(value, torch.Tensor):
+                fake = from_tensor(value, static_shapes=True) if self._is_real(value) else value
+                attributes[name] = fake
                 replaced.append((name, value, fake))
+
+    @staticmethod
+    def _is_real(tensor: torch.Tensor) -> bool:
+        return type(tensor) in PLAIN or not is_fake(tensor)
 
     def give_back(self) -> None:
         for module, (attributes, tables) in self._before.items():

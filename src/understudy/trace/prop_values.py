@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -170,6 +171,17 @@ def tensor_meta_of(value: Any) -> Any:
 
     meta = map_aggregate(value, leaf)
     return None if is_empty else meta
+
+
+@functools.lru_cache(maxsize=4096)
+def tensor_meta_of_numbers(spec: TensorSpec, requires_grad: bool) -> Any:
+    """The `TensorMetadata` of a tensor in strided layout whose sizes are numbers."""
+    from torch.fx.passes.shape_prop import TensorMetadata  # why: only on request
+
+    memory_format = torch.contiguous_format if spec.numel == 0 else _surely_format(spec)
+    return TensorMetadata(
+        torch.Size(spec.shape), spec.dtype, requires_grad, spec.stride, memory_format, is_quantized=False, qparams={}
+    )
 
 
 def _memory_format(tensor: torch.Tensor) -> torch.memory_format | None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import functools
 import logging
 import operator
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -96,6 +97,13 @@ def facts_of(op: Any, keeps_composites: bool) -> OpFacts:
     return OpFacts(op, None, keeps_composites)
 
 
+def is_of_integers(values: list[Any]) -> bool:
+    for value in values:  # noqa: SIM110 - a generator costs more than the loop
+        if type(value) is not int:
+            return False
+    return True
+
+
 class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
     """Records every operator in the graph of its tracer.
 
@@ -123,6 +131,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         self._facts: dict[int, OpFacts] = {}
         self._values = KnownValues(tracer)
         self._entered = threading.local()
+        self._parts: Any = None
         tracer.constants.allow_fakes = _allow_fake_constant
 
     @classmethod
@@ -206,7 +215,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
                 node_args.append(
                     node if node is not None and node.graph is graph else tracer.node_of_tensor(value)
                 )
-            elif kind in PLAIN:
+            elif kind in PLAIN or (kind is list and is_of_integers(value)):
                 node_args.append(value)
             else:
                 if kind is not list and isinstance(value, torch.Tensor) and self._is_strange(value, kind):
@@ -216,7 +225,8 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         result = fake_mode.__torch_dispatch__(func, types, args, kwargs)
         if result is NotImplemented:  # a subclass that is an input, or made of one: it goes on from here
             result = func(*args, **(kwargs or {}))
-        node = tracer.append_call(facts.target, tuple(node_args), node_kwargs, facts.name)
+        node = tracer.appender().call(facts.name, facts.target, tuple(node_args), node_kwargs)
+        tracer.node_meta.mark(node, sys._getframe(1))
         if type(result) is FakeTensor:
             before = result._node
             if tracer.made is None and (before is None or before.graph is graph):
@@ -277,6 +287,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             self._read_before_resizes(tensors, specs)
         node = self.tracer.append_call(facts.target, node_args, node_kwargs, facts.name)
         self.track(result, node)
+        self._of_parts(node)
         return result
 
     def _read_before_resizes(self, tensors: Any, specs: Any) -> None:
@@ -298,11 +309,22 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         # why: it is a recorder itself
         from understudy.trace.inner_recorder import InnerRecorder, needs_its_parts
 
-        with (
-            _torch.NoFunctionModes(),
-            InnerRecorder(self, func) if needs_its_parts(args, kwargs) else nullcontext(),
-        ):
-            return func(*args, **kwargs)
+        self._parts = None
+        with _torch.NoFunctionModes():
+            if not needs_its_parts(args, kwargs):
+                return func(*args, **kwargs)
+            inner = InnerRecorder(self)
+            with inner:
+                result = func(*args, **kwargs)
+        inner.parts.close(result)
+        self._parts = inner.parts
+        return result
+
+    def _of_parts(self, node: Node) -> None:
+        """This node stands for what was run inside of it."""
+        if self._parts is not None:
+            self._parts.belong_to(node)
+            self._parts = None
 
     def _below_transforms(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Tensors inside a transform of torch.func are wrappers: what it makes of a call is recorded, below it."""
@@ -356,6 +378,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         result = self._through_autograd(func, args, kwargs) if self.pre_dispatch else func(*args, **kwargs)
         node = self.tracer.append_call(facts.target, node_args, node_kwargs, facts.name)
         self.track(result, node)
+        self._of_parts(node)
         self._values.after(func, facts, known, args, result)
         return result
 

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from understudy import _torch
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import flat
+from understudy.trace import recurrent as _recurrent  # noqa: F401  (corrects torch's Python versions)
 from understudy.trace.untold import SET_DATA, set_data
 
 if TYPE_CHECKING:
@@ -40,10 +41,9 @@ class TorchFunctionMetadataMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tracer = self.tracer
-        tracer.torch_fn_metadata = func
         counts = tracer.torch_fn_counts
-        counts[func] = counts.get(func, 0) + 1
-        tracer.node_meta.torch_call = (func, counts[func])
+        count = counts[func] = counts.get(func, 0) + 1
+        tracer.node_meta.torch_call = func, count
         if func in SPECIAL:
             return SPECIAL[func](tracer, func, args, kwargs or {})
         return func(*args, **kwargs) if kwargs else func(*args)

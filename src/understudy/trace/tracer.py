@@ -44,12 +44,11 @@ class PythonKeyTracer(torch.fx.Tracer):
         self.node_meta = NodeMeta()
         self.known_values: MutableMapping[torch.Tensor, torch.Tensor] = WeakTensorKeyDictionary()
         self.script_object_tracker: MutableMapping[Any, Proxy] = WeakIdKeyDictionary()
-        self.hidden: MutableMapping[torch.Tensor, Any] = WeakTensorKeyDictionary()
+        self.parts: list[Any] = []
         self._others: MutableMapping[torch.Tensor, Node] = WeakTensorKeyDictionary()
         self._appender: _torch.NodeAppender | None = None
         self.made: list[weakref.ref[torch.Tensor]] | None = None
         """While somebody wants to know: the tensors that were made."""
-        self.torch_fn_metadata: Any = None
         self.torch_fn_counts: dict[Any, int] = {}
         self.proxy_module_inputs = False
         self.enable_thunkify = False
@@ -64,10 +63,22 @@ class PythonKeyTracer(torch.fx.Tracer):
 
     def append_bare(self, name: str, target: Any, args: Any, kwargs: Any) -> Node:
         """A call that says nothing yet of where it comes from."""
+        return self.appender().call(name, target, args, kwargs)
+
+    def append_read(self, target: str) -> Node:
+        """What reads an attribute of the graph module."""
+        return self.appender().read(target)
+
+    def appender(self) -> _torch.NodeAppender:
         appender = self._appender
         if appender is None or appender.graph is not self.graph:
             appender = self._appender = _torch.NodeAppender(self.graph)
-        return appender.call(name, target, args, kwargs)
+        return appender
+
+    @property
+    def torch_fn_metadata(self) -> Any:
+        """The torch function that was called last."""
+        return None if self.node_meta.torch_call is None else self.node_meta.torch_call[0]
 
     def placeholder(self, name: str, default: tuple[Any, ...] = ()) -> Node:
         return self.graph.create_node("placeholder", name, default, {}, name=name)
@@ -76,8 +87,6 @@ class PythonKeyTracer(torch.fx.Tracer):
 
     def remember(self, tensor: torch.Tensor, node: Node) -> None:
         """From now on, this tensor is what this node gives."""
-        if self.hidden:
-            self.hidden.pop(tensor, None)
         if self.made is not None:
             self.made.append(weakref.ref(tensor))
         if type(tensor) is FakeTensor:
@@ -98,13 +107,6 @@ class PythonKeyTracer(torch.fx.Tracer):
             if node is not None and node.graph is self.graph:
                 return node
         return self._others.get(tensor)
-
-    def hide(self, tensor: torch.Tensor, op: Any) -> None:
-        """This tensor was made inside of an operator that is recorded as a whole: no node gives it."""
-        self._others.pop(tensor, None)
-        if type(tensor) is FakeTensor and tensor._node is not None and tensor._node.graph is self.graph:
-            tensor._node = None
-        self.hidden[tensor] = op
 
     def node_of_tensor(self, tensor: torch.Tensor) -> Node:
         """The node that made this tensor; a constant of the module if it was not made here."""
