@@ -16,7 +16,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch._ops as _ops
@@ -179,7 +179,8 @@ def innermost(value: Any) -> Any:
     while isinstance(value, Tensor):
         if torch._is_functional_tensor(value):
             torch._sync(value)
-        inner = unwrapped(value)
+        is_functional = getattr(type(value), "_mode_key", None) == torch._C._TorchDispatchModeKey.FUNCTIONAL
+        inner = value.elem if is_functional else unwrapped(value)  # type: ignore[attr-defined]
         if inner is None:
             break
         value = inner
@@ -203,6 +204,7 @@ def uses_python_dispatch(kind: type) -> bool:
 # --- the stack of modes -----------------------------------------------------------------------------------
 
 FAKE = torch._C._TorchDispatchModeKey.FAKE
+Answer = TypeVar("Answer")
 active_fake_mode: Callable[[], Any] = functools.partial(torch._C._get_dispatch_mode, FAKE)
 
 _flag_lock = threading.Lock()
@@ -237,6 +239,8 @@ stand_in_devices: dict[torch.device, torch.device] = {}
 
 Patch = Callable[[Any], Any]
 _INITIAL = ("uniform", "normal", "trunc_normal", "fill", "zero")
+POOLING_TO_INTEGERS = """adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d""".split()
+"""Operators to whose schemas the output's size is made of plain integers."""
 PLACES: dict[str, tuple[Any, str]] = {
     "cuda autocast is unavailable": (torch.cuda.amp.common, "amp_definitely_not_available"),
     "cuda has bfloat16": (torch.cuda, "is_bf16_supported"),
@@ -261,6 +265,9 @@ PLACES: dict[str, tuple[Any, str]] = {
     "unpacking a sequence": (torch._VF, "_pad_packed_sequence"),
     "broadcasting a mask": (torch.masked._ops, "_input_mask"),
     "linear cross entropy": (torch.nn.functional, "linear_cross_entropy"),
+    "adaptive_avg_pool1d": (torch.nn.functional, "adaptive_avg_pool1d"),
+    **{f"share of {name}": (torch.nn.functional, name) for name in ("fractional_max_pool2d", "fractional_max_pool3d")},
+    **{name: (torch._C._nn, name) for name in POOLING_TO_INTEGERS},
     "making a parameter": (torch.nn.Parameter, "__new__"),
     "symbols among arguments": (torch.SymInt, "__torch_function__"),
     **{f"random state: {name}": (torch, name) for name in ("get_rng_state", "set_rng_state", "manual_seed")},
@@ -281,7 +288,10 @@ def while_active(place: str) -> Callable[[Patch], Patch]:
     return register
 
 
-WITH_CONCRETE_SIZES = tuple(name for name, (place, _) in PLACES.items() if place in (torch._C._nn, torch._VF))[1:]
+WITH_CONCRETE_SIZES = tuple(
+    name for name, (place, _) in PLACES.items()
+    if place in (torch._C._nn, torch._VF) and name not in POOLING_TO_INTEGERS
+)[1:]  # fmt: skip
 """Functions whose C++ side reads sizes as plain integers; torch has Python versions that do not."""
 
 
@@ -290,6 +300,15 @@ def python_versions() -> Any:
     from torch._dispatch.python import enable_python_dispatcher  # why: only symbolic sizes need it
 
     return enable_python_dispatcher()
+
+
+def call_innermost_mode(op: Any, args: tuple[Any, ...]) -> Any:
+    """Call an operator on stand-ins as C++ does below autograd; without C++, numbers may be symbols in any place."""
+    stand_in = next(value for value in args if is_stand_in(value))
+    if not count_dispatch_modes():
+        return stand_in.fake_mode.__torch_dispatch__(op, (type(stand_in),), args, {})
+    with _modes._pop_mode_temporarily() as mode:
+        return mode.__torch_dispatch__(op, (type(stand_in),), args, {})
 
 
 def chunked_cross_entropy(
@@ -1063,6 +1082,21 @@ def is_builtin_namespace(op: OpOverload) -> bool:
     return op.namespace in ("aten", "prims", "prim")
 
 
+def once_for_each_operator(ask: Callable[[OpOverload], Answer]) -> Callable[[OpOverload], Answer]:
+    """Keep the answer, by the operator's identity: its hash costs more than many an answer."""
+    answers: dict[int, tuple[OpOverload, Answer]] = {}
+
+    @functools.wraps(ask)
+    def found(op: OpOverload) -> Answer:
+        entry = answers.get(id(op))
+        if entry is None:
+            entry = answers[id(op)] = op, ask(op)  # kept alive, so that nothing else has its identity
+        return entry[1]
+
+    return found
+
+
+@once_for_each_operator
 def written_arguments(op: OpOverload) -> tuple[tuple[int, str], ...]:
     """Position and name of each argument that the schema says is written to."""
     return tuple(
@@ -1072,6 +1106,7 @@ def written_arguments(op: OpOverload) -> tuple[tuple[int, str], ...]:
     )
 
 
+@once_for_each_operator
 def argument_names(op: OpOverload) -> tuple[str, ...]:
     return tuple(argument.name for argument in op._schema.arguments)
 

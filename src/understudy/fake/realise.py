@@ -70,18 +70,21 @@ def make_view(mode: FakeTensorMode, base: FakeTensor, spec: TensorSpec) -> FakeT
 
 
 def make_again(mode: FakeTensorMode, spec: TensorSpec, base: FakeTensor | None) -> FakeTensor:
-    """A stand-in of a spec that `make_new` has made before, on a storage of its own or on that of another one: for
-    plain numbers in strided layout, outside of inference mode, where nothing is known of values."""
-    fake = make_wrapper(FakeTensor, *spec.prepared)
-    if base is not None:
-        give_storage(fake, base)
+    """A stand-in of a spec that `make_new` has made before, on a storage of its own or on that of another one: in
+    strided layout, outside of inference mode, where nothing is known of values."""
+    if spec.is_symbolic:
+        fake = make_symbolic(spec, base, is_asked=False)
+    else:
+        fake = make_wrapper(FakeTensor, *spec.prepared)
+        if base is not None:
+            give_storage(fake, base)
     fake._spec = spec
     fake.fake_mode = mode
     return fake
 
 
 def can_be_made_again(spec: TensorSpec) -> bool:
-    return not (spec.is_symbolic or spec.sparse is not None or spec.conj or spec.neg) and spec.prepared is not None
+    return spec.prepared is not None and not (spec.sparse is not None or spec.conj or spec.neg)
 
 
 def _viewed_past_dispatch(base: FakeTensor, spec: TensorSpec) -> FakeTensor:

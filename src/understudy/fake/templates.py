@@ -30,18 +30,19 @@ on_first_symbol: list[Callable[[], object]] = []
 """Called before the first stand-in with symbolic sizes is made: what these need is set up then, not at import."""
 
 
-ATTEMPTS = frozenset({60, 48, 0})
-"""When, of the first 64 stand-ins of a spec, the template is told what C++ may have found out about the others."""
+FIRST_ATTEMPT, LATER = 2, 4
+"""When a template is told what C++ may have found out about other stand-ins of its spec: with the second of them, and, if
+nobody has asked by then, after four times as many again."""
 
 
 class Prepared:
     """What makes stand-ins of a spec: the arguments of the wrappers that they begin as, and templates at rest.
 
     Inference mode has templates of its own. A template is taken out while it is used: two threads never share one.
-    `untold` counts down the stand-ins that are made before the templates are given up that C++ told nothing about.
+    `untold` counts down the stand-ins before the next attempt to tell, of which `patience` is the distance; 0 once told.
     """
 
-    __slots__ = ("nothing", "options", "start", "templates", "untold")
+    __slots__ = ("nothing", "options", "patience", "start", "templates", "untold")
 
     def __init__(self, spec: TensorSpec) -> None:
         while on_first_symbol:
@@ -56,19 +57,20 @@ class Prepared:
         # A storage has to be on the device of its tensor.
         self.nothing: Any = NO_STORAGE if spec.device == CPU else make_wrapper(*self.start)
         self.templates: tuple[list[FakeTensor], list[FakeTensor]] = ([], [])
-        self.untold = 64
+        self.untold = self.patience = FIRST_ATTEMPT
         spec.prepared = self
 
 
-def make_symbolic(spec: TensorSpec, base: FakeTensor | None = None) -> FakeTensor:
-    """A stand-in with symbolic sizes, on the storage of `base` or on one of its own."""
+def make_symbolic(spec: TensorSpec, base: FakeTensor | None = None, is_asked: bool = True) -> FakeTensor:
+    """A stand-in with symbolic sizes, on the storage of `base` or on one of its own. `is_asked`: operators are expected
+    on it, and so questions about its layout."""
     prepared: Prepared = spec.prepared or Prepared(spec)
     templates = prepared.templates[in_inference_mode()]
     template = templates.pop() if templates else make_template(spec, prepared)
-    if prepared.untold:
+    if prepared.untold and is_asked:
         prepared.untold -= 1
-        if prepared.untold in ATTEMPTS and is_told(spec, template):
-            prepared.untold = 0
+        if not prepared.untold and not is_told(spec, template):
+            prepared.untold = prepared.patience = prepared.patience * LATER
     guard = NoDispatch()
     try:
         fake: FakeTensor = make_wrapper(*prepared.start)

@@ -140,7 +140,9 @@ def relation(kind: str, p: Size) -> bool | Condition:
         if kind == "ne":
             found = negated(relation("eq", p))
         else:
-            found = _normal(kind, compact(algebra, p))
+            found = decided_by_interval(kind, algebra.interval(p))
+            if found is None:
+                found = _normal(kind, compact(algebra, p))
         algebra.compared[kind, p] = found
     return found
 
@@ -273,6 +275,11 @@ def _interned(algebra: Algebra, kind: str, p: Size, parts: tuple[Condition, ...]
         else:
             found.symbols = frozenset().union(*(part.symbols for part in parts))
     return found
+
+
+def is_about_one(condition: Any) -> bool:
+    """Whether it says of a size that it is 1."""
+    return isinstance(condition, Condition) and condition.kind == "eq" and constant_of(condition.expr) == -1
 
 
 # -- combinations ----------------------------------------------------------------------------------------

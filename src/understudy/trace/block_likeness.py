@@ -51,12 +51,21 @@ class Seen:
         self.held.append(value)
         return id(value)
 
+    _states: dict[int, Any] = field(default_factory=dict)
+
     def state(self, value: Any) -> Any:
         """Which object it is, and what it holds just now."""
         if type(value) in COMPARED:
             return type(value), value
         if isinstance(value, IDENTICAL):
             return self.identity(value)
+        found = self._states.get(id(value))
+        if found is None:
+            found = self._states[id(value)] = self._looked_at(value)
+            self.held.append(value)
+        return found
+
+    def _looked_at(self, value: Any) -> Any:
         if isinstance(value, functools.partial):
             return self.identity(value.func), *map(self._part, (*value.args, *value.keywords.values()))
         if isinstance(value, torch.Tensor):
@@ -81,7 +90,7 @@ class Likeness:
     def signature(self, module: torch.nn.Module, seen: Seen) -> Key:
         """Equal for modules whose forwards do the same."""
         attributes = vars(module)
-        parts: list[Any] = [type(module), *self._state_of_code(type(module), seen)]
+        parts: list[Any] = [type(module), self._state_of_code(type(module), seen)]
         for name, value in attributes.items():
             kind = type(value)
             if kind in COMPARED:
@@ -108,16 +117,12 @@ class Likeness:
             raise Unlike
         return seen.state(value)
 
-    def _state_of_code(self, kind: type, seen: Seen) -> Iterator[Any]:
+    def _state_of_code(self, kind: type, seen: Seen) -> Key:
         """What the methods of a class find in globals and closures: counters and tables are kept there."""
         reached = self._reached.get(kind)
         if reached is None:
             reached = self._reached[kind] = list(_reached_by(kind))
-        for place, name in reached:
-            if name is None:
-                yield seen.state(_contents(place))
-            elif name in place:
-                yield seen.state(place[name])
+        return tuple([seen.state(place.get(name) if name else _contents(place)) for place, name in reached])
 
 
 def _reached_by(kind: type) -> Iterator[tuple[Any, Any]]:

@@ -44,7 +44,7 @@ class Watched(dict[str, Any]):
 
 
 class Family:
-    """Siblings of one class. If they are not alike, the attributes in which they differ can be watched."""
+    """Siblings of one kind. If they are not alike, the attributes in which they differ can be watched."""
 
     def __init__(self, blocks: list[torch.nn.Module]) -> None:
         self._blocks = blocks
@@ -60,13 +60,8 @@ class Family:
         if self._is_watched:
             return False
         self._is_watched = True
-        alike: dict[tuple[type, ...], list[list[torch.nn.Module]]] = {}
-        for block in self._blocks:
-            parts = list(block.modules())
-            alike.setdefault(tuple(map(type, parts)), []).append(parts)
-        for blocks in alike.values():
-            for modules in zip(*blocks, strict=True):
-                self._hide(modules, _differing(modules))
+        for modules in zip(*(block.modules() for block in self._blocks), strict=True):
+            self._hide(modules, _differing(modules))
         return bool(self._tables)
 
     def _hide(self, modules: tuple[torch.nn.Module, ...], names: list[str]) -> None:

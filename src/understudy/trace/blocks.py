@@ -15,7 +15,6 @@ import random
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,14 +52,26 @@ class Group:
 
 
 def families_in(module: torch.nn.Module) -> Iterator[list[torch.nn.Module]]:
-    """Blocks of which there are several of one class."""
+    """Blocks of which there are several of one kind."""
     for container in module.modules():
         if isinstance(container, CONTAINERS):
-            by_class: dict[type, list[torch.nn.Module]] = {}
+            by_kind: dict[Key, list[torch.nn.Module]] = {}
             for child in container._modules.values():
-                if child is not None and _is_worth_it(child):
-                    by_class.setdefault(type(child), []).append(child)
-            yield from (blocks for blocks in by_class.values() if len(blocks) >= LEAST)
+                kind = None if child is None else _kind_of(child)
+                if kind is not None:
+                    by_kind.setdefault(kind, []).append(child)  # type: ignore[arg-type]
+            yield from (blocks for blocks in by_kind.values() if len(blocks) >= LEAST)
+
+
+def _kind_of(block: torch.nn.Module) -> Key | None:
+    """What blocks must have in common, before they are looked at more closely. None for one that is not worth it:
+    a module of torch's, or a few of them, are run faster than they are compared."""
+    if not block._modules:
+        return None if type(block).__module__.startswith("torch.") else (type(block),)
+    parts = list(block.modules())
+    if len(parts) < FEWEST:
+        return None
+    return tuple([(type(part), *[p.shape for p in part._parameters.values() if p is not None]) for part in parts])
 
 
 # --- what a block has recorded ----------------------------------------------------------------------------------------
@@ -126,13 +137,6 @@ def _specs(val: Any) -> Any:
         return part._spec if type(part) is FakeTensor else part
 
     return map_aggregate(val, leaf)
-
-
-def _is_worth_it(block: torch.nn.Module) -> bool:
-    """A module of torch's, or a few of them, are run faster than they are compared."""
-    if not block._modules:
-        return not type(block).__module__.startswith("torch.")
-    return sum(1 for _ in islice(block.modules(), FEWEST)) == FEWEST
 
 
 class Blocks:
