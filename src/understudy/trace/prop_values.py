@@ -26,7 +26,7 @@ NUMBERS = (*SYMBOLIC, int, float)
 def snapshot(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor as it is now, on the same storage, without gradient."""
     if type(tensor) is FakeTensor:
-        return make_view(tensor.fake_mode, tensor, tensor._spec)
+        return make_view(tensor.fake_mode, tensor, tensor._spec, is_asked=False)
     return tensor.detach()
 
 

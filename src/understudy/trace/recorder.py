@@ -19,17 +19,16 @@ import torch
 from torch.fx import Node
 
 from understudy import _torch
-from understudy.errors import Context, DataDependentOutputException
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_view
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import flat
-from understudy.lines import user_line
-from understudy.shapes.bindings import compute_unbacked_bindings
+from understudy.shapes.bindings import compute_unbacked_bindings, unbacked_symbols_in
 from understudy.shapes.env import ShapeEnv
 from understudy.trace import subgraphs
 from understudy.trace.effects import may_write
 from understudy.trace.node_meta import set_val
+from understudy.trace.reads import refused
 from understudy.trace.real_values import KnownValues
 from understudy.trace.tracer import OPEN, PLAIN, SYMBOLIC, PythonKeyTracer
 
@@ -233,15 +232,17 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
                 result._node = node
             else:  # also: written to in place, and known in the graph around this one
                 tracer.remember(result, node)
-            node.meta["val"] = make_view(fake_mode, result, result._spec)
+            node.meta["val"] = make_view(fake_mode, result, result._spec, False)
             node.meta["tensor_meta"] = tracer.node_meta.tensor_meta(result)
             env = fake_mode.shape_env
             if env is not None:
+                if facts.sizes_by_data:
+                    self._note_symbols_of_before(env, result)
                 if env.pending_fresh_unbacked_symbols:
                     self._bind_fresh(env, result, node)
-                if facts.sizes_by_data:  # as told before, by a call that recorded nothing
-                    tracer.symbols.bind_tensor(result._spec, node)
         else:
+            if facts.sizes_by_data:
+                self._note_symbols_of_before(fake_mode.shape_env, result)
             self.track(result, node)
         return result
 
@@ -286,6 +287,8 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         if specs is not None:
             self._read_before_resizes(tensors, specs)
         node = self.tracer.append_call(facts.target, node_args, node_kwargs, facts.name)
+        if facts.is_data_dependent or facts.sizes_by_data:
+            self._note_symbols_of_before(env_behind(result), result)
         self.track(result, node)
         self._of_parts(node)
         return result
@@ -361,16 +364,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
 
     def _for_real(self, func: Any, facts: OpFacts, args: Any, kwargs: Any, tensors: Any) -> Any:
         if facts.is_data_dependent and self._error_on_data_dependent_ops and tensors:
-            raise DataDependentOutputException(
-                f"{func} is data-dependent: a value of a tensor that is being traced was asked for, and the graph would "
-                "hold it fixed",
-                func=func,
-                context=Context(
-                    str(func), ", ".join(str(tuple(t.shape)) for t in tensors), user_line(),
-                    'trace it with tracing_mode="symbolic", where such a value is a symbol; or let it be fixed: '
-                    "make_fx(..., _error_on_data_dependent_ops=False)",
-                ),
-            )  # fmt: skip
+            raise refused(func, tensors)
         node_args, node_kwargs = self._as_arguments(facts, args, kwargs, tensors)
         if facts.writes:
             self.tracer.constants.before_write(func, args, kwargs)
@@ -412,6 +406,13 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
                 item = self.tracer.append_call(operator.getitem, (node, name), {}, "getitem")
                 set_val(item, part)
                 self._track(part, item)
+
+    def _note_symbols_of_before(self, env: ShapeEnv | None, result: Any) -> None:
+        """A stand-in knows what was read off its data before; in this graph, it is this call that tells."""
+        if env is not None:
+            known = self.tracer.symbols.readable()
+            pending = env.pending_fresh_unbacked_symbols
+            pending.extend(s for s in unbacked_symbols_in(result) if s not in known and s not in pending)
 
     def _bind_fresh(self, env: ShapeEnv, result: Any, node: Node) -> None:
         """Symbols that were born in this call are read off what it gave."""
