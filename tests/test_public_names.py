@@ -23,10 +23,11 @@ NAMES = """
     fx_placeholder_targets fx_placeholder_vals get_innermost_proxy_mode get_isolated_graphmodule
     get_plain_tensors get_proxy_mode get_proxy_slot get_torch_dispatch_modes guard_bool guard_float guard_int
     guard_or_false guard_or_true guard_scalar guard_size_oblivious guarding_hint_or_throw has_free_symbols
-    has_free_unbacked_symbols has_guarding_hint has_proxy_slot has_static_value is_concrete_bool
+    has_free_unbacked_symbols has_guarding_hint has_proxy_slot has_static_value
+    insert_deferred_runtime_asserts is_concrete_bool
     is_concrete_float is_concrete_int is_fake is_sym_node is_symbolic make_fx manual_meta_overrides mark_pure
     maybe_disable_fake_tensor_mode maybe_get_fake_mode maybe_handle_decomp optimization_hint py_sym_types
-    rebind_unbacked resolve_unbacked_bindings rule set_meta set_original_aten_op set_proxy_slot show
+    rebind_unbacked resolve_unbacked_bindings rule run_every_layer set_meta set_original_aten_op set_proxy_slot show
     snapshot_fake statically_known_false statically_known_true sym_and sym_eq sym_or symbolic_trace thunkify
     to_torch track_tensor track_tensor_tree unset_fake_temporarily wrap_key wrapper_and_args_for_make_fx
 """.split()

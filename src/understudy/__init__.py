@@ -79,6 +79,7 @@ from understudy.shapes.torch_contexts import (
     SymbolicContext,
 )
 from understudy.spec import New, Same, TensorSpec, Value, View
+from understudy.trace.blocks import run_every_layer
 from understudy.trace.capture import make_fx
 from understudy.trace.decomposing import (
     DecompositionInterpreter,
@@ -106,6 +107,7 @@ from understudy.trace.meta_tracer import MetaTracer, symbolic_trace
 from understudy.trace.prop import FakeTensorProp
 from understudy.trace.prop_errors import PropagationError
 from understudy.trace.recorder import ProxyTorchDispatchMode
+from understudy.trace.runtime_asserts import insert_deferred_runtime_asserts
 from understudy.trace.show import show
 from understudy.trace.slots import (
     extract_val,
@@ -208,6 +210,7 @@ __all__ = [
     "has_guarding_hint",
     "has_proxy_slot",
     "has_static_value",
+    "insert_deferred_runtime_asserts",
     "is_concrete_bool",
     "is_concrete_float",
     "is_concrete_int",
@@ -225,6 +228,7 @@ __all__ = [
     "rebind_unbacked",
     "resolve_unbacked_bindings",
     "rule",
+    "run_every_layer",
     "set_meta",
     "set_original_aten_op",
     "set_proxy_slot",

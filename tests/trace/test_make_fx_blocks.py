@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from understudy import FakeTensor, make_fx
+from understudy import FakeTensor, make_fx, run_every_layer
 from understudy.trace import blocks
 from understudy.trace.block_plan import Plan
 
@@ -489,3 +489,12 @@ def test_blocks_in_blocks(replays: list[Any]) -> None:
     gm = capture(model, x)
     assert len(replays) == 2 + 3  # layers of the first stage, and the other stages
     assert torch.equal(gm(x), model(x))
+
+
+def test_it_can_be_switched_off(replays: list[Any]) -> None:
+    model, x = Stack(), torch.randn(3, 8)
+    with run_every_layer():
+        capture(model, x)
+    assert not replays
+    capture(model, x)
+    assert replays

@@ -14,6 +14,8 @@ import functools
 import random
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +43,19 @@ FEWEST = 5
 TRIES = 4
 """Blocks of a family that were run for nothing, until the others are run without being looked at."""
 CONTAINERS = (torch.nn.ModuleList, torch.nn.Sequential)
+
+
+_REPEATS: ContextVar[bool] = ContextVar("layers are written down again", default=True)
+
+
+@contextmanager
+def run_every_layer() -> Iterator[None]:
+    """Inside, `make_fx` runs every layer of a model, also those that look like one that it has recorded."""
+    token = _REPEATS.set(False)
+    try:
+        yield
+    finally:
+        _REPEATS.reset(token)
 
 
 @dataclass
@@ -151,7 +166,7 @@ class Blocks:
 
     def watch(self, module: torch.nn.Module) -> None:
         """Listen to calls of blocks. The modules are lent: what is set on them goes when they are given back."""
-        for blocks in families_in(module):
+        for blocks in families_in(module) if _REPEATS.get() else ():
             family = Family(blocks)
             for block in blocks:
                 if id(vars(block).get("forward")) not in self._likeness.replaced:
