@@ -23,7 +23,7 @@ class Layer(nn.Module):
         self.down = nn.Linear(2 * width, width, bias=False)
 
     def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        return x + self.down(self.act(self.up(self.norm(x)))) * scale
+        return x + self.down(self.act(self.up(self.norm(x.contiguous())))) * scale
 
 
 class Stack(nn.Module):

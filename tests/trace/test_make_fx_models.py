@@ -12,9 +12,11 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import pytest
 import torch
 import transformers as hf
+from torch.fx.node import map_aggregate
 from torch.optim import SGD, AdamW
 
-from understudy import FakeTensor, capture_step, make_fx
+from understudy import FakeTensor, capture_step, make_fx, run_every_layer
+from understudy.trace.block_plan import Plan
 
 Inputs = tuple[torch.Tensor, ...]
 Case = tuple[torch.nn.Module, Callable[..., torch.Tensor], Callable[[int, int], Inputs]]
@@ -142,6 +144,64 @@ def test_graph_gives_the_models_numbers(name: str, tracing_mode: str) -> None:
     assert not any(isinstance(node.target, str) and "fake" in node.target for node in gm.graph.nodes)
     vals = [node.meta.get("val") for node in gm.graph.nodes if node.op == "call_function"]
     assert sum(type(val) is FakeTensor for val in vals) > len(vals) // 2
+
+
+DEEP = {**SMALL, "num_hidden_layers": 5}
+LAYERED: dict[str, tuple[Any, int]] = {
+    "llama": (lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**DEEP)), 3),
+    "phi": (lambda: hf.PhiForCausalLM(hf.PhiConfig(**DEEP)), 3),
+    "bert": (lambda: hf.BertModel(hf.BertConfig(**DEEP)), 3),
+    "mixtral": (lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**DEEP, num_key_value_heads=2, num_local_experts=4)), 3),
+    "gpt2 that scales by the layer": (
+        lambda: hf.GPT2LMHeadModel(
+            hf.GPT2Config(n_embd=32, n_layer=5, n_head=4, vocab_size=WORDS, bos_token_id=1, eos_token_id=1,
+                          scale_attn_by_inverse_layer_idx=True)
+        ), 0,
+    ),
+    "smollm, some layers without positions": (
+        lambda: hf.SmolLM3ForCausalLM(
+            hf.SmolLM3Config(**DEEP, num_key_value_heads=2, no_rope_layer_interval=2, pad_token_id=0, bos_token_id=1,
+                             eos_token_id=2)
+        ), 0,
+    ),
+}  # fmt: skip
+"""Models with layers enough to repeat, and how many are written down without being run."""
+
+
+@pytest.mark.parametrize("name", LAYERED)
+@pytest.mark.parametrize("tracing_mode", ["fake", "symbolic"])
+def test_layers_that_repeat(name: str, tracing_mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    followed: list[Plan] = []
+    results = Plan._results
+    monkeypatch.setattr(Plan, "_results", lambda plan, *given: (followed.append(plan), results(plan, *given))[1])
+    torch.manual_seed(0)
+    make, count = LAYERED[name]
+    model = make().eval()
+
+    def forward(ids: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = model(input_ids=ids)[0]
+        return result
+
+    if hasattr(model.config, "use_cache"):
+        model.config.use_cache = False
+    (ids,) = tokens(2, 9)
+    with torch.no_grad():
+        repeated = make_fx(forward, tracing_mode=tracing_mode)(ids)
+        assert len(followed) == count
+        with run_every_layer():
+            run = make_fx(forward, tracing_mode=tracing_mode)(ids)
+        assert len(followed) == count
+        assert torch.equal(repeated(ids), forward(ids))
+    assert list(map(described, repeated.graph.nodes)) == list(map(described, run.graph.nodes))
+
+
+def described(node: torch.fx.Node) -> tuple[str, ...]:
+    meta = node.meta
+    spec = map_aggregate(meta.get("val"), lambda part: str(part._spec) if type(part) is FakeTensor else str(part))
+    return (
+        node.format_node() or "", str(spec), str(meta.get("torch_fn")), str(meta.get("tensor_meta")),
+        str(meta.get("stack_trace")),
+    )  # fmt: skip
 
 
 # Mixtral's experts run through other operators while they are traced: its gradients agree to rounding, and AdamW would

@@ -95,7 +95,7 @@ class Likeness:
             kind = type(value)
             if kind in COMPARED:
                 parts += (name, kind, value)
-            elif (value or kind not in TABLES) and id(value) not in self.replaced:
+            elif (kind not in TABLES or value) and id(value) not in self.replaced:
                 parts += (name, self._described(value, seen))
         return tuple(parts)
 

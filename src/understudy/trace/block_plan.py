@@ -69,7 +69,7 @@ class Step:
 class Plan:
     """The steps of a block, and how to follow them."""
 
-    def __init__(self, known: Recording, counts: dict[Any, int]) -> None:
+    def __init__(self, known: Recording) -> None:
         self._known = known
         nodes = dict.fromkeys((*known.inputs, *filter(None, known.own), *known.nodes))
         self._slots = {node: Place(i) for i, node in enumerate(nodes)}
@@ -79,7 +79,7 @@ class Plan:
         self._others = {*self._given, *self._outside}
         self._traces: dict[str, int] = {}
         self._calls: dict[tuple[str, str], int] = {}
-        self._functions = {described(func): func for func in counts}
+        self._functions = {described(func): func for func in known.advance}
         self._call_list: list[Call] = []
         self._own_of = {node: i for i, node in enumerate(known.own) if node is not None}
         inside = set(known.nodes)
@@ -128,7 +128,7 @@ class Plan:
         if call is not None and call not in self._calls:
             name, _, number = call[0].rpartition("_")
             func = self._functions.get((name, call[1]))
-            before = int(number) - self._known.counts.get((name, call[1]), 0)
+            before = int(number) - self._known.counts.get(func, 0)
             self._call_list.append(Call(func, name, call[1], before))
         return self._number(self._calls, call)
 
@@ -190,13 +190,12 @@ class Plan:
 
     def _numbered_calls(self, tracer: PythonKeyTracer) -> list[tuple[str, str]]:
         counts = tracer.torch_fn_counts
-        numbers = [counts.get(call.func, 0) + call.before for call in self._call_list]
-        for call, number in zip(self._call_list, numbers, strict=True):
-            if call.func is not None:
-                counts[call.func] = max(number, counts.get(call.func, 0))
-        return [
-            (f"{call.name}_{number}", call.kind) for call, number in zip(self._call_list, numbers, strict=True)
+        calls = [
+            (f"{call.name}_{counts.get(call.func, 0) + call.before}", call.kind) for call in self._call_list
         ]
+        for func, count in self._known.advance.items():
+            counts[func] = counts.get(func, 0) + count
+        return calls
 
     def _results(
         self, tracer: PythonKeyTracer, mode: FakeTensorMode, slots: list[Any], given: list[FakeTensor]

@@ -29,7 +29,7 @@ from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import flat
 from understudy.shapes.node import SymNode
 from understudy.trace.block_likeness import COMPARED, Key, Likeness, Seen, Unlike
-from understudy.trace.block_plan import Plan, described
+from understudy.trace.block_plan import Plan
 from understudy.trace.block_watch import Family
 from understudy.trace.effects import may_write, written_values
 
@@ -103,8 +103,9 @@ class Recording:
     result: Any
     structure: Any
     prefix: str
-    counts: dict[tuple[str, str], int]
-    functions: dict[Any, int]
+    counts: dict[Any, int]
+    advance: dict[Any, int]
+    """How often torch functions had been called before, and are called in it."""
     held: list[Any]
 
     @functools.cached_property
@@ -119,7 +120,7 @@ class Recording:
     @functools.cached_property
     def plan(self) -> Plan:
         """How to write it down again."""
-        return Plan(self, self.functions)
+        return Plan(self)
 
     def canonical(self) -> list[Any]:
         """Equal for recordings that differ in nothing but their inputs and own tensors."""
@@ -240,7 +241,7 @@ class Blocks:
         tracer = self._tracer
         before = next(iter(reversed(tracer.graph.nodes)))
         state = random.getstate()
-        counts = {described(func): count for func, count in tracer.torch_fn_counts.items()}
+        counts = dict(tracer.torch_fn_counts)
         prefix = tracer.node_meta.stack_trace()
         around, tracer.made = tracer.made, []
         made = tracer.made
@@ -265,7 +266,7 @@ class Blocks:
                 [node for node in _after(before) if not _is_shared(node, own)], list(map(self._node, given)), own,
                 [*given, *seen.tensors],
                 [self._node(leaf) if isinstance(leaf, torch.Tensor) else _plain(leaf) for leaf in results],
-                structure, prefix, counts, tracer.torch_fn_counts, seen.held,
+                structure, prefix, counts, _advance(counts, tracer.torch_fn_counts), seen.held,
             )  # fmt: skip
             _check_pure(recording)
         except (Unlike, TypeError):
@@ -284,6 +285,10 @@ class Blocks:
         if node is None:
             raise Unlike
         return node
+
+
+def _advance(before: dict[Any, int], after: dict[Any, int]) -> dict[Any, int]:
+    return {func: count - before.get(func, 0) for func, count in after.items() if count != before.get(func, 0)}
 
 
 def _is_trained(tensors: list[torch.Tensor]) -> bool:
