@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.fx import Node
@@ -29,7 +29,7 @@ class Place:
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Val:
     """A tensor that a node gives: its spec, the number of its storage, and whether it can be made the short way."""
 
@@ -38,8 +38,7 @@ class Val:
     is_short: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """A call of a torch function: how many of its kind come before it in the block."""
 
     func: Any
@@ -48,8 +47,7 @@ class Call:
     before: int
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """A node, with places in the stead of what differs from run to run."""
 
     slot: int
@@ -151,25 +149,23 @@ class Plan:
             bases[storage] = tensor
         traces, calls = self._written_traces(tracer), self._numbered_calls(tracer)
         append, is_inference = tracer.appender().call, torch.is_inference_mode_enabled()
-        for step in self._steps:
-            if step.own != NONE:
-                slots[step.slot] = node_of(tensors[step.own])
+        for slot, own, name, target, args, places, kwargs, is_nested, same, trace, call, val in self._steps:
+            if own != NONE:
+                slots[slot] = node_of(tensors[own])
                 continue
-            args, kwargs = step.args, step.kwargs
-            if step.is_nested:
+            if is_nested:
                 args, kwargs = _filled((args, kwargs), slots)
-            elif step.places:
+            elif places:
                 filled = list(args)
-                for position, slot in step.places:
-                    filled[position] = slots[slot]
+                for position, other in places:
+                    filled[position] = slots[other]
                 args = tuple(filled)
-            node = slots[step.slot] = append(step.name, step.target, args, kwargs)
+            node = slots[slot] = append(name, target, args, kwargs)
             meta = node.meta
-            if step.trace != NONE:
-                meta["stack_trace"] = traces[step.trace]
-            if step.call != NONE:
-                meta["torch_fn"] = calls[step.call]
-            val = step.val
+            if trace != NONE:
+                meta["stack_trace"] = traces[trace]
+            if call != NONE:
+                meta["torch_fn"] = calls[call]
             if type(val) is not Val:
                 if val is not None:
                     meta["val"] = _made_all(mode, val, bases)
@@ -180,7 +176,7 @@ class Plan:
                     bases[val.storage] = fake
             else:
                 meta["val"] = _made(mode, val, bases)
-            meta.update(step.meta)
+            meta.update(same)
         return self._results(tracer, mode, slots, given)
 
     def _written_traces(self, tracer: PythonKeyTracer) -> list[str]:

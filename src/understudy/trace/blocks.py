@@ -43,6 +43,7 @@ FEWEST = 5
 TRIES = 4
 """Blocks of a family that were run for nothing, until the others are run without being looked at."""
 CONTAINERS = (torch.nn.ModuleList, torch.nn.Sequential)
+NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 _REPEATS: ContextVar[bool] = ContextVar("layers are written down again", default=True)
@@ -304,7 +305,7 @@ def _is_shared(node: Node, own: list[Node | None]) -> bool:
     """Written down once and used by all: constants that are not a block's own, and numbers made of sizes."""
     if node.op == "get_attr":
         return node not in own
-    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return type(node.meta.get("val")) in NUMBERS
 
 
 def _after(before: Node) -> list[Node]:

@@ -45,5 +45,5 @@ def _target_is_pure(node: Node) -> bool:
         return is_pure(target, node.args, node.kwargs) and not node.is_impure(impure_random=False)
     if target is torch.get_rng_state:
         return True
-    is_number = isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
+    is_number = type(node.meta.get("val")) in (torch.SymInt, torch.SymFloat, torch.SymBool)
     return target is operator.getitem or is_number
