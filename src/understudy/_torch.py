@@ -180,7 +180,7 @@ def innermost(value: Any) -> Any:
         if torch._is_functional_tensor(value):
             torch._sync(value)
         is_functional = getattr(type(value), "_mode_key", None) == torch._C._TorchDispatchModeKey.FUNCTIONAL
-        inner = value.elem if is_functional else unwrapped(value)  # type: ignore[attr-defined]
+        inner = value.elem if is_functional else unwrapped(value)
         if inner is None:
             break
         value = inner
@@ -261,6 +261,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     **{f"initial {name}": (torch.nn.init, f"_no_grad_{name}_") for name in _INITIAL},
     "initial linear layer": (torch.nn.Linear, "reset_parameters"),
     "initial convolution": (torch.nn.modules.conv._ConvNd, "reset_parameters"),
+    "as_subclass": (torch.Tensor, "as_subclass"),
     "recurrent layers": (sys.modules["torch._decomp.decompositions"], "_rnn_helper"),
     "unpacking a sequence": (torch._VF, "_pad_packed_sequence"),
     "broadcasting a mask": (torch.masked._ops, "_input_mask"),
@@ -599,12 +600,15 @@ def is_heard_alone(mode: Any) -> bool:
 
 
 def is_recorded_alone(mode: Any, recorder: Any) -> bool:
-    """Whether a call reaches this recorder and this fake mode and nothing else: no other mode, transform or cast."""
+    """Whether a call reaches this recorder and this fake mode and nothing else: no other mode, transform, cast or hook of
+    all modules."""
+    listening = range(torch._C._len_torch_function_stack())
     return (
         torch._C._len_torch_dispatch_stack() == 2
         and torch._C._get_dispatch_mode(FAKE) is mode
         and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is recorder
-        and torch._C._len_torch_function_stack() <= 1
+        and all(getattr(torch._C._get_function_stack_at(i), "only_counts", False) for i in listening)
+        and not torch.nn.modules.module._has_any_global_hook()
         and not any(map(torch.is_autocast_enabled, _CASTING_DEVICES))
         and torch._C._functorch.peek_interpreter_stack() is None
         and not torch.fx.traceback.has_preserved_node_meta()

@@ -498,3 +498,38 @@ def test_it_can_be_switched_off(replays: list[Any]) -> None:
     assert not replays
     capture(model, x)
     assert replays
+
+
+def test_hooks_of_all_modules_are_called(replays: list[Any]) -> None:
+    called: list[str] = []
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, args, output: called.append(type(module).__name__)
+    )
+    try:
+        capture(Stack(), torch.randn(3, 8))
+    finally:
+        handle.remove()
+    assert called.count("LayerNorm") == 7
+    assert not replays
+
+
+def test_other_function_modes_hear_every_call(replays: list[Any]) -> None:
+    from torch.overrides import TorchFunctionMode
+
+    class Heard(TorchFunctionMode):
+        count = 0
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            Heard.count += func is nn.functional.layer_norm
+            return func(*args, **(kwargs or {}))
+
+    model = Stack()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with Heard():
+            return model(x)
+
+    with torch.no_grad():
+        make_fx(program, tracing_mode="fake", _disable_torch_fn_metadata_mode=True)(torch.randn(3, 8))
+    assert Heard.count == 7
+    assert not replays

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from understudy import _torch
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import flat
+from understudy.trace import reads
 from understudy.trace import recurrent as _recurrent  # noqa: F401  (corrects torch's Python versions)
 from understudy.trace.untold import SET_DATA, set_data
 
@@ -29,12 +30,24 @@ def _set_data(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> Any
     return set_data(tracer, *args)
 
 
-SPECIAL = {torch.istft: _in_python, SET_DATA: _set_data}
+def _read(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> Any:
+    reads.check(tracer, func, args, kwargs)
+    return func(*args, **kwargs)
+
+
+SPECIAL = {
+    torch.istft: _in_python,
+    SET_DATA: _set_data,
+    **dict.fromkeys(reads.READS, _read),
+}
 """Functions that are not only called."""
 
 
 class TorchFunctionMetadataMode(TorchFunctionMode):
     """Numbers the calls of each torch function: `("linear_2", "builtin_function_or_method.linear")`."""
+
+    only_counts = True
+    """What it would hear of a call can be told without it."""
 
     def __init__(self, tracer: PythonKeyTracer) -> None:
         self.tracer = tracer
