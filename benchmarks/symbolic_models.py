@@ -3,7 +3,7 @@
 Swin and ConvNeXt pad to multiples, cut windows and interpolate. Torch's mode can't build them with a `ShapeEnv` (their
 constructors read numbers off tensors), and C++ refuses its symbols in padding unless the Python dispatcher is on. So
 models are built outside of the mode here and moved into it, and there are two small ones of the same kind beside them:
-of Swin itself, one pass of torch's takes many minutes.
+of Swin itself, with twelve layers, one pass of torch's takes many minutes.
 """
 
 from __future__ import annotations

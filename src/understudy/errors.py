@@ -14,6 +14,7 @@
     ├── UnsupportedFakeTensorException (RuntimeError) a tensor that can't be stood in for
     ├── UnsupportedMutationAliasingException (RuntimeError)
     ├── MixedTensorsError (RuntimeError, AssertionError)  a real tensor, or a fake of another mode, among fakes
+    ├── SymbolMismatch (ValueError, AssertionError)   inputs that give a symbol two values
     ├── MetadataMismatchError (RuntimeError)      a cross-check found two different answers
     └── NoDataError (RuntimeError)                data pointer, numpy array, … of a tensor without data
 
@@ -143,6 +144,10 @@ class MixedTensorsError(UnderstudyError, RuntimeError, AssertionError):
 
     An `AssertionError` too, because that is what torch's mode raises.
     """
+
+
+class SymbolMismatch(UnderstudyError, ValueError, AssertionError):
+    """Inputs that give a symbol two values. An `AssertionError` too, because that is what torch's environment raises."""
 
 
 class MetadataMismatchError(UnderstudyError, RuntimeError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -152,6 +153,24 @@ def test_mutation(device: str) -> None:
 def test_a_size_that_depends_on_data() -> None:
     with FakeTensorMode(), pytest.raises(understudy.DynamicOutputShapeException, match="picked"):
         picked(torch.randn(3))
+
+
+def test_a_size_that_is_nobodys_to_bind(library: Any) -> None:
+    library.define("scratch(Tensor x, bool told) -> Tensor")
+
+    @torch.library.register_fake(f"{library.ns}::scratch", lib=library)
+    def _(x: Tensor, told: bool) -> Tensor:
+        context = torch.library.get_ctx()
+        env = context._shape_env  # type: ignore[attr-defined]
+        with nullcontext() if told else env.ignore_fresh_unbacked_symbols():
+            context.new_dynamic_size()
+        return x.clone()
+
+    scratch = getattr(torch.ops, library.ns).scratch.default
+    x = torch.randn(3)
+    understudy.make_fx(lambda x: scratch(x, False), tracing_mode="symbolic")(x)
+    with pytest.raises(ValueError, match="the result does not say what u0"):
+        understudy.make_fx(lambda x: scratch(x, True), tracing_mode="symbolic")(x)
 
 
 def test_without_anything_it_says_how() -> None:

@@ -162,6 +162,15 @@ def test_zero_dimensional_cpu_tensors_join_any_device(device: str) -> None:
         assert (torch.tensor(1) + scale).device.type == "cpu"
 
 
+def test_nextafter_takes_no_scalars_of_the_cpu() -> None:
+    with FakeTensorMode():
+        here, there = torch.tensor(1.0), torch.tensor(2.0, device="cuda")
+        assert torch.nextafter(there, there).device.type == "cuda"
+        for pair in ((here, there), (there, here)):
+            with pytest.raises(FakeTensorDeviceMismatchError, match="on the same device"):
+                torch.nextafter(*pair)
+
+
 def test_zero_dimensional_cuda_tensors_do_not_join_the_cpu() -> None:
     with FakeTensorMode(), pytest.raises(FakeTensorDeviceMismatchError):
         torch.randn(3) * torch.tensor(2.0, device="cuda")

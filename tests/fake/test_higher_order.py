@@ -171,6 +171,16 @@ def test_under_transforms() -> None:
         assert gradient.shape == (4, 3)
 
 
+def test_one_that_is_given_tensors_only() -> None:
+    from torch._higher_order_ops.inline_asm_elementwise import inline_asm_elementwise
+
+    options = {"asm_str": "mov.f32 $0, $1;", "constraints": "=f,f", "dtype": torch.float64}
+    with FakeTensorMode():
+        for _ in range(2):
+            out = inline_asm_elementwise(torch.randn(2, 3), **options)
+            assert type(out) is FakeTensor and out.shape == (2, 3) and out.dtype is torch.float64
+
+
 def test_compiled_functions_run_as_they_are() -> None:
     @torch.compile
     def before(x: torch.Tensor) -> torch.Tensor:

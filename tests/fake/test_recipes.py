@@ -62,6 +62,12 @@ PROGRAMS: dict[str, Program] = {
     "no dropout": lambda x, w, b: F.dropout(x, 0.5, training=False),
     "layer_norm": lambda x, w, b: F.layer_norm(x, (WIDTH,), b, b),
     "group_norm": lambda x, w, b: F.group_norm(x.mT, 4, b, b),
+    "batch_norm": lambda x, w, b: F.batch_norm(x.mT, b.detach(), b.detach(), b, b),
+    "batch_norm in training": lambda x, w, b: F.batch_norm(
+        x.mT, b.detach(), b.detach(), b, b, training=True
+    ),
+    "reshape": lambda x, w, b: x.reshape(x.shape[0], -1),
+    "reshape of a transposed": lambda x, w, b: x.mT.reshape(x.shape[0], -1),
     "cross_entropy": lambda x, w, b: F.cross_entropy(x.flatten(0, 1), x.argmax(-1).flatten()),
 }
 
@@ -281,3 +287,25 @@ def test_the_table_names_composites() -> None:
     for name in recipes.COMPOSITES:
         op = recipes._torch.operator_named(name)
         assert recipes._torch.has_composite_kernel(op), name
+
+
+def test_what_is_written_in_training_is_not_known_any_more() -> None:
+    """The schema does not tell: the second module finds the recipe of the first."""
+    mode = new_mode()
+    x = stand_ins(mode)[0]
+    with mode, torch.no_grad():
+        for norm in [torch.nn.BatchNorm1d(WIDTH) for _ in range(3)]:
+            assert norm.running_mean is not None and mode.value_of(norm.running_mean) is not None
+            norm(x.mT)
+            assert mode.value_of(norm.running_mean) is None
+
+
+def test_symbols_have_no_function_of_their_own() -> None:
+    """C++ asks each symbol among the arguments; it is told so without an error for as long as a mode is active."""
+    mode = new_mode()
+    x = stand_ins(mode)[0]
+    with mode:
+        assert torch.SymInt.__torch_function__ is torch._C._disabled_torch_function_impl  # type: ignore[attr-defined]
+        assert not torch.overrides.has_torch_function((x.shape[0],))
+        assert x.view(x.shape[0], -1).shape[0] is not None
+    assert not hasattr(torch.SymInt, "__torch_function__")

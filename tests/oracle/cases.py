@@ -112,6 +112,11 @@ def _samples(op: Any, dtype: str, requires_grad: bool = False) -> Iterator[tuple
     return enumerate(op.sample_inputs_func(op, "cpu", DTYPES[dtype], requires_grad))
 
 
+def samples_in(op: Any, dtype: str) -> int:
+    """How many samples of an operator the database has."""
+    return sum(1 for _ in _samples(op, dtype))
+
+
 def _case(op: Any, dtype: str, variant: str, number: int, call: Any, sample: Any, **more: Any) -> Case:
     return Case(op.full_name, dtype, variant, number, call, (sample.input, *sample.args), dict(sample.kwargs), **more)
 

@@ -38,7 +38,10 @@ def effect_of(run: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> Effect
     return Effect(account, tree_flatten(result)[0], tensors)
 
 
-def effects_differ(program: Effect, graph: Effect, compare_values: bool = True) -> list[str]:
+def effects_differ(
+    program: Effect, graph: Effect, compare_values: bool = True, *, rounded: bool = False
+) -> list[str]:
+    """Where they differ; if `rounded`, values only where they do so by more than rounding explains."""
     found = [str(difference) for difference in differences(program.account, graph.account)]
     if found or not compare_values:
         return found
@@ -46,10 +49,14 @@ def effects_differ(program: Effect, graph: Effect, compare_values: bool = True) 
         *((f"out[{i}]", a, b) for i, (a, b) in enumerate(zip(program.results, graph.results, strict=True))),
         *((f"in[{i}]", a, b) for i, (a, b) in enumerate(zip(program.inputs, graph.inputs, strict=True))),
     ]
-    return [f"{where}.values: {difference}" for where, a, b in pairs if (difference := values_differ(a, b))]
+    return [
+        f"{where}.values: {difference}"
+        for where, a, b in pairs
+        if (difference := values_differ(a, b, rounded))
+    ]
 
 
-def values_differ(a: Any, b: Any) -> str:
+def values_differ(a: Any, b: Any, rounded: bool = False) -> str:
     """How the values of two tensors differ; empty if they do not. NaN is itself here."""
     if not isinstance(a, torch.Tensor):
         return ""  # numbers are in the account
@@ -60,8 +67,9 @@ def values_differ(a: Any, b: Any) -> str:
         a, b = a.int_repr(), b.int_repr()
     if a.dtype is not torch.complex32 and torch.equal(a, b):
         return ""
+    tolerance = {} if rounded else {"rtol": 0, "atol": 0}
     try:
-        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True, check_stride=False)
+        torch.testing.assert_close(a, b, equal_nan=True, check_stride=False, **tolerance)
     except AssertionError as error:
         return " ".join(str(error).split())[:300]
     return ""

@@ -9,7 +9,7 @@ elsewhere  with symbolic sizes: the same at other sizes that the guards admit
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -24,6 +24,7 @@ from tests.oracle.compare import tensors_in
 from tests.oracle.effects import Effect, effect_of, effects_differ
 from tests.oracle.engines import is_data_dependent
 from tests.oracle.run import Verdict, _said, _text
+from understudy.shapes.sizes import from_torch
 
 MODES = ("real", "fake", "symbolic")
 
@@ -31,12 +32,13 @@ OUTCOMES = {
     "ok": "the graph does what the program does",
     "refused": "the program itself raises",
     "data-dependent": "the program decides by data, and the engine says so",
+    "rounded": "the graph does the same but for rounding",
     "wrong": "the graph does something else",
     "unsound": "the graph does something else at other sizes that the guards admit",
     "error": "the program runs, and is not captured, or the graph does not run",
     "crash": "the process died, or did not come back",
 }
-FAILURES = ("data-dependent", "wrong", "unsound", "error", "crash")
+FAILURES = ("data-dependent", "rounded", "wrong", "unsound", "error", "crash")
 OTHER_SIZES = 2
 
 UNFORESEEABLE = frozenset(
@@ -91,12 +93,21 @@ def run_of(run: Callable[[list[torch.Tensor]], Any], tensors: list[torch.Tensor]
     return effect_of(lambda: run(tensors), tensors)
 
 
-def examine(case: Case, engine: str, mode: str) -> Verdict:
+def examine(case: Case, engine: str, modes: Sequence[str]) -> dict[str, Verdict]:
+    """The verdict of each tracing mode."""
     program = Program(case)
+    random_state = torch.default_generator.get_state()
     try:
-        eager = run_of(program, duplicate(program.tensors))
-    except Exception:
-        return Verdict("refused")
+        try:
+            eager = run_of(program, duplicate(program.tensors))
+        except Exception:
+            return {mode: Verdict("refused") for mode in modes}
+        return {mode: _judged(case, program, eager, engine, mode) for mode in modes}
+    finally:  # the samples to come must not depend on which ones were looked at
+        torch.default_generator.set_state(random_state)
+
+
+def _judged(case: Case, program: Program, eager: Effect, engine: str, mode: str) -> Verdict:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -108,9 +119,10 @@ def examine(case: Case, engine: str, mode: str) -> Verdict:
     compares = case.op not in UNFORESEEABLE
     found = effects_differ(eager, traced, compares)
     if found:
-        return Verdict("wrong", _kinds(found), "; ".join(found)[:900])
-    if mode == "symbolic" and engine == "understudy" and _can_be_resized(program):
-        return _elsewhere(case, program, graph, compares)
+        outcome = "wrong" if effects_differ(eager, traced, rounded=True) else "rounded"
+        return Verdict(outcome, _kinds(found), "; ".join(found)[:900])
+    if mode == "symbolic" and engine == "understudy" and _can_be_resized(case, program):
+        return _elsewhere(case.op, program, graph, compares)
     return Verdict("ok")
 
 
@@ -142,11 +154,11 @@ def _kinds(found: list[str]) -> str:
 class SymbolicGraph:
     """A captured graph with symbolic sizes, as `symbolic.other_sizes` wants it."""
 
-    def __init__(self, graph: Any, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, graph: Any, arguments: Sequence[Any]) -> None:
         self.env = graph.shape_env
         placeholders = graph.graph.find_nodes(op="placeholder")
-        self.inputs = [
-            (real, node.meta["val"]._spec) for real, node in zip(tensors, placeholders, strict=True)
+        self._arguments = [
+            (real, node.meta["val"]) for real, node in zip(arguments, placeholders, strict=True)
         ]
 
     @property
@@ -156,22 +168,48 @@ class SymbolicGraph:
     def broken(self, sizes: Mapping[Any, int]) -> list[Any]:
         return [guard for guard in self.env.guards if not guard.holds(sizes)]
 
-    def inputs_at(self, sizes: Mapping[Any, int]) -> list[torch.Tensor]:
-        return [symbolic.resized(real, symbolic.evaluated(spec, sizes)) for real, spec in self.inputs]
+    def arguments_at(self, sizes: Mapping[Any, int]) -> list[Any]:
+        """Arguments of other sizes, with the values of the ones that the graph was made from."""
+        return [
+            symbolic.resized(real, symbolic.evaluated(value._spec, sizes))
+            if isinstance(real, torch.Tensor)
+            else symbolic.number_at(from_torch(value), sizes)
+            for real, value in self._arguments
+        ]
+
+    def admitted(self) -> Iterator[dict[Any, int]]:
+        """Other sizes at which all guards hold."""
+        seen = {tuple(self.env.hints[symbol] for symbol in self.symbols)}
+        for sizes in islice(symbolic.other_sizes(self), 32):  # type: ignore[arg-type]
+            key = tuple(sizes[symbol] for symbol in self.symbols)
+            if key not in seen and all(map(_is_within, key, self.symbols)) and not self.broken(sizes):
+                seen.add(key)
+                yield sizes
 
 
-def _can_be_resized(program: Program) -> bool:
+def _is_within(size: int, symbol: Any) -> bool:
+    return (symbol.low is None or size >= symbol.low) and (symbol.high is None or size <= symbol.high)
+
+
+def _can_be_resized(case: Case, program: Program) -> bool:
     """Whether all inputs can be made in other sizes: each has memory of its own."""
+    if case.op in symbolic.TRUSTING:
+        return False
     tensors = program.tensors
     if not all(tensor.layout == torch.strided and not tensor.is_quantized for tensor in tensors):
         return False
     return len({tensor.untyped_storage()._cdata for tensor in tensors}) == len(tensors)
 
 
-def _elsewhere(case: Case, program: Program, graph: Any, compares: bool) -> Verdict:
+def _elsewhere(op: str, program: Program, graph: Any, compares: bool) -> Verdict:
     symbolic_graph = SymbolicGraph(graph, program.tensors)
-    for sizes in islice(_admitted(symbolic_graph), OTHER_SIZES):
-        inputs = symbolic_graph.inputs_at(sizes)
+    for sizes in islice(symbolic_graph.admitted(), OTHER_SIZES):
+        inputs = symbolic_graph.arguments_at(sizes)
+        if op in symbolic.NEVER_EMPTY and not all(tensor.numel() for tensor in inputs):
+            continue
+        if op in symbolic.WITH_PIVOTS:
+            for pivots in (tensor for tensor in inputs if tensor.dtype is torch.int32):
+                pivots.fill_(1)
         shown = ", ".join(str(list(tensor.shape)) for tensor in inputs)
         try:
             eager = run_of(program, duplicate(inputs))
@@ -188,17 +226,8 @@ def _elsewhere(case: Case, program: Program, graph: Any, compares: bool) -> Verd
         found = effects_differ(eager, traced, compares)
         if found:
             return Verdict(
-                "unsound",
+                "unsound" if effects_differ(eager, traced, rounded=True) else "rounded",
                 _kinds(found),
                 f"at {shown}: {'; '.join(found)}; guards {symbolic_graph.env.guards}"[:900],
             )
     return Verdict("ok")
-
-
-def _admitted(run: SymbolicGraph) -> Iterator[dict[Any, int]]:
-    seen = {tuple(run.env.hints[symbol] for symbol in run.symbols)}
-    for sizes in islice(symbolic.other_sizes(run), 32):  # type: ignore[arg-type]
-        key = tuple(sizes[symbol] for symbol in run.symbols)
-        if key not in seen and symbolic.is_admissible(run, sizes) and not run.broken(sizes):  # type: ignore[arg-type]
-            seen.add(key)
-            yield sizes

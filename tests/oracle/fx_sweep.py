@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 import time
 from collections import Counter
@@ -17,6 +18,7 @@ from typing import Any
 
 from tests.oracle import engines
 from tests.oracle import sweep as static_sweep
+from tests.oracle.fx_gaps import samples_with_gaps
 
 MODES = ("real", "fake", "symbolic")
 VARIANTS = ("function", "inplace", "out", "out_resized", "backward")
@@ -33,11 +35,19 @@ class Plan(static_sweep.Plan):
     modes: tuple[str, ...] = MODES
     other_variants: int | None = None
     "An upper limit of samples for all variants but the function itself."
+    most: int | None = None
+    "Of the samples of an operator that has more, so many are drawn: always the same ones, and those that show gaps."
 
     def limit(self, variant: str) -> int | None:
         """How many samples of a variant are taken; None for all."""
         limits = [self.samples, self.other_variants if variant != "function" else None]
         return 0 if variant not in self.variants else min((n for n in limits if n is not None), default=None)
+
+    def drawn(self, name: str, count: int) -> frozenset[int] | None:
+        """The numbers of the samples to take of `count`; None for all."""
+        if self.most is None or count <= self.most:
+            return None
+        return frozenset(random.Random(name).sample(range(count), self.most)) | samples_with_gaps(name)
 
     def run(self, name: str) -> dict[str, Any]:
         return sweep_op(name, self)
@@ -45,7 +55,7 @@ class Plan(static_sweep.Plan):
 
 def sweep_op(name: str, plan: Plan) -> dict[str, Any]:
     """All cases of one operator: for each engine its cells, by `mode/variant`."""
-    from tests.oracle.cases import OPS, Limits, cases_of, dtypes_of
+    from tests.oracle.cases import OPS, Limits, cases_of, dtypes_of, samples_in
     from tests.oracle.cases import VARIANTS as ALL
 
     limits = Limits(**{variant: plan.limit(variant) for variant in ALL})
@@ -54,24 +64,27 @@ def sweep_op(name: str, plan: Plan) -> dict[str, Any]:
     op = OPS[name]
     for dtype in dtypes_of(op, plan.dtypes)[:1]:
         try:
+            drawn = None if plan.most is None else plan.drawn(name, samples_in(op, dtype))
             for case in cases_of(op, dtype, limits):
-                for engine in plan.engines:
-                    for mode in plan.modes:
-                        _record(case, engine, mode, cells[engine])
+                if drawn is None or case.sample in drawn:
+                    for engine in plan.engines:
+                        _record(case, engine, plan.modes, cells[engine])
         except Exception as error:  # a broken sample generator must not hide what came before it
             for engine in plan.engines:
                 _count(cells[engine], f"{dtype}/samples", "unusable", repr(error)[:200])
     return {"op": name, "seconds": round(time.perf_counter() - started, 2), "engines": cells}
 
 
-def _record(case: Any, engine: str, mode: str, cells: dict[str, Any]) -> None:
+def _record(case: Any, engine: str, modes: Sequence[str], cells: dict[str, Any]) -> None:
     from tests.oracle.fx_run import examine
     from tests.oracle.run import inputs_of
 
-    verdict = examine(case, engine, mode)
-    failure = _count(cells, f"{mode}/{case.variant}", verdict.outcome, verdict.cause)
-    if failure is not None:
-        failure.update(sample=case.sample, dtype=case.dtype, detail=verdict.detail, inputs=inputs_of(case))
+    for mode, verdict in examine(case, engine, modes).items():
+        failure = _count(cells, f"{mode}/{case.variant}", verdict.outcome, verdict.cause)
+        if failure is not None:
+            failure.update(
+                sample=case.sample, dtype=case.dtype, detail=verdict.detail, inputs=inputs_of(case)
+            )
 
 
 _count = static_sweep._count
@@ -105,6 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = Plan(
         engines=engines.NAMES if options.engine == "both" else (options.engine,), modes=tuple(options.modes),
         variants=tuple(options.variant), samples=None if options.samples == "all" else int(options.samples),
+        most=options.most,
     )  # fmt: skip
     names = static_sweep.operator_names(options.ops)
     results: list[dict[str, Any]] = []
@@ -152,6 +166,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--modes", nargs="+", default=MODES, choices=MODES)
     parser.add_argument("--variant", nargs="+", default=VARIANTS, choices=VARIANTS)
     parser.add_argument("--samples", default="2", help="how many of each operator and variant, or 'all'")
+    parser.add_argument("--most", type=int, help="draw so many of an operator's samples, if it has more")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", help="write the results to this file")
     parser.add_argument("--show", action="store_true", help="print each failure")

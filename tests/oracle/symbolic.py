@@ -48,11 +48,19 @@ ASKERS_SHOWN = 3
 TRUSTING = frozenset({"_segment_reduce.offsets"})
 """Operators whose kernels read where the values of the sample tell them to, beyond tensors of other sizes, until the
 process dies: held against a real run at the example's sizes only."""
+WITH_PIVOTS = frozenset({"lu_solve", "linalg.lu_solve", "linalg.ldl_solve", "lu_unpack"})
+"""Operators whose kernels swap the rows that pivots name: those of the sample may name rows that smaller matrices lack."""
+READING_BEYOND = frozenset({"native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"})
+"""Operators whose kernels read and write beyond parameters that are too short, which now and then ends the process: the
+sizes that their guards keep away are not tried."""
+NEVER_EMPTY = frozenset({"nn.functional.pdist"})
+"""Operators of which a gradient of nothing takes the process with it."""
 QUESTIONS = frozenset({"aten::size", "aten::stride", "aten::numel", "aten::storage_offset", "aten::sym_size", "aten::sym_numel"})
 """What C++ asks of tensors: no steps of a computation."""
 
 Sizes = Mapping[Any, int]
-Step = tuple[str, list[Any]]
+Step = tuple[str, list[Any], list[Any]]
+"""The name of an operator, its results, and the whole numbers among its arguments."""
 
 
 @dataclass
@@ -138,6 +146,10 @@ class SymbolicRun:
     def real_inputs(self, sizes: Sizes) -> Any:
         """Real arguments of other sizes, with values of the sample."""
         made = {id(leaf): resized(leaf, evaluated(spec, sizes)) for leaf, spec in self.inputs}
+        if self.case.op in WITH_PIVOTS:
+            for pivots in made.values():
+                if pivots.dtype is torch.int32:
+                    pivots.fill_(1)
         position = iter(self.inputs)
 
         def replaced(leaf: Any) -> Any:
@@ -145,10 +157,10 @@ class SymbolicRun:
 
         return tree_map(replaced, (self.case.args, self.case.kwargs))
 
-    def real_result(self, sizes: Sizes) -> Any:
-        args, kwargs = self.real_inputs(sizes)
+    def real_result(self, sizes: Sizes, listener: Any = None) -> Any:
+        args, kwargs = self.real_inputs(sizes)  # not for the listener: how inputs are made is no step of the operator
         seed()
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), listener or nullcontext():
             warnings.simplefilter("ignore")
             return described(called(self.case, args, kwargs))
 
@@ -157,19 +169,25 @@ class SymbolicRun:
 
         The symbolic run is made again to listen to it. What it hears at the example's sizes may be other operators than
         in a real run (torch takes other ways for tensor subclasses); then only the names of the real ones are compared.
+        In the same way, numbers among the arguments are compared where they are written alike at the example's sizes: a
+        size that C++ has read, and handed on as a number, is recorded as that number.
         """
         recorded = self._steps()
         real, example = self.real_steps(sizes), self.real_steps(self.env.hints)
-        if [name for name, _ in real] != [name for name, _ in example]:
+        if [name for name, _, _ in real] != [name for name, _, _ in example]:
             return False
-        if [(name, at(found, self._as_heard(self.env.hints))) for name, found in recorded] != example:
+        hints, here = self._as_heard(self.env.hints), self._as_heard(sizes)
+        if [(name, at(found, hints)) for name, found, _ in recorded] != [(name, found) for name, found, _ in example]:
             return True
-        return [(name, at(found, self._as_heard(sizes))) for name, found in recorded] == real
+        return all(
+            at(found, here) == result and (at(given, hints) != before or at(given, here) == numbers)
+            for (_, found, given), (_, result, numbers), (_, _, before) in zip(recorded, real, example, strict=True)
+        )
 
     def real_steps(self, sizes: Sizes) -> list[Step]:
         """The operators that a real run at these sizes is made of, with their results."""
-        with Listener() as listener:
-            self.real_result(sizes)
+        listener = Listener()
+        self.real_result(sizes, listener)
         return listener.heard
 
     def _steps(self) -> list[Step]:
@@ -193,13 +211,23 @@ class Listener(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func.namespace == "aten" and func.name() not in QUESTIONS:
-            self.heard.append((func.name(), described(result)))
+            self.heard.append((func.name(), described(result), described(tree_map(_number_in, (args, kwargs)))))
         return result
+
+
+def _number_in(argument: Any) -> Any:
+    return argument if isinstance(argument, (int, torch.SymInt)) else None
+
+
+NAMES = {id(function): name for name, function in vars(torch.nn.functional).items() if callable(function)}
+"""Programs call these by name, and get what has that name while a mode is active."""
 
 
 def called(case: Case, args: Any, kwargs: Any) -> Any:
     """The result of the call; for the backward variant the gradients."""
-    result = case.call(*args, **kwargs)
+    name = NAMES.get(id(case.call))
+    call = case.call if name is None else getattr(torch.nn.functional, name)
+    result = call(*args, **kwargs)
     if case.variant != "backward":
         return result
     leaves = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
@@ -296,6 +324,8 @@ def _changed(run: SymbolicRun, values: dict[Any, int]) -> dict[Any, int]:
 
 def is_admissible(run: SymbolicRun, sizes: Sizes) -> bool:
     """Within the declared ranges: guards are another question."""
+    if run.case.op in NEVER_EMPTY and not all(sizes.values()):
+        return False
     return all(
         (symbol.low is None or sizes[symbol] >= symbol.low) and (symbol.high is None or sizes[symbol] <= symbol.high)
         for symbol in run.symbols
@@ -370,6 +400,8 @@ def _try_admitted(run: SymbolicRun, sizes: Sizes, examined: Examined) -> None:
 
 
 def _try_broken(run: SymbolicRun, sizes: Sizes, guard: Any, examined: Examined) -> None:
+    if run.case.op in READING_BEYOND:
+        return
     examined.trials += 1
     try:
         needless = run.real_result(sizes) == at(run.result, sizes)

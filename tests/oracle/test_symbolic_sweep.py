@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.oracle.cases import OPS, Limits, cases_of
 from tests.oracle.sweep import operator_names, sweep
-from tests.oracle.symbolic import FAILURES
-from tests.oracle.symbolic_sweep import Plan, cell_of, sweep_op
+from tests.oracle.symbolic import FAILURES, SymbolicRun
+from tests.oracle.symbolic_sweep import Plan, cell_of, static_variants, sweep_op
 
 CHUNKS = 12
 SHORT = Plan(dtypes=("float32",), samples=1, duck_shapes=(False,))
@@ -51,6 +52,15 @@ def check(results: Sequence[dict[str, Any]], gaps: dict[str, str]) -> None:
 def test_first_samples(number: int) -> None:
     names = [name for name in operator_names(None) if zlib.crc32(name.encode()) % CHUNKS == number]
     check([sweep_op(name, SHORT) for name in names], GAPS)
+
+
+def test_steps_of_a_real_run_are_those_of_the_operator() -> None:
+    """How its inputs are made is none of them: with these, no real run would ever be as recorded."""
+    limits = {variant: 1 if variant == "function" else 0 for variant in static_variants()}
+    case = next(iter(cases_of(OPS["sigmoid"], "float32", Limits(**limits))))
+    run = SymbolicRun(case, duck_shape=False)
+    assert [step[0] for step in run.real_steps(run.env.hints)] == ["aten::sigmoid"]
+    assert run.is_recorded(run.env.hints)
 
 
 @pytest.mark.conformance

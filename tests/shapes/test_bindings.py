@@ -41,12 +41,12 @@ def names(symbols: set[Any]) -> set[str]:
 @pytest.mark.parametrize(
     ("program", "expected"),
     [
-        (lambda x: x.nonzero(), {"u0": ".size(0)"}),
+        (lambda x: x.nonzero(), {"u0": ".size()[0]"}),
         (lambda x: x.argmax().item(), {"u0": ""}),
         (lambda x: x.sum().item(), {"zuf0": ""}),
         (lambda x: (x.sum() > 0).item(), {"u0": ""}),
-        (lambda x: [x.argmax().item(), {"rows": x.nonzero()}], {"u0": "[0]", "u1": "[1]['rows'].size(0)"}),
-        (lambda x: torch.unique(x, return_counts=True), {"u0": "[0].size(0)"}),
+        (lambda x: [x.argmax().item(), {"rows": x.nonzero()}], {"u0": "[0]", "u1": "[1]['rows'].size()[0]"}),
+        (lambda x: torch.unique(x, return_counts=True), {"u0": "[0].size()[0]"}),
         (lambda x: x.argmax().item() * 2, {"u0": "//2"}),
     ],
 )  # fmt: skip
@@ -105,7 +105,7 @@ def test_running_again_renames() -> None:
     assert statically_known_true(first.shape[0] == second.shape[0])
     assert not env.pending_fresh_unbacked_symbols
     resolved = resolve_unbacked_bindings(env, node.meta["unbacked_bindings"])
-    assert resolved is not None and shown(resolved) == {"u1": ".size(0)"}
+    assert resolved is not None and shown(resolved) == {"u1": ".size()[0]"}
     assert resolve_unbacked_bindings(env, None) is None
 
 
@@ -136,6 +136,20 @@ def test_free_symbols() -> None:
 
 def test_paths_print_as_code() -> None:
     path = KeyPath().then("item", 0).then("item", "rows").then("size", 1).then("divided", 4)
-    assert str(path) == "[0]['rows'].size(1)//4"
+    assert str(path) == "[0]['rows'].size()[1]//4"
     assert path.get([{"rows": torch.zeros(2, 12)}]) == 3
     assert KeyPath().then("offset").get(torch.zeros(5)[2:]) == 2
+
+
+def test_symbols_are_those_of_the_expressions() -> None:
+    env, mode, x = made()
+    with mode:
+        rows = x.nonzero()
+    n, count = x.shape[0].node.expr, rows.shape[0].node.expr
+    assert free_symbols(x.shape[0] + rows.shape[0]) == {n, count}
+    assert free_unbacked_symbols([x, rows]) == {count}
+    assert free_symbols({n + 1: [count, torch.zeros(2)]}) == {n, count}
+    bindings = compute_unbacked_bindings(env, rows)
+    assert bindings is not None and set(bindings) == {count} and count in bindings and n not in bindings
+    assert bindings[count].get(torch.zeros(5, 2)) == 5
+    assert env.bind_symbols([x], torch.zeros(3, 7))[n] == 3

@@ -328,6 +328,14 @@ def test_divisibility_is_checked_when_the_program_runs(env: ShapeEnv, mode: Fake
     assert [str(fact.condition) for fact in env.runtime_asserts] == ["u0 % 2 == 0"]
 
 
+def test_making_a_tensor_on_meta_asks_nothing(env: ShapeEnv, mode: FakeTensorMode) -> None:
+    sizes = [env.create_unbacked_symint() for _ in range(3)]
+    with mode:
+        assert torch.empty(sizes, device="meta").shape[2].node is sizes[2].node
+        assert torch.empty(sizes[:1], device="meta").shape[0].node is sizes[0].node
+    assert not env.guards
+
+
 def test_printing_assumes_nothing(env: ShapeEnv, mode: FakeTensorMode) -> None:
     x = mode.from_tensor(real_input(), source="x")
     with mode:

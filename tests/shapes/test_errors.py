@@ -58,6 +58,12 @@ def without_a_name(x: torch.Tensor) -> None:
         pass
 
 
+def loop_over_experts(x: torch.Tensor) -> None:
+    hit = (x > 0).nonzero()
+    for expert in hit:
+        x[expert] *= 2
+
+
 Program = Callable[[torch.Tensor], None]
 MESSAGES: list[tuple[Program, str, str, str, str]] = [
     (branch, "whether u0 >= 4", "n = x.argmax().item()", "if n > 3:",
@@ -66,6 +72,11 @@ MESSAGES: list[tuple[Program, str, str, str, str]] = [
      "say which it is, before it is needed: torch._check(kept.shape[0] >= 11) or torch._check(kept.shape[0] <= 10)"),
     (loop, "the value of u0", "n = x.argmax().item()", "for _ in range(n):",
      "say what it is, before it is needed: torch._check(n == <number>); or keep it a symbol, without int() and range()"),
+    (loop_over_experts, "the value of u0", "hit = (x > 0).nonzero()", "for expert in hit:",
+     "how many rounds the loop has is data: go through all that there can be, with torch.where for what does not count, or "
+     "do the work of all rounds in one call; of a mixture of experts, take the implementation that groups them, in "
+     "transformers model.set_experts_implementation('grouped_mm'); if it is known, say what it is, before it is needed: "
+     "torch._check(hit.shape[0] == <number>); or keep it a symbol, without int() and range()"),
     (truth, "whether u0 == 1", "is_large = (x.sum() > 100).item()", "if is_large:",
      "say which it is, before it is needed: torch._check(is_large) or torch._check(not is_large)"),
     (real_number, "whether zuf0 > 0.5", "mean = x.mean().item()", "if mean > 0.5:",
@@ -87,12 +98,14 @@ def run(program: Program) -> GuardOnDataDependentSymNode:
     return caught.value
 
 
-@pytest.mark.parametrize(("program", "question", "born", "asked", "advice"), MESSAGES, ids=lambda v: getattr(v, "__name__", ""))
+@pytest.mark.parametrize(
+    ("program", "question", "born", "asked", "advice"), MESSAGES, ids=lambda v: getattr(v, "__name__", "")
+)
 def test_messages(program: Program, question: str, born: str, asked: str, advice: str) -> None:
     error = run(program)
-    assert error.reason.startswith(f"the program needs to know {question}, and that is data-dependent: u0 was made by ") or (
-        "zuf0 was made by .item()" in error.reason
-    )
+    assert error.reason.startswith(
+        f"the program needs to know {question}, and that is data-dependent: u0 was made by "
+    ) or ("zuf0 was made by .item()" in error.reason)
     assert error.reason.endswith(born) and "test_errors.py:" in error.reason
     assert error.context.line.endswith(asked) and "test_errors.py:" in error.context.line
     assert error.context.hint == advice
@@ -129,5 +142,8 @@ def test_operators_born_symbols_are_named() -> None:
     x = mode.from_tensor(torch.randn(4, 8), static_shapes=True)
     with mode:
         rows = x.nonzero()
-        with pytest.raises(GuardOnDataDependentSymNode, match=r"aten.nonzero.default of f32\[4, 8\]@cpu at .*rows = x.nonzero\(\)"):
+        with pytest.raises(
+            GuardOnDataDependentSymNode,
+            match=r"aten.nonzero.default of f32\[4, 8\]@cpu at .*rows = x.nonzero\(\)",
+        ):
             bool(rows.shape[0] > 5)

@@ -167,8 +167,9 @@ def test_one_symbol_in_two_places_binds_once() -> None:
     square = mode.from_tensor(torch.zeros(4, 4), source="x", symbolic_context=("n", "n"))
     assert not env.check(torch.zeros(3, 3))
     assert str(env.check(torch.zeros(3, 5))[0]).startswith("x.size(1) == n\n    but x.size(1) = 5, n = 3")
-    with pytest.raises(ValueError, match=r"arg0.size\(1\) is 5, where n is 3"):
-        env.bind_symbols([square], torch.zeros(3, 5))
+    for kind in (ValueError, AssertionError):  # the latter is what torch's raises
+        with pytest.raises(kind, match=r"arg0.size\(1\) is 5, where n is 3: 3 != 5"):
+            env.bind_symbols([square], torch.zeros(3, 5))
 
 
 def test_a_division_by_zero_is_a_broken_guard() -> None:
@@ -216,7 +217,7 @@ def test_admitted_sizes_are_those_for_which_the_answer_is_right(name: str) -> No
             continue
         check(*reals)
         admitted += 1
-        values = env.bind_symbols(None, *reals)
+        values = {env.from_sympy(symbol): number for symbol, number in env.bind_symbols(None, *reals).items()}
         expected = program(*reals)
         found = [s if isinstance(s, int) else s.value.evaluate(values) for s in (*out.spec.shape, *out.spec.stride)]
         assert found == [*expected.shape, *expected.stride()], (sizes, out.spec)

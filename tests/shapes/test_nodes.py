@@ -190,6 +190,18 @@ def test_sympy_on_demand() -> None:
     assert str((a * 0.3 > b).node.expr) == "0.3*a > b"
 
 
+def test_shifts_refuse_what_python_refuses() -> None:
+    env = ShapeEnv()
+    a, b = symbols(env)
+    for shift in (operator.lshift, operator.rshift):
+        for places in (-1, -b):
+            with pytest.raises(ValueError, match="negative shift count"):
+                shift(a, places)
+        for x, y in ((a, 1.0), (1.0, a), (a, b * 0.5)):
+            with pytest.raises(TypeError, match="unsupported operand"):
+                shift(x, y)
+
+
 def test_copies() -> None:
     env = ShapeEnv()
     a, _ = symbols(env)
@@ -208,3 +220,41 @@ def test_other_types_are_left_to_python() -> None:
     with pytest.raises(TypeError, match="unhashable"):
         hash(a)
     assert a.node in {a.node}
+
+
+def test_what_is_settled_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = ShapeEnv()
+    a, b = (size.node for size in symbols(env))
+    one = a.wrap_int(1)
+    proved, refuted, assumed = a.ge(one), a.eq(one), a.gt(b)
+    assert proved.guard_bool("x.cpp", 1) and not refuted.guard_or_false("x.cpp", 1)
+    assert not refuted.expect_true("x.cpp", 1)
+    answer = assumed.guard_bool("x.cpp", 1)
+    assert [str(guard.condition) for guard in env.guards] == ["a > b" if answer else "a <= b"]
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("asked again")
+
+    for name in ("decide", "decide_in_kernel", "is_known"):
+        monkeypatch.setattr(ShapeEnv, name, refuse)
+    for node, truth in ((proved, True), (refuted, False), (assumed, answer)):
+        questions = (node.guard_bool, node.guard_or_false, node.guard_or_true, node.statically_known_true)
+        assert {ask("y.cpp", 2) for ask in questions} == {truth}
+    assert proved.expect_true("y.cpp", 2) and not refuted.expect_true("y.cpp", 2)
+
+
+def test_what_is_open_is_asked_again() -> None:
+    env = ShapeEnv()
+    a, b = (size.node for size in symbols(env))
+    condition = a.gt(b)
+    assert not condition.statically_known_true("x.cpp", 1)
+    env.expect(condition.value)
+    assert condition.statically_known_true("x.cpp", 1) is condition.guard_bool("x.cpp", 1)
+
+
+def test_an_example_to_the_contrary_spares_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = ShapeEnv()
+    a, b = symbols(env)
+    condition = (a < b).node.value if a.node.hint > b.node.hint else (a > b).node.value
+    monkeypatch.setattr(type(env.facts), "prove", lambda *_: pytest.fail("a search in vain"))
+    assert not env.is_known(condition)

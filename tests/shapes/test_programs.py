@@ -127,7 +127,7 @@ def agree(shape: tuple[int, ...], wanted: list[tuple[str, int]], others: list[tu
             continue
         admitted += 1
         expected = program(real)
-        values = env.bind_symbols(None, real)
+        values = {env.from_sympy(symbol): number for symbol, number in env.bind_symbols(None, real).items()}
         for symbol, definition in env.definitions.items():
             values[symbol] = int(definition.evaluate(values))
         assert at(out.spec, values) == metadata(expected), f"at {other}: {about}"

@@ -65,8 +65,7 @@ MODELS: dict[str, Model] = {
     "cnn": Model(models._cnn, {"input": ((2, 3, 16, 18), IMAGE)}, "f32[batch, 10]",
                  ("height >= 6", "width >= 6"), {"batch": 5, "height": 21, "width": 14}),
     "unet": Model(models.Unet, {"x": ((2, 3, 16, 24), IMAGE)}, "f32[batch, 3, 2*height, 2*width]",
-                  ("width >= 3", "height >= 3", "height % 2 == 0", "width % 2 == 0"),
-                  {"batch": 3, "height": 20, "width": 12}),
+                  ("height % 2 == 0", "width % 2 == 0"), {"batch": 3, "height": 2, "width": 12}),
     "lstm": Model(lambda: models.Recurrent(nn.LSTM), {"x": ((3, 5, 8), FEATURES)}, "f32[batch, 4]", (), LONGER),
     "gru, fixed length": Model(lambda: models.Recurrent(nn.GRU), {"x": ((3, 5, 8), (BATCH, "static", "static"))},
                                "f32[batch, 4]", (), {"batch": 7}),
@@ -87,13 +86,15 @@ MODELS: dict[str, Model] = {
     # Rows and columns of patches are joined to one dimension: how they lie in memory is another thing for one row.
     "convnext": Model(
         convnext, {"pixel_values": ((2, 3, 64, 96), IMAGE)}, "f32[batch, 3]",
-        tuple(f"{size} >= {least}" for least in (4, 8, 16, 32, 64) for size in ("width", "height")),
+        # The kernels have to fit; and of a map of one pixel, another layout would be the usual one.
+        (*(f"{size} >= {least}" for least in (4, 8, 16, 32) for size in ("width", "height")),
+         *(f"width >= {least} or height >= {least}" for least in (8, 16, 32, 64))),
         {"batch": 3, "height": 70, "width": 100},
     ),
     # The program itself asks for the padding, the window and the shift at each stage.
     "swin": Model(
         swin, {"pixel_values": ((2, 3, 32, 32), IMAGE)}, "f32[batch, 3]",
-        ("width % 2 == 0", "height % 2 == 0", "width >= 4", "height >= 4", "height <= width", "height >= 10",
+        ("width % 2 == 0", "height % 2 == 0", "height <= width", "height >= 10",
          "width % 8 == 0", "height % 8 == 0", "height >= 18", "width % 16 == 0", "height % 16 == 0"),
         {"batch": 3, "height": 48, "width": 64},
     ),

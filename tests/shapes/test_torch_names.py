@@ -284,5 +284,5 @@ def test_graphs_and_paths_in_torchs_words() -> None:
     assert "x.size(0) >= 2" in guards
     (nonzero,) = (node for node in module.graph.nodes if "unbacked_bindings" in node.meta)
     ((symbol, path),) = nonzero.meta["unbacked_bindings"].items()
-    assert key_get(nonzero.meta["val"], path) == nonzero.meta["val"].shape[0] and str(path) == ".size(0)"
+    assert key_get(nonzero.meta["val"], path) == nonzero.meta["val"].shape[0] and str(path) == ".size()[0]"
     assert str(symbol) == str(nonzero.meta["val"].shape[0])

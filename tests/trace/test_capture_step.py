@@ -64,6 +64,56 @@ def test_graph_trains_as_the_program_does(name: str, tracing_mode: str) -> None:
         assert same_state(model, reference)
 
 
+SCHEDULED = {
+    "SGD": {"momentum": 0.9, "weight_decay": 0.1},
+    "SGD, fused": {"fused": True},
+    "Adam": {},
+    "AdamW": {"foreach": True},
+    "AdamW, fused": {"fused": True},
+    "RMSprop": {},
+    "NAdam": {},
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULED)
+def test_a_learning_rate_that_varies(name: str) -> None:
+    model, make = make_model(), getattr(torch.optim, name.partition(",")[0])
+    reference = copy.deepcopy(model)
+    optimizer = make(model.parameters(), lr=0.01, **SCHEDULED[name])
+    eager = make(reference.parameters(), lr=0.01, **SCHEDULED[name])
+    step = capture_step(model, F.cross_entropy, optimizer, *batch(0), varying=["lr"])
+    for seed in range(1, 5):
+        eager.param_groups[0]["lr"] = 0.01 / seed
+        step.get_buffer("optimizer_state.group_0.lr").fill_(0.01 / seed)
+        assert torch.equal(step(*batch(seed)), eager_step(reference, eager, *batch(seed)))
+        assert same_state(model, reference)
+
+
+def test_a_learning_rate_among_the_inputs() -> None:
+    model = make_model()
+    groups = [{"params": model[0].parameters(), "lr": 0.5}, {"params": model[3].parameters()}]
+    optimizer = torch.optim.SGD(groups, lr=0.01)
+    step = capture_step(model, F.cross_entropy, optimizer, *batch(0), varying=["lr"], parameters="inputs")
+    state = step.example_state
+    assert [float(state[f"group_{group}.lr"]) for group in (0, 1)] == [0.5, 0.01]
+    parameters = {name: value.clone() for name, value in step.example_parameters.items()}
+    before = {name: value.clone() for name, value in parameters.items()}
+    step(parameters, {**state, "group_0.lr": torch.tensor(0.0, dtype=torch.float64)}, *batch(0))
+    changed = [
+        name for name, _ in model.named_parameters() if not torch.equal(parameters[name], before[name])
+    ]
+    assert changed == ["3.weight", "3.bias"]
+
+
+def test_what_can_vary_is_said() -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with pytest.raises(ValueError, match=r"'rate' is no number among the options of SGD; these are: .*lr"):
+        capture_step(model, F.cross_entropy, optimizer, *batch(0), varying=["rate"])
+    with pytest.raises(ValueError, match=r"SGD decides by a number(.|\n)*one of momentum"):
+        capture_step(model, F.cross_entropy, optimizer, *batch(0), varying=["momentum"])
+
+
 def test_goes_on_with_the_state_that_the_optimizer_has() -> None:
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, dampening=0.5)

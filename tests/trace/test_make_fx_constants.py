@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.trace.captured import MODES, assert_same, captured, check, targets
-from understudy import make_fx
+from understudy import FakeTensorMode, make_fx
 
 
 def test_a_literal_is_stored_once_and_copied_at_each_run() -> None:
@@ -121,9 +121,15 @@ def test_a_real_tensor_among_stand_ins_is_refused_by_its_name() -> None:
         captured(lambda x: x + k, torch.randn(2), mode="fake")
 
 
-def test_a_stand_in_from_outside_is_refused() -> None:
-    from understudy import FakeTensorMode
+@pytest.mark.parametrize("mode", ["real", "fake"])
+def test_a_stand_in_of_the_surrounding_mode_is_a_constant(mode: str) -> None:
+    with FakeTensorMode():
+        y = torch.randn(2)
+        graph = make_fx(lambda x: x + y, tracing_mode=mode)(torch.randn(2))
+        assert graph(torch.randn(2)).shape == (2,) and graph._tensor_constant0 is y
 
+
+def test_a_stand_in_from_outside_is_refused() -> None:
     with FakeTensorMode():
         k = torch.randn(2)
     with pytest.raises(RuntimeError, match="_allow_fake_constant"):

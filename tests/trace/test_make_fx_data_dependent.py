@@ -115,7 +115,7 @@ def test_the_node_says_which_symbols_it_makes() -> None:
     (node,) = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.nonzero.default)
     ((symbol, path),) = node.meta["unbacked_bindings"].items()
     assert str(symbol) == "u0"
-    assert str(path) == ".size(0)"
+    assert str(path) == ".size()[0]"
     assert str(node.meta["val"].shape[0]) == "u0"
 
     graph = captured(items, torch.tensor(4))
@@ -214,3 +214,16 @@ def test_refusals_say_that_it_is_data_dependent(mode: str) -> None:
         make_fx(lambda a, b: torch.allclose(a, b), tracing_mode=mode)(torch.zeros(3), torch.zeros(3))
     with pytest.raises(RuntimeError, match="data-dependent"):
         make_fx(lambda a: -a if a.sum() > 0 else a, tracing_mode=mode)(torch.zeros(3))
+
+
+def test_inputs_whose_sizes_are_datas() -> None:
+    a, b = torch.randn(4, 3), torch.randn(4, 3)
+    for tensor in (a, b):
+        torch._dynamo.decorators.mark_unbacked(tensor, 0)
+    graph = captured(lambda a, b: torch.cat([a, b]) * a.shape[0], a, b)
+    assert torch.equal(graph(torch.ones(2, 3), torch.ones(5, 3)), torch.full((7, 3), 2.0))
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    for node in placeholders:
+        ((symbol, path),) = node.meta["unbacked_bindings"].items()
+        assert symbol == node.meta["val"].shape[0].node.expr and str(path) == ".size()[0]"
+    assert graph.shape_env.pending_fresh_unbacked_symbols == []

@@ -184,15 +184,21 @@ def test_a_symbol_that_is_no_input() -> None:
 # --- what the function refers to ------------------------------------------------------------------------------------------
 
 
-def test_a_stand_in_as_a_constant() -> None:
-    mode = FakeTensorMode()
+@pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
+def test_a_stand_in_as_a_constant(tracing_mode: str) -> None:
+    """As in torch: one of the mode that the inputs belong to, or that is active."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
     x, other = mode.from_tensor(torch.randn(3)), mode.from_tensor(torch.randn(3))
-    with pytest.raises(
-        MixedTensorsError, match=r"made outside of this trace(.|\n)*_allow_fake_constant=True"
-    ):
-        make_fx(lambda x: x + other, tracing_mode="fake")(x)
-    gm = make_fx(lambda x: x + other, tracing_mode="fake", _allow_fake_constant=True)(x)
+    gm = make_fx(lambda x: x + other, tracing_mode=tracing_mode)(x)
     assert gm._tensor_constant0 is other
+    if tracing_mode != "real":
+        with mode:
+            gm = make_fx(lambda x: x + other, tracing_mode=tracing_mode)(torch.randn(3))
+        assert gm._tensor_constant0 is other
+    message = r"made outside of this trace(.|\n)*_allow_fake_constant=True"
+    for foreign in (torch.randn(3), FakeTensorMode(shape_env=ShapeEnv()).from_tensor(torch.randn(3))):
+        with pytest.raises(MixedTensorsError, match=message):
+            make_fx(lambda x: x + other, tracing_mode=tracing_mode)(foreign)
 
 
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])

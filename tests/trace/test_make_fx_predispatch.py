@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from understudy import (
     DataDependentOutputException,
     FakeTensorMode,
-    UnsupportedOperatorException,
     get_proxy_mode,
     get_torch_dispatch_modes,
     make_fx,
@@ -146,6 +145,29 @@ def test_grad_mode_is_in_the_graph(mode: str) -> None:
 
 
 @each_mode
+def test_names_count_the_calls_that_are_there(mode: str) -> None:
+    def f(x: Any) -> Any:
+        y = x.sin()
+        with torch.no_grad():
+            z = y.cos()
+        return y + z.sin()
+
+    graph = traced(f, torch.randn(4, requires_grad=True), mode=mode).graph
+    names = [node.name for node in graph.nodes]
+    assert names == [
+        "x_1",
+        "sin",
+        "_set_grad_enabled",
+        "cos",
+        "_set_grad_enabled_1",
+        "sin_1",
+        "add",
+        "output",
+    ]
+    assert graph.create_node("call_function", torch.sin, (), {}, name="sin").name == "sin_2"
+
+
+@each_mode
 def test_autocast_is_in_the_graph(mode: str) -> None:
     def f(x: torch.Tensor, w: torch.Tensor) -> Any:
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -225,15 +247,53 @@ def test_a_backward_pass_inside(mode: str) -> None:
     assert not any(name.startswith("_tensor_constant") for name, _ in gm.named_buffers())
 
 
+NORM = torch.nn.BatchNorm1d(4)
+LAYERS = torch.nn.LSTM(4, 4, 2, dropout=0.5)
+BY_CHANCE_OR_BY_WRITES = {
+    "dropout": lambda x: F.dropout(x.sin(), 0.5),
+    "dropout in place": lambda x: F.dropout(x.sin(), 0.5, inplace=True),
+    "dropout of whole channels": lambda x: F.dropout1d(x.sin()[None], 0.5),
+    "alpha_dropout": lambda x: F.alpha_dropout(x.sin(), 0.5, training=True),
+    "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.5),
+    "rrelu": lambda x: F.rrelu(x.sin() - 0.5, training=True),
+    "batch_norm": lambda x: x.sin(),
+    "instance_norm": lambda x: F.instance_norm(x.T[None], torch.zeros(4), torch.ones(4)),
+    "relu in place": lambda x: (x * 2).relu_(),
+    "layers with dropout": lambda x: x[None],
+}
+
+
+@pytest.mark.filterwarnings("ignore")
 @each_mode
-def test_a_backward_pass_through_chance_says_so(mode: str) -> None:
+@pytest.mark.parametrize("name", BY_CHANCE_OR_BY_WRITES)
+def test_a_backward_pass_through_chance_and_writes(name: str, mode: str) -> None:
+    """The derivative reads what was drawn inside of an operator: its parts are in the graph then, and drawn once."""
+
+    modules = torch.nn.ModuleDict({"batch_norm": NORM, "layers with dropout": LAYERS})
+
     def f(x: torch.Tensor) -> Any:
         x = x.detach().requires_grad_()
-        return torch.autograd.grad(F.dropout(x, 0.5).sum(), x)
+        y = (modules[name] if name in modules else torch.nn.Identity())(BY_CHANCE_OR_BY_WRITES[name](x))
+        y = y[0] if isinstance(y, tuple) else y
+        return y.detach(), torch.autograd.grad(y.square().sum(), x)
 
-    message = r"aten\.dropout\.default is recorded as a whole(.|\n)*pre_dispatch=False"
-    with pytest.raises(UnsupportedOperatorException, match=message):
-        traced(f, torch.randn(3), mode=mode)
+    NORM.reset_running_stats()
+    gm = traced(f, torch.randn(6, 4), mode=mode)
+    gm.graph.lint()
+    x = torch.randn(6, 4)
+    found = []
+    for program in (gm, f):
+        NORM.reset_running_stats()
+        torch.manual_seed(1)
+        found.append((program(x), torch.rand(()), [buffer.clone() for buffer in NORM.buffers()]))
+    exactly = {} if name in modules else {"rtol": 0, "atol": 0}
+    torch.testing.assert_close(*found, **exactly)
+
+
+def test_parts_go_where_no_backward_pass_reads_them() -> None:
+    x = torch.randn(6, 4, requires_grad=True)
+    gm = traced(torch.nn.Sequential(torch.nn.Dropout(0.5), NORM), x, mode="fake")
+    assert targets(gm) == [aten.dropout.default, aten.add_.Tensor, aten.batch_norm.default]
 
 
 @each_mode

@@ -37,6 +37,19 @@ def test_draws(name: str) -> None:
     check(DRAWS[name], torch.randn(4, 3), others=((torch.randn(5, 6),),))
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_dropout_between_layers(kind: Any, is_first: bool) -> None:
+    layers = kind(3, 3, 3, dropout=0.5, bidirectional=is_first, batch_first=is_first)
+    other = torch.randn(5, 4, 3) if is_first else torch.randn(4, 5, 3)  # rounds are written out
+    check(lambda x: layers(x)[0], torch.randn(4, 4, 3), modes=("fake",))
+    graph = captured(lambda x: layers(x)[0], torch.randn_like(other))
+    torch.manual_seed(3)
+    found = graph(other)
+    torch.manual_seed(3)
+    torch.testing.assert_close(found, layers(other)[0])
+
+
 def test_a_number_that_nobody_uses_is_drawn_all_the_same() -> None:
     def f(x: Tensor) -> Any:
         torch.rand(3)

@@ -12,6 +12,7 @@ from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_over
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
+from torch._subclasses.functional_tensor import FunctionalTensorMode, PythonFunctionalizeAPI
 from torch.fx import GraphModule
 
 from understudy import FakeTensorMode, OperatorError, UnsupportedMutationAliasingException, make_fx
@@ -53,7 +54,57 @@ def negative(*shape: int) -> Tensor:
     return -positive(*shape)
 
 
+# --- under functionalization in Python, as torch's own compiler does it --------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_branches_of_functional_tensors_refer_to_nothing_outside(mode: str) -> None:
+    def grown(x: Tensor) -> Any:
+        y = x + 1
+        y.mul_(2)
+        return (y,)
+
+    def f(x: Tensor) -> Any:
+        (y,) = while_loop(lambda x: x.sum() < 10, grown, (x,))
+        return torch.cond(y.sum() > 100, lambda y: y.sin(), lambda y: grown(y)[0], (y,))
+
+    with FunctionalTensorMode():
+        gm = make_fx(PythonFunctionalizeAPI().functionalize(f), tracing_mode=mode)(torch.ones(3))
+    assert not any("_." in target for inner in (gm, *gm.children()) for target in targets(inner))
+    assert [len(inner.graph.find_nodes(op="placeholder")) for inner in gm.children()] == [1, 1, 1, 1]
+    assert torch.equal(gm(torch.ones(3)), torch.full((3,), 10.0))
+
+
 # --- cond ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_condition_on_sizes_is_computed_before_the_branches_are_read() -> None:
+    def f(x: Tensor) -> Any:
+        return torch.cond(x.shape[0] == 4, lambda x: x + x, lambda x: x * x, [x])
+
+    gm = agree(f, lambda x: x + x if len(x) == 4 else x * x, "symbolic", [positive(3, 2)], [positive(4, 2)])
+    names = [node.name for node in gm.graph.nodes]
+    assert names == [
+        "x_1",
+        "sym_size_int",
+        "eq",
+        "true_graph_0",
+        "false_graph_0",
+        "cond",
+        "getitem",
+        "output",
+    ]
+    (node,) = gm.graph.find_nodes(op="call_function", target=ops.cond)
+    assert node.args[3] == (gm.graph.find_nodes(op="placeholder")[0],)
+
+
+@in_each_mode
+def test_branches_of_different_ranks_are_refused(mode: str) -> None:
+    def f(x: Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: torch.zeros(10, 10), (x,))
+
+    with pytest.raises(OperatorError, match="branch"):
+        make_fx(f, tracing_mode=mode)(torch.ones(4))
 
 
 @in_each_mode

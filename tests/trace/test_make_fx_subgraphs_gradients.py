@@ -16,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 from understudy import (
     FakeTensorMode,
     UnsupportedMutationAliasingException,
-    UnsupportedOperatorException,
     make_fx,
 )
 
@@ -132,18 +131,6 @@ def test_vmap_of_cond_with_several_results(mode: str) -> None:
     one = make_fx(torch.func.vmap(f, in_dims=(0, None)), tracing_mode=mode)(x, flags[0])
     assert "true_graph_0" in dict(one.named_modules())
     torch.testing.assert_close(one(x, flags[1]), (x - 1, x.max(1).values))
-
-
-def test_transforms_without_a_rule_say_so() -> None:
-    x, w = inputs(4, 3)
-    with pytest.raises(
-        UnsupportedOperatorException, match=r"(?s)while_loop has no rule for torch.func.vmap.*to do: "
-    ):
-        make_fx(torch.func.vmap(loop_loss, in_dims=(0, None)))(torch.ones(2, 4, 3), w)
-    with pytest.raises(UnsupportedOperatorException, match=r"cond has no rule for torch\.func\.jvp"):
-        make_fx(lambda x, w: torch.func.jvp(lambda x: cond_loss(x, w), (x,), (x,)))(x, w)
-    with pytest.raises(UnsupportedOperatorException, match="inside of another transform"):
-        make_fx(torch.func.vmap(torch.func.grad(map_loss), in_dims=(0, None)))(torch.ones(2, 4, 3), w)
 
 
 class Cube(torch.autograd.Function):

@@ -1,51 +1,25 @@
-"""Composite operators that C++ computes with plain integers: the same steps, with sizes that may be symbols.
-
-C++ would read the sizes at hand as numbers, which makes numbers of them for good, or refuse. These functions break an
-operator up into the same simpler ones. They are registered on the dispatch key that stand-ins with symbolic sizes
-carry, above autograd.
-"""
+"""Composite operators that C++ computes with plain integers: the same steps, with sizes that may be symbols."""
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from understudy import _torch
 from understudy.errors import ShapeMismatch
-from understudy.fake.templates import on_first_symbol
+from understudy.fake import composites_linalg as _linalg  # noqa: F401  (part of the same table)
+from understudy.fake import composites_nn as _nn  # noqa: F401  (part of the same table)
+from understudy.fake import composites_numeric as _numeric  # noqa: F401  (part of the same table)
+from understudy.fake import composites_products as _products  # noqa: F401  (part of the same table)
+from understudy.fake import composites_signal as _signal  # noqa: F401  (part of the same table)
+from understudy.fake.composite_table import broadcast, composite
 from understudy.rules.dims import wrap_dim
-from understudy.shapes.sizes import from_torch, to_torch
-from understudy.spec import broadcast_shapes
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
 Maybe = Tensor | None
-
-KERNELS: dict[str, Callable[..., Any]] = {}
-"""By the operator's name."""
-
-
-def composite(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """For functions that return `NotImplemented` to leave a call to C++."""
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        op = _torch.operator_named(name)
-
-        def kernel(*args: Any, **kwargs: Any) -> Any:
-            result = NotImplemented if _torch.composites_are_special() else function(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-            with _torch.below_symbolic():
-                return op(*args, **kwargs)
-
-        KERNELS[name] = kernel
-        return function
-
-    return register
 
 
 # --- covariance ---------------------------------------------------------------------------------------------------
@@ -147,18 +121,14 @@ def take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor
     if dim is None:
         return x.view(-1).gather(0, indices.view(-1))
     dim = wrap_dim(dim, x.dim())
-    wanted = _broadcast(_replaced(x.shape, dim, indices.shape[dim]), indices.shape)
+    wanted = broadcast(_replaced(x.shape, dim, indices.shape[dim]), indices.shape)
     taken = torch.broadcast_to(indices, wanted)
-    source = torch.broadcast_to(x, _broadcast(_replaced(indices.shape, dim, x.shape[dim]), x.shape))
+    source = torch.broadcast_to(x, broadcast(_replaced(indices.shape, dim, x.shape[dim]), x.shape))
     return source.gather(dim, taken.remainder(x.shape[dim]))  # from the end, if negative
 
 
 def _replaced(shape: Sequence[Any], dim: int, size: Any) -> list[Any]:
     return [*shape[:dim], size, *shape[dim + 1 :]]
-
-
-def _broadcast(*shapes: Sequence[Any]) -> list[Any]:
-    return [to_torch(size) for size in broadcast_shapes(*[tuple(map(from_torch, shape)) for shape in shapes])]
 
 
 # --- pooling ------------------------------------------------------------------------------------------------------
@@ -182,27 +152,7 @@ def max_pool1d(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return output
 
 
-# --- norms of matrices, products ----------------------------------------------------------------------------------
-
-
-@composite("linalg_matrix_norm")
-def matrix_norm(
-    x: Tensor, ord: Any, dim: Sequence[int] = (-2, -1), keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Any:
-    if abs(ord) not in (1, 2, math.inf) or x.dim() < 2 or len(dim) != 2:
-        return NotImplemented
-    rows, columns = (wrap_dim(each, x.dim()) for each in dim)
-    if rows == columns or x.shape[rows] == 0 or x.shape[columns] == 0:
-        return NotImplemented
-    extreme = torch.amax if ord > 0 else torch.amin
-    if abs(ord) == 2:
-        order = [i for i in range(x.dim()) if i not in (rows, columns)] + [rows, columns]
-        values = torch.linalg.svdvals((x if dtype is None else x.to(dtype)).permute(order))
-        found = extreme(values, -1, keepdim)
-        return found.unsqueeze(-1).permute([order.index(i) for i in range(x.dim())]) if keepdim else found
-    first, second = (columns, rows) if abs(ord) == math.inf else (rows, columns)
-    sums = torch.linalg.vector_norm(x, 1, [first], keepdim, dtype=dtype)
-    return extreme(sums, second - (not keepdim and first < second), keepdim)
+# --- products -----------------------------------------------------------------------------------------------------
 
 
 @composite("kron")
@@ -213,19 +163,3 @@ def kron(a: Tensor, b: Tensor) -> Tensor:
     right = aten._unsafe_view(b, [each for size in others for each in (1, size)])
     product: Tensor = aten._unsafe_view(left * right, [p * q for p, q in zip(sizes, others, strict=True)])
     return product
-
-
-# --- registration -------------------------------------------------------------------------------------------------
-
-_libraries: list[Any] = []
-
-
-def register_kernels() -> None:
-    """Once, when the first stand-in with symbolic sizes is made."""
-    library = torch.library.Library("aten", "IMPL", _torch.SPARE_WRAPPER)
-    _libraries.append(library)
-    for name, kernel in KERNELS.items():
-        library.impl(name, kernel)
-
-
-on_first_symbol.append(register_kernels)

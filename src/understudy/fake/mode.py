@@ -232,6 +232,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             started = make_new(self, plan.spec)
             started._known = known.started(func, args, kwargs, plan.spec)
             return started
+        if plan is None and isinstance(func, _torch.HigherOrderOperator):  # one that is given no function
+            return special.higher_order(self, func, args, kwargs)
         handler = handlers.handler_of(func) if plan is None else None
         if handler is not None:
             answer = handler(self, func, args, kwargs)
@@ -342,7 +344,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
         args, kwargs = mapped(place, TensorSpec, (call.args, call.kwargs))
         args, kwargs = mapped(to_torch, SymNode, (args, kwargs))
-        with self, _torch.fake_context(call.op, self._dynamic_size):
+        with self, _torch.fake_context(call.op, self._dynamic_size, self.shape_env):
             result = function(*args, **kwargs)
         return outcomes_of(result, stand_ins, call, lambda fake: fake._spec)
 

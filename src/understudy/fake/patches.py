@@ -14,7 +14,8 @@ import torch
 
 from understudy import _torch
 from understudy._torch import active_fake_mode, while_active
-from understudy.fake import autocast, higher_order, initialisers, packed
+from understudy.fake import autocast, higher_order, initialisers, packed, pooling
+from understudy.fake.linear_cross_entropy import loss_of_classes
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.upsampling import upsampled
 from understudy.infer.call import flat
@@ -107,6 +108,33 @@ def is_meant_as_cuda(original: Any) -> Any:
         return original.__get__(tensor) if meant is None else meant.type == "cuda"
 
     return property(is_cuda)
+
+
+@while_active("broadcasting a mask")
+def broadcast_if_ranks_differ(original: Function) -> Function:
+    """torch.masked compares the shapes of mask and input. Python compares their sizes one by one before it looks how many
+    there are, which asks of symbols whether they are equal where no answer matters."""
+
+    def input_mask(input: Any, *args: Any, **kwargs: Any) -> Any:
+        mask = kwargs.get("mask")
+        if isinstance(mask, FakeTensor) and mask.layout is torch.strided and mask.ndim < input.ndim:
+            kwargs["mask"] = torch.broadcast_to(mask.clone(), input.shape).to(dtype=torch.bool)
+        return original(input, *args, **kwargs)
+
+    return input_mask
+
+
+@while_active("linear cross entropy")
+def loss_by_ranks(original: Function) -> Function:
+    def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
+        mode = active_fake_mode()
+        if mode is not None and mode.shape_env is not None and len(args) == 3:
+            loss = loss_of_classes(*args, **kwargs)
+            if loss is not NotImplemented:
+                return loss
+        return original(*args, **kwargs)
+
+    return linear_cross_entropy
 
 
 @while_active("compile")
@@ -253,6 +281,53 @@ def _has_symbols(args: Any) -> bool:
 
 for _place in _torch.WITH_CONCRETE_SIZES:
     _in_python(_place)
+
+
+def _to_symbols(place: str) -> None:
+    @while_active(place)
+    def patch(original: Function) -> Function:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            result = NotImplemented if kwargs or active_fake_mode() is None else pooling.pooled(place, args)
+            return original(*args, **kwargs) if result is NotImplemented else result
+
+        return called
+
+
+for _place in _torch.POOLING_TO_INTEGERS:
+    _to_symbols(_place)
+
+
+@while_active("adaptive_avg_pool1d")
+def averaged_to_symbols(original: Function) -> Function:
+    def adaptive_avg_pool1d(*args: Any, **kwargs: Any) -> Any:
+        is_plain = not kwargs and len(args) == 2 and active_fake_mode() is not None
+        result = pooling.averaged(*args) if is_plain else NotImplemented
+        return original(*args, **kwargs) if result is NotImplemented else result
+
+    return adaptive_avg_pool1d
+
+
+@while_active("share of fractional_max_pool2d")
+@while_active("share of fractional_max_pool3d")
+def shares_as_symbols(original: Function) -> Function:
+    """torch makes an integer of the share of each size that is to be left."""
+    dims = 3 if "3d" in original.__name__ else 2
+
+    def fractional_max_pool(
+        input: Any, kernel_size: Any, output_size: Any = None, output_ratio: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        if output_size is None and output_ratio is not None and active_fake_mode() is not None:
+            output_size = pooling.share_of(input, output_ratio, dims)
+        return original(input, kernel_size, output_size, output_ratio, *args, **kwargs)
+
+    return fractional_max_pool
+
+
+@while_active("symbols among arguments")
+def no_function_of_its_own(original: None) -> Any:
+    """C++ asks every symbol among the arguments of a call for this. A symbol has none, and to find that out costs a fifth
+    of the call: Python writes a message each time, which nobody reads. That one says the same at once."""
+    return _torch.no_torch_function
 
 
 @while_active("unpacking a sequence")

@@ -93,7 +93,8 @@ def _viewed_past_dispatch(base: FakeTensor, spec: TensorSpec) -> FakeTensor:
         guard = NoDispatch()
         try:
             # Not `as_strided`: a view that C++ makes is on the device of the storage.
-            view: FakeTensor = make_subclass(FakeTensor, base)
+            of_dtype = base if base._spec.dtype is spec.dtype else torch.Tensor.view(base, spec.dtype)
+            view: FakeTensor = make_subclass(FakeTensor, of_dtype)
             torch.Tensor.as_strided_(view, tuple(shape), tuple(stride), offset)
             return view
         finally:

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from understudy import _torch
+from understudy.fake.composite_table import TAUGHT, step_by_step
 from understudy.fake.realise import make_new
 from understudy.fake.templates import make_symbolic, on_first_symbol
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.cache import SIZED_TYPES
 from understudy.infer.call import flat
-from understudy.infer.engine import cache
+from understudy.infer.engine import HIDDEN_WRITES, cache
 from understudy.shapes.node import SymNode
 from understudy.spec import TensorSpec
 
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
 
 COMPOSITES = """linear matmul scaled_dot_product_attention einsum tensordot repeat_interleave.self_int dropout
-    layer_norm group_norm cross_entropy_loss""".split()
+    layer_norm group_norm batch_norm cross_entropy_loss reshape""".split()
 """Operators that C++ breaks up on every device, without looking at more than their arguments and `STATES`."""
 
-CURIOUS = frozenset({"matmul", "scaled_dot_product_attention", "einsum", "tensordot"})
+CURIOUS = frozenset({"matmul", "scaled_dot_product_attention", "einsum", "tensordot", "reshape"})
 """Those that ask so much that following a recipe through the dispatcher is quicker, too."""
 
 PLAIN_TYPES = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format, torch.device})
@@ -69,17 +70,20 @@ class Step(NamedTuple):
 class Recipe:
     """`steps`: the simple operators, in order. `result`: the number of the value that is their result.
     `spec`: if that is a new tensor, or a view of one, and nothing else can be told from the steps, the new tensor's.
-    `views`: the steps from there to the result. `is_nothing`: the result is an input, as it is."""
+    `views`: the steps from there to the result. `spoilt`: the inputs that are written to although no schema says so.
+    `is_nothing`: the result is an input, as it is."""
 
-    __slots__ = ("is_nothing", "result", "spec", "steps", "views")
+    __slots__ = ("is_nothing", "result", "spec", "spoilt", "steps", "views")
 
     def __init__(
-        self, steps: list[Step], result: int, spec: TensorSpec | None = None, views: tuple[Step, ...] = ()
-    ) -> None:
+        self, steps: list[Step], result: int, spec: TensorSpec | None = None, views: tuple[Step, ...] = (),
+        spoilt: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
         self.steps = steps
         self.result = result
         self.spec = spec
         self.views = views
+        self.spoilt = spoilt
         self.is_nothing = not steps and result >= 0
 
     def follow(self, tensors: list[FakeTensor]) -> Any:
@@ -87,15 +91,19 @@ class Recipe:
         values: list[Any] = list(tensors)
         for step in self.steps:
             made = step.call(values)
-            if isinstance(made, (tuple, list)):
+            if type(made) is tuple or type(made) is list:  # (a stand-in takes its time to say what it is an instance of)
                 values.extend(made)
             else:
                 values.append(made)
         return values[self.result]
 
-    def result_in(self, mode: FakeTensorMode) -> Any:
+    def result_in(self, mode: FakeTensorMode, tensors: list[FakeTensor]) -> Any:
         """The result alone."""
         cache.hits += 1
+        for number in self.spoilt:
+            record = tensors[number]._known
+            if record is not None:
+                record.forget()
         spec = self.spec
         assert spec is not None
         if spec.is_symbolic:
@@ -131,11 +139,11 @@ NONE = Recipe([], -1)
 def _kernel(op: Any) -> Callable[..., Any]:
     state = STATES.get(op.overloadpacket.__name__)
     is_curious = op.overloadpacket.__name__ in CURIOUS
+    run = step_by_step(op, TAUGHT.get(op.overloadpacket.__name__))
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if not is_curious and _is_listened_to(args):
-            with _torch.below_symbolic():
-                return op(*args, **kwargs)
+            return run(*args, **kwargs)
         tensors: list[FakeTensor] = []
         key: list[Any] = [op, is_grad_enabled()]
         try:
@@ -150,15 +158,14 @@ def _kernel(op: Any) -> Callable[..., Any]:
         except (Unusual, TypeError):
             recipe = NONE
         if recipe is None:
-            return _recorded(mode, op, args, kwargs, tensors, tuple(key))
+            return _recorded(mode, run, args, kwargs, tensors, tuple(key))
         if recipe.spec is not None and _torch.goes_unnoticed(mode):
-            return recipe.result_in(mode)
+            return recipe.result_in(mode, tensors)
         if recipe.is_nothing:
             return tensors[recipe.result]
         if is_curious and recipe is not NONE:
             return recipe.follow(tensors)
-        with _torch.below_symbolic():
-            return op(*args, **kwargs)
+        return run(*args, **kwargs)
 
     return kernel
 
@@ -246,10 +253,10 @@ class Listener(_torch.TorchDispatchMode):
 
 
 def _recorded(
-    mode: FakeTensorMode, op: Any, args: Any, kwargs: Any, tensors: list[FakeTensor], key: Any
+    mode: FakeTensorMode, run: Callable[..., Any], args: Any, kwargs: Any, tensors: list[FakeTensor], key: Any
 ) -> Any:
-    with _torch.below_symbolic(), Listener() as listener:
-        result = op(*args, **kwargs)
+    with Listener() as listener:
+        result = run(*args, **kwargs)
     if not mode.shape_env.suppresses_guards:  # a recipe would never record what it assumes
         mode._cache.recipes[key] = _recipe(listener.heard, tensors, result)
     return result
@@ -277,7 +284,8 @@ def _recipe(heard: list[tuple[Any, Any, Any, Any]], tensors: list[FakeTensor], r
     spec, views = _origin(numbers[id(result)], values, makers, tensors)
     if spec is None or any(_writes_to(step, values, tensors) for step in steps):
         return Recipe(steps, numbers[id(result)])
-    return Recipe(steps, numbers[id(result)], spec, views)
+    spoilt = {number for step in steps for number in _spoilt_by(step) if number < len(tensors)}
+    return Recipe(steps, numbers[id(result)], spec, views, tuple(spoilt))
 
 
 def _step(op: Any, args: Any, kwargs: Any, numbers: dict[int, int]) -> Step:
@@ -323,6 +331,17 @@ def _writes_to(step: Step, values: list[Any], tensors: list[FakeTensor]) -> bool
         position in written and _torch.storage_id(values[number]) in _storages(tensors)
         for position, number in step.tensors
     )
+
+
+def _spoilt_by(step: Step) -> list[int]:
+    """The values that it writes to without counting."""
+    hidden = HIDDEN_WRITES.get(step.op.overloadpacket.__name__)
+    if hidden is None:
+        return []
+    names = _torch.argument_names(step.op)
+    is_training = dict(zip(names, step.args, strict=False), **step.kwargs)["training"]
+    places = {*hidden, *map(names.index, hidden)} if is_training else set()
+    return [number for position, number in step.tensors if position in places]
 
 
 def _storages(tensors: list[FakeTensor]) -> set[int]:

@@ -30,9 +30,9 @@ on_first_symbol: list[Callable[[], object]] = []
 """Called before the first stand-in with symbolic sizes is made: what these need is set up then, not at import."""
 
 
-FIRST_ATTEMPT, LATER = 2, 4
-"""When a template is told what C++ may have found out about other stand-ins of its spec: with the second of them, and, if
-nobody has asked by then, after four times as many again."""
+FIRST_ATTEMPT, LATER = 8, 4
+"""When a template is told what C++ may have found out about other stand-ins of its spec: with the eighth of them, and, if
+nobody has asked by then, after four times as many again. A capture makes most of its stand-ins without being asked."""
 
 
 class Prepared:

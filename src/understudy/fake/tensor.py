@@ -318,7 +318,7 @@ class FakeTensor(torch.Tensor):
         spec = self._spec
         dtype = str(spec.dtype).removeprefix("torch.")
         parts = [f"{tuple(spec.shape)}", f"dtype={dtype}", f"device='{spec.device}'"]
-        if spec.layout is torch.strided and not spec.is_contiguous:
+        if spec.layout is torch.strided and not spec._is_plainly_contiguous:
             parts.append(f"stride={tuple(spec.stride)}")
         if spec.layout is not torch.strided:
             parts.append(f"layout={spec.layout}")

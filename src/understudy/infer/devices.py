@@ -41,6 +41,9 @@ INDEXED_WRITES = frozenset({"index_put", "index_put_", "_index_put_impl_", "_uns
 """The values that are written come last, and must be where the tensor is. Indices that are read by may be on the CPU,
 indices that are written by on any device: eager moves them."""
 
+NO_SCALARS = frozenset({"nextafter"})
+"""A tensor without dimensions on the CPU goes with every device: not here, its kernel takes none."""
+
 
 def device_of(call: Call) -> torch.device | None:
     """The device of the call's inputs, None if it has none. Raises if they do not go together."""
@@ -54,6 +57,8 @@ def device_of(call: Call) -> torch.device | None:
             if deciding < 0 and spec.shape:
                 deciding = position
             continue
+        if call.op.overloadpacket.__name__ in NO_SCALARS:
+            raise _mismatch(call, 0, position)
         if _joins_any(spec.device, spec.shape):
             continue
         if deciding >= 0:

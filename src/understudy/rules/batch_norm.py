@@ -29,7 +29,7 @@ def _normalised(
         raise ShapeMismatch(f"batch_norm: needs a batch and channels, got {x}")
     channels = x.shape[1]
     for parameter in (weight, bias, mean, var):
-        if parameter is not None and parameter.numel != channels:
+        if parameter is not None and not _is_enough(parameter, channels):
             raise ShapeMismatch(
                 f"batch_norm: {parameter} has not one element for each of {channels} channels"
             )
@@ -44,6 +44,11 @@ def _normalised(
     dtype = _parameter_dtype(x, weight, bias, mean, var)
     statistics = x.like((channels if training else 0,), dtype=dtype)
     return _formatted(x), statistics, statistics
+
+
+def _is_enough(parameter: TensorSpec, channels: Any) -> bool:
+    """The CPU kernel takes the first elements, one for each channel; others are not its concern."""
+    return bool(parameter.numel >= channels if parameter.device.type == "cpu" else parameter.numel == channels)
 
 
 def _formatted(x: TensorSpec) -> TensorSpec:

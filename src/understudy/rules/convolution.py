@@ -64,7 +64,7 @@ def _convolved(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, windo
     shape = output_shape(x, weight, window)
     if window.transposed and any(size < 0 for size in shape[2:]):
         raise ShapeMismatch(f"convolution: the result of {x} and {weight} would have shape {list(shape)}")
-    is_plain = x.ndim > 3 and is_surely_row_major(x) and is_surely_row_major(weight)
+    is_plain = (x.ndim > 3 or x.is_symbolic) and is_surely_row_major(x) and is_surely_row_major(weight)
     if is_plain or x.is_empty:
         return x.like(shape)
     return x.like(shape, stride=_strides(shape, _in_channels_last(x, weight, window)))

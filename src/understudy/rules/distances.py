@@ -11,7 +11,14 @@ from understudy.rules.dims import wrap_dim
 from understudy.rules.dtype_sets import COMPLEX, COMPLEX_HALF, FLOATS, NUMBERS, check_cpu_dtype
 from understudy.rules.registry import rule
 from understudy.shapes.sizes import surely_equal
-from understudy.spec import TensorSpec, broadcast_shapes, common_device, real_type, result_type
+from understudy.spec import (
+    TensorSpec,
+    broadcast_anyhow,
+    broadcast_shapes,
+    common_device,
+    real_type,
+    result_type,
+)
 
 CDIST_DTYPES = frozenset({torch.float32, torch.float64})
 
@@ -33,14 +40,14 @@ def cdist(x1: TensorSpec, x2: TensorSpec, p: float = 2.0, compute_mode: int | No
         raise ArgumentError(f"cdist: p must not be negative, got {p}")
     check_cpu_dtype("cdist", x1, CDIST_DTYPES)
     check_cpu_dtype("cdist", x2, CDIST_DTYPES)
-    batch = broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    batch = broadcast_anyhow(x1.shape[:-2], x2.shape[:-2])
     return x1.like((*batch, x1.shape[-2], x2.shape[-2]), dtype=result_type(x1, x2))
 
 
 @rule("_euclidean_dist")
 def euclidean_dist(x1: TensorSpec, x2: TensorSpec) -> TensorSpec:
     _check_rows("cdist", x1, x2)
-    batch = broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    batch = broadcast_anyhow(x1.shape[:-2], x2.shape[:-2])
     return x1.like((*batch, x1.shape[-2], x2.shape[-2]), dtype=result_type(x1, x2))
 
 
@@ -53,7 +60,7 @@ def _check_rows(what: str, x1: TensorSpec, x2: TensorSpec) -> None:
 
 @rule("_cdist_backward")
 def cdist_backward(grad: TensorSpec, x1: TensorSpec, x2: TensorSpec, p: float, cdist: TensorSpec) -> TensorSpec:
-    batch = broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    batch = broadcast_anyhow(x1.shape[:-2], x2.shape[:-2])
     if any(surely_equal(size, 0) for size in (*batch, *x1.shape[-2:], x2.shape[-2])):
         return x1.like(x1.shape)  # nothing to compute: zeros, as they are given
     return x1.like((*batch, *x1.shape[-2:]))
@@ -79,7 +86,7 @@ def _between_rows(spec: TensorSpec) -> TensorSpec:
         raise ShapeMismatch(f"pdist: expected a matrix, got {spec}")
     check_cpu_dtype("pdist", spec, CDIST_DTYPES)
     rows = spec.shape[0]
-    return spec.like((rows * (rows - 1) // 2 if rows > 0 else 0,))
+    return spec.like((rows * (rows - 1) // 2,))
 
 
 @rule("_pdist_backward")

@@ -14,6 +14,7 @@ import torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.rules.dtype_sets import FLOATS, HALVES
 from understudy.rules.registry import rule
+from understudy.shapes.sizes import is_any_of
 from understudy.spec import TensorSpec, complex_type, contiguous_strides, preserved_copy, real_type
 from understudy.spec.tensor_spec import Size
 
@@ -145,7 +146,7 @@ def complex_to_real(x: TensorSpec, dim: Dims, normalization: int, last_dim_size:
     x = _prepared("_fft_c2r", x, dim)
     *others, last = dim
     given = x.shape[last]
-    if x.device.type == "cpu" and given != last_dim_size and given != last_dim_size // 2 + 1:
+    if x.device.type == "cpu" and not is_any_of(given, last_dim_size // 2 + 1, last_dim_size):
         raise ShapeMismatch(f"_fft_c2r: {given} values of {x} do not make {last_dim_size}")
     shape = (*x.shape[:last], last_dim_size, *x.shape[last + 1 :])
     dtype = real_type(x.dtype)

@@ -10,6 +10,7 @@ from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMi
 from understudy.rules.dims import replaced, size_at, without, wrap_dim
 from understudy.rules.dtype_sets import BOOL, COMPLEX_HALF, NUMBERS, check_cpu_dtype
 from understudy.rules.registry import rule
+from understudy.shapes.sizes import has_to_be
 from understudy.spec import TensorSpec, preserved_copy
 
 INTEGER_INDEX = frozenset({torch.int32, torch.int64})
@@ -30,7 +31,7 @@ def index_select(spec: TensorSpec, dim: int, index: TensorSpec) -> TensorSpec:
     check_vector("index_select", index)
     if spec.shape:
         return spec.like(replaced(spec.shape, dim, index.numel))
-    if index.numel != 1:
+    if not has_to_be(index.numel, 1):
         raise ShapeMismatch(f"index_select: {spec} has one element, the index {index} selects {index.numel}")
     return spec.like()
 
@@ -74,7 +75,7 @@ def index_reduce(
 def index_copy(spec: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec) -> TensorSpec:
     dim = wrap_dim(dim, spec.ndim)
     check_vector("index_copy", index, frozenset({torch.int64}))
-    if not source.shape and index.numel != 1:
+    if not source.shape and not has_to_be(index.numel, 1):
         raise DimensionError(f"index_copy: the source {source} is one element, there are {index.numel} indices")
     _check_source("index_copy", spec, dim, index, source, exact=False)
     return spec.like()

@@ -23,6 +23,7 @@ from understudy.errors import (
 from understudy.rules.dtype_sets import BOOL, COMPLEX_HALF, FLOAT8, NUMBERS, check_cpu_dtype
 from understudy.rules.registry import rule
 from understudy.rules.view_strides import expand_strides, view_strides
+from understudy.shapes.sizes import lies_in_data
 from understudy.spec import (
     Same,
     TensorSpec,
@@ -101,7 +102,7 @@ def _common_shape(indices: Sequence[TensorSpec]) -> tuple[Any, ...]:
 
 def _check_not_from_nothing(spec: TensorSpec, dims: Sequence[int], index_shape: tuple[Any, ...]) -> None:
     for dim in dims:
-        if spec.shape[dim] == 0 and not any(size == 0 for size in index_shape):
+        if spec.shape[dim] == 0 and not any(size == 0 or lies_in_data(size) for size in index_shape):
             raise DimensionError(f"index: dimension {dim} of {spec} has no elements to take")
 
 

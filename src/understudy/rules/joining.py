@@ -11,6 +11,7 @@ from understudy.rules.layouts import looks_channels_last
 from understudy.rules.registry import rule
 from understudy.rules.view_strides import expand_strides
 from understudy.rules.views import unsqueezed, viewed_as, with_dimensions
+from understudy.shapes.sizes import has_to_be, lies_in_data
 from understudy.spec import (
     TensorSpec,
     View,
@@ -58,7 +59,7 @@ def _check_joinable(first: TensorSpec, other: TensorSpec, position: int, dim: in
             f"cat: {first} has {first.ndim} dimensions, tensor {position} of the list has {other.ndim}: {other}"
         )
     for at, (size, other_size) in enumerate(zip(first.shape, other.shape, strict=True)):
-        if at != dim and size != other_size:
+        if at != dim and size != other_size and not has_to_be(size, other_size):
             raise ShapeMismatch(
                 f"cat: along dimension {dim}, all other sizes must be equal, but dimension {at} has size {size} in "
                 f"{first} and {other_size} in tensor {position} of the list, {other}"
@@ -74,13 +75,17 @@ def _joined_strides(tensors: Sequence[TensorSpec], shape: tuple[Any, ...]) -> tu
     return contiguous_strides(shape)
 
 
+def _has_to_be(shape: Sequence[Any], wanted: Sequence[Any]) -> bool:
+    return lies_in_data(*shape, *wanted) and len(shape) == len(wanted) and all(map(has_to_be, shape, wanted))
+
+
 @rule("stack", "_stack")
 def stack(tensors: Sequence[TensorSpec], dim: int = 0) -> TensorSpec:
     if not tensors:
         raise ArgumentError("stack: the list of tensors is empty")
     first = tensors[0]
     for position, tensor in enumerate(tensors):
-        if not same_shape(tensor.shape, first.shape):
+        if not same_shape(tensor.shape, first.shape) and not _has_to_be(tensor.shape, first.shape):
             raise ShapeMismatch(
                 f"stack: all tensors must have one shape, but the first is {first} "
                 f"and tensor {position} of the list is {tensor}"

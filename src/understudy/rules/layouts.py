@@ -17,7 +17,9 @@ CHANNELS_LAST_OF = {4: torch.channels_last, 5: torch.channels_last_3d}
 def looks_channels_last(spec: TensorSpec) -> bool:
     """Whether eager takes the strides for a channels-last format; where they leave it open, it does not."""
     order = CHANNELS_LAST_ORDER.get(spec.ndim)
-    if order is None or _is_surely_other(spec, order) or spec.stride[1] == 0:
+    if order is None or (spec.is_symbolic and is_surely_row_major(spec)):
+        return False
+    if _is_surely_other(spec, order) or spec.stride[1] == 0:
         return False
     ends = _ends(spec, order)
     for dim, least in zip(order, ends, strict=False):
@@ -30,11 +32,12 @@ def looks_channels_last(spec: TensorSpec) -> bool:
 
 
 def is_surely_row_major(spec: TensorSpec) -> bool:
-    """Whether the strides are those of a fresh tensor, and can't be taken for channels-last, whatever the symbols are.
-    No guard comes of asking."""
-    order = CHANNELS_LAST_ORDER.get(spec.ndim)
-    is_plain = all(map(surely_equal, spec.stride, contiguous_strides(spec.shape)))
-    return is_plain and (order is None or _is_surely_other(spec, order))
+    """Whether the strides are those of a fresh tensor, whatever the symbols are. No guard comes of asking.
+
+    Such a tensor is never taken for channels-last: its last dimension lies within the channels, or all sizes but the first
+    are 1, and then eager decides against it.
+    """
+    return all(map(surely_equal, spec.stride, contiguous_strides(spec.shape)))
 
 
 def _is_surely_other(spec: TensorSpec, order: Sequence[int]) -> bool:

@@ -13,7 +13,7 @@ from understudy.rules.view_strides import expand_strides
 from understudy.shapes.sizes import at_least_one, smaller
 from understudy.spec import (
     TensorSpec,
-    broadcast_shapes,
+    broadcast_anyhow,
     complex_type,
     contiguous_strides,
     is_contiguous,
@@ -38,15 +38,15 @@ def _columns(spec: TensorSpec, shape: Size, dtype: torch.dtype | None = None) ->
     return spec.like(shape, stride=column_major(shape), dtype=dtype)
 
 
-def _check_matrix(what: str, a: TensorSpec) -> None:
+def check_matrix(what: str, a: TensorSpec) -> None:
     if a.ndim < 2:
         raise ShapeMismatch(f"{what}: expected a matrix or a batch of them, got {a}")
     if a.dtype not in WIDE:
         raise DtypeError(f"{what}: expected float32, float64 or complex numbers, got {a}")
 
 
-def _check_square(what: str, a: TensorSpec) -> None:
-    _check_matrix(what, a)
+def check_square(what: str, a: TensorSpec) -> None:
+    check_matrix(what, a)
     if a.shape[-1] != a.shape[-2]:
         raise ShapeMismatch(f"{what}: expected square matrices, got {a}")
 
@@ -69,7 +69,7 @@ def _pivots(a: TensorSpec) -> TensorSpec:
 
 @rule("linalg_cholesky_ex")
 def cholesky_ex(a: TensorSpec, *, upper: bool = False, check_errors: bool = False) -> tuple[TensorSpec, ...]:
-    _check_square("cholesky", a)
+    check_square("cholesky", a)
     return _columns(a, a.shape), _info(a)
 
 
@@ -77,7 +77,7 @@ def cholesky_ex(a: TensorSpec, *, upper: bool = False, check_errors: bool = Fals
 def cholesky(a: TensorSpec, upper: bool = False) -> TensorSpec:
     if a.is_empty:  # eager looks no further
         return a.like()
-    _check_square("cholesky", a)
+    check_square("cholesky", a)
     return _columns(a, a.shape)
 
 
@@ -88,13 +88,13 @@ def cholesky_whole(a: TensorSpec, *, upper: bool = False) -> TensorSpec:
 
 @rule("cholesky_inverse")
 def cholesky_inverse(a: TensorSpec, upper: bool = False) -> TensorSpec:
-    _check_square("cholesky_inverse", a)
+    check_square("cholesky_inverse", a)
     return _columns(a, a.shape)
 
 
 @rule("linalg_inv_ex")
 def inv_ex(a: TensorSpec, *, check_errors: bool = False) -> tuple[TensorSpec, ...]:
-    _check_square("inv", a)
+    check_square("inv", a)
     return _columns(a, a.shape), _info(a)
 
 
@@ -105,20 +105,20 @@ def inv(a: TensorSpec) -> TensorSpec:
 
 @rule("_linalg_det")
 def det(a: TensorSpec) -> tuple[TensorSpec, ...]:
-    _check_square("det", a)
+    check_square("det", a)
     return a.like(a.shape[:-2]), _columns(a, a.shape), _pivots(a)
 
 
 @rule("_linalg_slogdet")
 def slogdet(a: TensorSpec) -> tuple[TensorSpec, ...]:
-    _check_square("slogdet", a)
+    check_square("slogdet", a)
     batch = a.shape[:-2]
     return a.like(batch), a.like(batch, dtype=real_type(a.dtype)), _columns(a, a.shape), _pivots(a)
 
 
 @rule("_linalg_eigh")
 def eigh(a: TensorSpec, UPLO: str = "L", compute_v: bool = True) -> tuple[TensorSpec, ...]:
-    _check_square("eigh", a)
+    check_square("eigh", a)
     if UPLO.upper() not in ("L", "U"):
         raise ArgumentError(f"eigh: UPLO is 'L' or 'U', not {UPLO!r}")
     values = a.like(a.shape[:-1], dtype=real_type(a.dtype))
@@ -127,7 +127,7 @@ def eigh(a: TensorSpec, UPLO: str = "L", compute_v: bool = True) -> tuple[Tensor
 
 @rule("linalg_eig")
 def eig(a: TensorSpec) -> tuple[TensorSpec, ...]:
-    _check_square("eig", a)
+    check_square("eig", a)
     dtype = complex_type(a.dtype)
     by_rows = a.device.type == "cuda"
     vectors = a.like(dtype=dtype) if by_rows else _columns(a, a.shape, dtype)
@@ -139,7 +139,7 @@ def eig(a: TensorSpec) -> tuple[TensorSpec, ...]:
 
 @rule("linalg_lu_factor_ex")
 def lu_factor_ex(a: TensorSpec, *, pivot: bool = True, check_errors: bool = False) -> tuple[TensorSpec, ...]:
-    _check_matrix("lu_factor", a)
+    check_matrix("lu_factor", a)
     if not pivot and a.device.type == "cpu" and not a.is_empty:
         raise ArgumentError("lu_factor: on CPU there is no LU without pivoting")
     return _columns(a, a.shape), _pivots(a), _info(a)
@@ -147,7 +147,7 @@ def lu_factor_ex(a: TensorSpec, *, pivot: bool = True, check_errors: bool = Fals
 
 @rule("linalg_lu")
 def lu(a: TensorSpec, *, pivot: bool = True) -> tuple[TensorSpec, ...]:
-    _check_matrix("lu", a)
+    check_matrix("lu", a)
     if not pivot and a.device.type == "cpu" and not a.is_empty:
         raise ArgumentError("lu: on CPU there is no LU without pivoting")
     (*batch, rows, columns), least = a.shape, _least(a)
@@ -157,7 +157,7 @@ def lu(a: TensorSpec, *, pivot: bool = True) -> tuple[TensorSpec, ...]:
 
 @rule("linalg_qr")
 def qr(a: TensorSpec, mode: str = "reduced") -> tuple[TensorSpec, ...]:
-    _check_matrix("qr", a)
+    check_matrix("qr", a)
     if mode not in ("reduced", "complete", "r"):
         raise ArgumentError(f"qr: mode is 'reduced', 'complete' or 'r', not {mode!r}")
     *batch, rows, columns = a.shape
@@ -168,13 +168,13 @@ def qr(a: TensorSpec, mode: str = "reduced") -> tuple[TensorSpec, ...]:
 
 @rule("geqrf")
 def geqrf(a: TensorSpec) -> tuple[TensorSpec, ...]:
-    _check_matrix("geqrf", a)
+    check_matrix("geqrf", a)
     return _columns(a, a.shape), a.like((*a.shape[:-2], _least(a)))
 
 
 @rule("linalg_householder_product")
 def householder_product(a: TensorSpec, tau: TensorSpec) -> TensorSpec:
-    _check_matrix("householder_product", a)
+    check_matrix("householder_product", a)
     if a.shape[-2] < a.shape[-1] or tau.ndim != a.ndim - 1 or tau.shape[-1] > a.shape[-1]:
         raise ShapeMismatch(f"householder_product: {tau} are no factors for {a}")
     if not same_shape(tau.shape[:-1], a.shape[:-2]) or tau.dtype is not a.dtype:
@@ -202,7 +202,7 @@ def ormqr(
 def svd(
     a: TensorSpec, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> tuple[TensorSpec, ...]:
-    _check_matrix("svd", a)
+    check_matrix("svd", a)
     if driver is not None and a.device.type == "cpu":
         raise ArgumentError("svd: the driver can be chosen on CUDA only")
     (*batch, rows, columns), least = a.shape, _least(a)
@@ -232,7 +232,7 @@ def _solved_shape(what: str, a: TensorSpec, b: TensorSpec, left: bool) -> Size:
         raise ShapeMismatch(f"{what}: expected a matrix or a batch of them, got {b}")
     if a.shape[-1] != b.shape[-2 if left else -1]:
         raise ShapeMismatch(f"{what}: {a} and {b} do not fit together")
-    return (*broadcast_shapes(a.shape[:-2], b.shape[:-2]), *b.shape[-2:])
+    return (*broadcast_anyhow(a.shape[:-2], b.shape[:-2]), *b.shape[-2:])
 
 
 def _solution(spec: TensorSpec, shape: Size, left: bool) -> TensorSpec:
@@ -249,7 +249,7 @@ def _solution(spec: TensorSpec, shape: Size, left: bool) -> TensorSpec:
 def solve_ex(
     a: TensorSpec, b: TensorSpec, *, left: bool = True, check_errors: bool = False
 ) -> tuple[TensorSpec, ...]:
-    _check_square("solve", a)
+    check_square("solve", a)
     _check_pair("solve", a, b)
     vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
     if vector:
@@ -257,7 +257,7 @@ def solve_ex(
             raise ArgumentError("solve: vectors are solved for from the left only")
         if b.shape[-1] != a.shape[-1]:
             raise ShapeMismatch(f"solve: {a} and {b} do not fit together")
-        shape = (*broadcast_shapes(a.shape[:-2], b.shape[:-1]), b.shape[-1])
+        shape = (*broadcast_anyhow(a.shape[:-2], b.shape[:-1]), b.shape[-1])
     else:
         shape = _solved_shape("solve", a, b, left)
     return _solution(a, shape, left), _columns(a, a.shape), _pivots(a), _info(a)
@@ -267,7 +267,7 @@ def solve_ex(
 def solve_triangular(
     a: TensorSpec, b: TensorSpec, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Any:
-    _check_square("solve_triangular", a)
+    check_square("solve_triangular", a)
     shape = _solved_shape("solve_triangular", a, b, left)
     if a.device.type != "cpu":
         return NotImplemented
@@ -289,7 +289,7 @@ def triangular_solve(
 ) -> Any:
     if a.ndim < 2 or b.ndim < 2:
         raise ShapeMismatch(f"triangular_solve: expected matrices, got {b} and {a}")
-    _check_square("triangular_solve", a)
+    check_square("triangular_solve", a)
     _check_pair("triangular_solve", a, b)
     shape = _solved_shape("triangular_solve", a, b, True)
     return _columns(b, shape), _columns(a, (*shape[:-2], *a.shape[-2:]))
@@ -299,7 +299,7 @@ def triangular_solve(
 def cholesky_solve(b: TensorSpec, a: TensorSpec, upper: bool = False) -> TensorSpec:
     if a.ndim < 2 or b.ndim < 2:
         raise ShapeMismatch(f"cholesky_solve: expected matrices, got {b} and {a}")
-    _check_square("cholesky_solve", a)
+    check_square("cholesky_solve", a)
     _check_pair("cholesky_solve", a, b)
     shape = _solved_shape("cholesky_solve", a, b, True)
     return _columns(b, shape)
@@ -309,7 +309,7 @@ def cholesky_solve(b: TensorSpec, a: TensorSpec, upper: bool = False) -> TensorS
 def lu_solve(
     lu: TensorSpec, pivots: TensorSpec, b: TensorSpec, *, left: bool = True, adjoint: bool = False
 ) -> TensorSpec:
-    _check_square("lu_solve", lu)
+    check_square("lu_solve", lu)
     _check_pair("lu_solve", lu, b)
     if pivots.dtype is not torch.int32:
         raise DtypeError(f"lu_solve: pivots are int32, got {pivots}")
@@ -338,13 +338,13 @@ def lu_unpack(
 def ldl_factor_ex(
     a: TensorSpec, *, hermitian: bool = False, check_errors: bool = False
 ) -> tuple[TensorSpec, ...]:
-    _check_square("ldl_factor", a)
+    check_square("ldl_factor", a)
     return _columns(a, a.shape), _pivots(a), _info(a)
 
 
 @rule("linalg_ldl_solve")
 def ldl_solve(ld: TensorSpec, pivots: TensorSpec, b: TensorSpec, *, hermitian: bool = False) -> TensorSpec:
-    _check_square("ldl_solve", ld)
+    check_square("ldl_solve", ld)
     _check_pair("ldl_solve", ld, b)
     if not same_shape(pivots.shape, ld.shape[:-1]):
         raise ShapeMismatch(f"ldl_solve: {pivots} are no pivots of {ld}")

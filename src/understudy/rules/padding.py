@@ -11,6 +11,7 @@ from understudy.rules.dtype_sets import BOOL, COMPLEX, FLOATS, NUMBERS, check_cp
 from understudy.rules.layouts import is_surely_row_major, suggested_strides
 from understudy.rules.registry import Rule, rule
 from understudy.rules.views import narrowed
+from understudy.shapes.sizes import larger, surely_less
 from understudy.spec import TensorSpec, preserved_copy, product, same_shape
 
 BLOCK_DTYPES = FLOATS | COMPLEX | BOOL
@@ -26,6 +27,10 @@ def constant_padded(spec: TensorSpec, pad: Sequence[Any]) -> TensorSpec:
         raise ArgumentError(f"pad: {list(pad)} must have two entries for each dimension")
     if len(pad) > 2 * spec.ndim:
         raise ArgumentError(f"pad: {list(pad)} pads {len(pad) // 2} dimensions, {spec} has {spec.ndim}")
+    if any(type(number) is not int for number in (*spec.shape, *pad)) and is_surely_row_major(spec):
+        shape = _padded_row_major(spec, pad)
+        if shape is not None:
+            return spec.like(shape)
     cut = spec
     shape = list(spec.shape)
     for position in range(0, len(pad), 2):
@@ -40,6 +45,27 @@ def constant_padded(spec: TensorSpec, pad: Sequence[Any]) -> TensorSpec:
     if any(extra > 0 for extra in pad):
         return spec.like(shape, stride=suggested_strides(shape, spec))
     return preserved_copy(cut)
+
+
+def _padded_row_major(spec: TensorSpec, pad: Sequence[Any]) -> list[Any] | None:
+    """The shape, if it is all that there is to know: padded, cut or copied, the result is row-major in any case.
+
+    It is not if there may be nothing left, or if only what has size 1 lies around what is cut: then strides are kept.
+    Otherwise nobody needs to ask on which side of 0 the padding is.
+    """
+    shape, left = list(spec.shape), list(spec.shape)
+    innermost_cut = -1
+    for position in range(len(pad) - 2, -1, -2):
+        dim = spec.ndim - 1 - position // 2
+        before, after = pad[position], pad[position + 1]
+        shape[dim] = shape[dim] + before + after
+        if not all(surely_less(-1, extra) for extra in (before, after)):
+            innermost_cut = dim
+            left[dim] = left[dim] - larger(-before, 0) - larger(-after, 0)
+    if innermost_cut < 0:
+        return shape
+    is_left = all(surely_less(0, size) for size in left)
+    return shape if is_left and all(surely_less(1, size) for size in left[:innermost_cut]) else None
 
 
 def _cut(spec: TensorSpec, dim: int, before: Any, after: Any) -> TensorSpec:

@@ -22,6 +22,7 @@ import torch
 
 from understudy._torch import OpOverload
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.shapes.sizes import lies_in_data, surely_equal
 from understudy.spec import Changed, New, Same, TensorSpec, normal, same_shape
 
 Rule = Callable[..., Any]
@@ -224,13 +225,20 @@ def _written(result: TensorSpec, out: TensorSpec, of: int, manners: _OutManners)
     if manners.exact and result.dtype is not out.dtype:
         raise DtypeError(f"out=: a result of {result.dtype} needs a tensor of that dtype, not {out}")
     check_castable("out=", result.dtype, out.dtype)
-    fits = same_shape(result.shape, out.shape)
+    fits = _fits(result.shape, out.shape)
     if (fits and not manners.takes_expanded) or manners.checks_before_resize:
         check_no_overlap("out=", out)
     if fits:
         return Same(of)
     stride = None if manners.resizes_contiguous else result.stride  # the offset stays in any case
     return Same(of, TensorSpec(result.shape, stride, out.offset, dtype=out.dtype, device=out.device))
+
+
+def _fits(shape: Sequence[Any], given: Sequence[Any]) -> bool:
+    """Whether a tensor to write to keeps its shape. If only data knows, it takes that of the result: so it has both."""
+    if lies_in_data(*shape, *given):
+        return len(shape) == len(given) and all(map(surely_equal, shape, given))
+    return same_shape(shape, given)
 
 
 def count_tensors(args: Any) -> int:

@@ -32,7 +32,8 @@ def running_total(spec: TensorSpec, dim: int, *, dtype: torch.dtype | None = Non
 def running_extreme(spec: TensorSpec, dim: int) -> tuple[TensorSpec, TensorSpec]:
     if not spec.is_empty:
         wrap_dim(dim, spec.ndim)
-    check_cpu_dtype("cummax and cummin", spec, REAL_NUMBERS | BOOL)
+    if spec.shape:  # a single element is copied, whatever it is
+        check_cpu_dtype("cummax and cummin", spec, REAL_NUMBERS | BOOL)
     return spec.like(), spec.like(dtype=torch.int64)
 
 

@@ -12,6 +12,7 @@ from understudy.rules.joining import joined
 from understudy.rules.layouts import suggested_strides
 from understudy.rules.registry import rule
 from understudy.rules.views import narrowed, transposed
+from understudy.shapes.sizes import larger, smaller
 from understudy.spec import TensorSpec, View, preserved_copy
 
 
@@ -172,8 +173,7 @@ def diag(spec: TensorSpec, diagonal: int = 0) -> TensorSpec:
         raise ShapeMismatch(f"diag: expected a vector or a matrix, got {spec}")
     rows, columns = spec.shape
     rows, columns = (rows, columns - diagonal) if diagonal >= 0 else (rows + diagonal, columns)
-    length = rows if rows < columns else columns
-    return spec.like((length if length > 0 else 0,))
+    return spec.like((larger(smaller(rows, columns), 0),))
 
 
 @rule("pixel_shuffle")

@@ -10,7 +10,7 @@ from understudy.errors import ArgumentError, DimensionError, ShapeMismatch
 from understudy.rules.dims import wrap_dim
 from understudy.rules.registry import Rule, rule
 from understudy.rules.views import narrowed, selected, sliced
-from understudy.shapes.sizes import at_least_one
+from understudy.shapes.sizes import at_hand, at_least_one
 from understudy.spec import TensorSpec, View
 
 
@@ -32,8 +32,19 @@ def equal_sizes(spec: TensorSpec, dim: int, split_size: Any) -> list[Any]:
             raise ArgumentError(f"split: pieces of size 0 never use up dimension {dim} of {spec}")
         return [0]
     # How many pieces there are has to be a number: one question, where the size is a symbol.
-    full = operator.index(at_least_one(-(-length // split_size))) - 1
+    full = _count(length, split_size) - 1
     return [*[split_size] * full, length - full * split_size]
+
+
+def _count(length: Any, split_size: Any) -> int:
+    """How many pieces there are, at least one. Of symbols, what that depends on is asked as plainly as can be."""
+    count = -(-length // split_size)
+    number = at_hand(count)
+    if type(count) is not int and number is not None:
+        number = max(number, 1)
+        if length <= number * split_size and (number == 1 or length > (number - 1) * split_size):
+            return int(number)
+    return operator.index(at_least_one(count))
 
 
 @rule("split.Tensor", "unsafe_split.Tensor")

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 from understudy.errors import ArgumentError, ShapeMismatch
-from understudy.shapes.sizes import at_least_one
+from understudy.shapes.sizes import (
+    at_least_one,
+    differ_at_hand,
+    has_to_be,
+    is_not_one_unless,
+    lies_in_data,
+    surely_differ,
+    surely_equal,
+    surely_less,
+)
 from understudy.spec import TensorSpec, contiguous_strides, same_shape
 
 Size = tuple[Any, ...]
@@ -17,11 +27,105 @@ def view_strides(spec: TensorSpec, shape: Size) -> Size | None:
     old, stride = spec.shape, spec.stride
     if not old:
         return (1,) * len(shape)
+    if spec.is_symbolic:
+        strides = (
+            _plain_strides(spec, shape) or _unchanged_strides(old, stride, shape) or _strides_by_products(spec, shape)
+        )
+        if strides is not None:
+            return strides
     if spec.is_empty:
         return stride if same_shape(old, shape) else _strides_without_elements(shape)
     if same_shape(stride, contiguous_strides(old)):
         return contiguous_strides(shape)
     return _strides_by_chunks(old, stride, shape)
+
+
+def _plain_strides(spec: TensorSpec, shape: Size) -> Size | None:
+    """The strides where they can be seen for all sizes, of a tensor with elements or without; None where they can't."""
+    old, stride = spec.shape, spec.stride
+    if all(map(surely_equal, stride, contiguous_strides(old))):
+        return contiguous_strides(shape)
+    kept = _strides_of_kept_dimensions(old, stride, shape)
+    if kept is None:
+        return None
+    is_same = len(old) == len(shape) and all(map(surely_equal, (*old, *stride), (*shape, *kept)))
+    return kept if is_same or all(map(surely_less, repeat(0), old)) else None  # if nothing changes, it may be empty
+
+
+def _unchanged_strides(old: Size, stride: Size, shape: Size) -> Size | None:
+    """The strides where a view changes nothing: of the same shape, if no dimension has size 1 that leaves a gap.
+
+    Of such a dimension, eager would close the gap, unless the tensor is empty. Asked is only what has that answer.
+    """
+    if len(old) != len(shape) or not all(map(surely_equal, old, shape)):
+        return None
+    asked: list[tuple[Any, Any, Any]] = []
+    packed: Any = stride[-1]
+    for size, step in zip(reversed(old), reversed(stride), strict=True):
+        if not surely_equal(step, packed):
+            if not differ_at_hand(size, 1):
+                return None
+            asked.append((size, step, packed))
+        packed = step * size
+    return stride if all(is_not_one_unless(*each) for each in asked if not surely_differ(each[0], 1)) else None
+
+
+def _strides_of_kept_dimensions(old: Size, stride: Size, shape: Size) -> Size | None:
+    """Strides where nothing but dimensions of size 1 comes and goes, unless they depend on which others have size 1.
+
+    Eager keeps the stride of a dimension, but a dimension of size 1 gets the one that leaves no gap to the next.
+    """
+    strides: list[Any] = []
+    packed: Any = stride[-1]  # the stride without a gap
+    dim = len(old) - 1
+    for size in reversed(shape):
+        while dim >= 0 and surely_equal(old[dim], 1):
+            dim -= 1
+        step = packed
+        if not surely_equal(size, 1):
+            if dim < 0 or not surely_equal(old[dim], size):
+                return None
+            if not surely_equal(stride[dim], packed) and not surely_differ(size, 1):
+                return None
+            step = stride[dim]
+            dim -= 1
+        strides.append(step)
+        packed = step * size
+    is_all = all(surely_equal(size, 1) for size in old[: dim + 1])
+    return tuple(reversed(strides)) if is_all else None
+
+
+def _strides_by_products(spec: TensorSpec, shape: Size) -> Size | None:
+    """Strides where it can be seen for all sizes which old dimensions form a chunk, and which new ones fill it.
+
+    New dimensions of size 1 belong to the chunk within. Of one that may have size 1, that would be a question; also
+    whether there are elements: strides of a tensor without any are others. A chunk that may go on, but is filled where it
+    may end, gives the same strides in both cases.
+    """
+    old, stride = spec.shape, spec.stride
+    if not all(surely_less(0, size) for size in old):
+        return None
+    strides: list[Any] = []
+    base, chunk, filled = stride[-1], 1, 1
+    for dim in range(len(old) - 1, -1, -1):
+        chunk = chunk * old[dim]
+        if dim > 0:
+            if surely_equal(old[dim - 1], 1) or surely_equal(stride[dim - 1], chunk * base):
+                continue
+            if not surely_differ(old[dim - 1], 1):
+                return None  # of size 1, it would be part of the chunk
+        while len(strides) < len(shape) and (
+            not surely_equal(filled, chunk) or surely_equal(shape[-1 - len(strides)], 1)
+        ):
+            strides.append(filled * base)
+            filled = filled * shape[-len(strides)]
+        if not surely_equal(filled, chunk):
+            return None
+        if dim > 0:
+            if len(strides) < len(shape) and not surely_differ(shape[-1 - len(strides)], 1):
+                return None
+            base, chunk, filled = stride[dim - 1], 1, 1
+    return tuple(reversed(strides)) if len(strides) == len(shape) else None
 
 
 def _strides_without_elements(shape: Size) -> Size:
@@ -33,6 +137,13 @@ def _strides_without_elements(shape: Size) -> Size:
     return tuple(reversed(strides))
 
 
+def _is_short_of(filled: Any, chunk: Any) -> bool:
+    """Whether a chunk is not full yet. What only data knows is not, unless it can be seen: the shape is known to fit."""
+    if lies_in_data(filled, chunk):
+        return not surely_equal(filled, chunk)
+    return bool(filled < chunk)
+
+
 def _strides_by_chunks(old: Size, stride: Size, shape: Size) -> Size | None:
     """Old dimensions that lie next to each other in memory form a chunk, which new dimensions must fill."""
     new_stride: list[Any] = [0] * len(shape)
@@ -42,7 +153,7 @@ def _strides_by_chunks(old: Size, stride: Size, shape: Size) -> Size | None:
         chunk = chunk * old[dim]
         if dim > 0 and (old[dim - 1] == 1 or stride[dim - 1] == chunk * base):
             continue
-        while new_dim >= 0 and (filled < chunk or shape[new_dim] == 1):
+        while new_dim >= 0 and (_is_short_of(filled, chunk) or shape[new_dim] == 1):
             new_stride[new_dim] = filled * base
             filled = filled * shape[new_dim]
             new_dim -= 1
@@ -76,8 +187,10 @@ def expand_strides(spec: TensorSpec, sizes: Sequence[Any]) -> tuple[Size, Size]:
                     f"so there is no size to keep"
                 )
             target = size
-        elif target != size:
-            if size != 1:
+        elif type(target) is not int and surely_equal(stride, 0) and surely_less(-1, target) and surely_equal(size, 1):
+            pass  # expanded or not, the stride is 0
+        elif (type(target) is not int and lies_in_data(target) and surely_equal(size, 1)) or target != size:
+            if size != 1 and not has_to_be(size, 1):
                 raise ShapeMismatch(
                     f"expand: {spec} has size {size} in dimension {dim}, which can't become {target} in "
                     f"{list(sizes)}; only sizes of 1 can be expanded"

@@ -20,7 +20,7 @@ from understudy.rules.dims import (
 )
 from understudy.rules.registry import rule
 from understudy.rules.view_strides import expand_strides, view_strides
-from understudy.shapes.sizes import is_symbolic, smaller
+from understudy.shapes.sizes import has_place, is_symbolic, larger, lies_in_data, smaller, surely_less
 from understudy.spec import TensorSpec, View, complex_type, real_type
 
 
@@ -125,7 +125,7 @@ def selected(spec: TensorSpec, dim: int, index: Any) -> TensorSpec:
         raise DimensionError(f"select: {spec} has no dimension to select from")
     dim = wrap_dim(dim, spec.ndim)
     size = spec.shape[dim]
-    if index < -size or index >= size:
+    if not has_place(size, index):
         raise DimensionError(f"select: index {index} is out of range for dimension {dim} of {spec}")
     if index < 0:
         index = index + size
@@ -141,6 +141,8 @@ def select(spec: TensorSpec, dim: int, index: Any) -> View:
 def clamped_range(size: Any, start: Any, end: Any) -> tuple[Any, Any]:
     """Start and end of a slice within 0…size, as Python's own slices clamp them."""
     start = 0 if start is None else start
+    if lies_in_data(size, start, end):
+        return _clamped_in_data(size, start, end)
     if start < 0:
         start = start + size
         if start < 0:
@@ -157,6 +159,16 @@ def clamped_range(size: Any, start: Any, end: Any) -> tuple[Any, Any]:
     elif end > size:
         end = size
     return start, end
+
+
+def _clamped_in_data(size: Any, start: Any, end: Any) -> tuple[Any, Any]:
+    """The same, where nobody can say which of the numbers is the least."""
+    start = larger(start + size, 0) if start < 0 else start
+    start = smaller(start, size)
+    if end is None or (type(end) is int and end == _TO_THE_END):
+        return start, size
+    end = end + size if end < 0 else end
+    return start, larger(smaller(end, size), start)
 
 
 _TO_THE_END = 2**63 - 1
@@ -228,16 +240,15 @@ def diagonal_of(spec: TensorSpec, offset: int, dim1: int, dim2: int) -> TensorSp
     else:
         rows = rows + offset
     length = smaller(rows, columns)
-    start = spec.offset
-    if length <= 0:
-        length = 0
-    else:
-        start = start + (offset * spec.stride[second] if offset >= 0 else -offset * spec.stride[first])
+    skipped = offset * spec.stride[second] if offset >= 0 else -offset * spec.stride[first]
+    if not surely_less(0, length):
+        length = larger(length, 0)
+        skipped = skipped * smaller(length, 1)  # a diagonal without elements starts where the tensor does
     kept = [dim for dim in range(spec.ndim) if dim not in (first, second)]
     return spec.viewed(
         [*(spec.shape[d] for d in kept), length],
         [*(spec.stride[d] for d in kept), spec.stride[first] + spec.stride[second]],
-        start,
+        spec.offset + skipped,
     )
 
 

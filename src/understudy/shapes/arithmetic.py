@@ -42,9 +42,9 @@ class Arithmetic(State):
 
     def node(self, value: Any, kind: type) -> SymNode:
         key = (kind, value)
-        found = self._nodes.get(key)
+        found = self.nodes.get(key)
         if found is None:
-            found = self._nodes[key] = SymNode(self, value, kind)  # type: ignore[arg-type]
+            found = self.nodes[key] = SymNode(self, value, kind)  # type: ignore[arg-type]
         return found
 
     def node_of(self, number: Any) -> SymNode:
@@ -254,15 +254,36 @@ class Arithmetic(State):
             return decisive
         return None if None in known else not decisive
 
+    def settled(self, condition: Any) -> bool | None:
+        """True or False if that was found before, and for good; else None."""
+        if isinstance(condition, bool):
+            return condition
+        return KNOWN[self.facts.recall(condition).name] if isinstance(condition, Condition) else None
+
     def _remembered_truth(self, condition: Any) -> bool:
-        found = KNOWN[self.facts.recall(condition).name] if isinstance(condition, Condition) else None
+        found = self.settled(condition)
         if found is None:
             raise NotRemembered
         return found
 
     def is_known(self, condition: Any) -> bool:
         """Whether it is proved to hold. Asking records nothing."""
+        if isinstance(condition, Condition) and self._fails_at_hand(condition):
+            return False  # a search for a proof would be in vain
         return self.known_truth(condition) is True
+
+    def _fails_at_hand(self, condition: Condition) -> bool:
+        """Whether the example is one of the sizes for which it does not hold."""
+        found = self._failing.get(condition)
+        if found is None:
+            try:
+                hint = self.hint_of(condition)
+            except ArithmeticError:  # it can't be computed at the example's sizes
+                hint = True
+            if hint is None:
+                return False
+            found = self._failing[condition] = not hint
+        return found
 
     # --- examples ------------------------------------------------------------------------------------------
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from understudy import _torch
 from understudy.shapes.checking import origins
 from understudy.shapes.expr import Expr
 from understudy.shapes.floats import FloatExpr
@@ -22,7 +23,7 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 @dataclass(frozen=True, slots=True)
 class KeyPath:
-    """The way from a result to one number in it: `[0].size(1)`, or nothing at all."""
+    """The way from a result to one number in it: `[0].size()[1]`, or nothing at all."""
 
     steps: tuple[tuple[str, Any], ...] = ()
 
@@ -44,18 +45,44 @@ class KeyPath:
                 value = getattr(value, kind)(key)
         return value
 
-    def __iter__(self) -> Iterator[KeyPath]:
-        """Step by step, each with a `get`: as `torch.utils._pytree.key_get` walks a path."""
-        return (KeyPath((step,)) for step in self.steps)
+    def __iter__(self) -> Iterator[Any]:
+        """Step by step, each with a `get`, as torch's tools know them: they ask for their own classes."""
+        for kind, key in self.steps:
+            yield from _torch.keys_of_step(kind, key)
 
     def __str__(self) -> str:
         written = {"item": "[{!r}]", "attribute": ".{}", "offset": ".storage_offset()", "divided": "//{}"}
-        return "".join(written.get(kind, f".{kind}({{!r}})").format(key) for kind, key in self.steps)
+        return "".join(written.get(kind, f".{kind}()[{{!r}}]").format(key) for kind, key in self.steps)
 
     __repr__ = __str__
 
 
 HERE = KeyPath()
+
+
+class UnbackedBindings(Mapping[Any, KeyPath]):
+    """Where each symbol can be read, by its sympy symbol, as `.node.expr` has it; sympy is loaded when one is looked at.
+
+    `by_symbol` is the same by symbols of the environment.
+    """
+
+    __slots__ = ("_env", "by_symbol")
+
+    def __init__(self, env: ShapeEnv, by_symbol: dict[Expr, KeyPath]) -> None:
+        self._env = env
+        self.by_symbol = by_symbol
+
+    def __getitem__(self, symbol: Any) -> KeyPath:
+        return self.by_symbol[self._env.from_sympy(symbol)]
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._env.to_sympy, self.by_symbol)
+
+    def __len__(self) -> int:
+        return len(self.by_symbol)
+
+    def __repr__(self) -> str:
+        return repr(self.by_symbol)
 
 
 def values_in(result: Any, path: KeyPath = HERE) -> Iterator[tuple[SymNode, KeyPath]]:
@@ -83,38 +110,56 @@ def values_in(result: Any, path: KeyPath = HERE) -> Iterator[tuple[SymNode, KeyP
             yield from values_in(part, path.then("item", key))
 
 
-def free_symbols(value: Any) -> set[Expr]:
-    """The symbols in a value: a size, a tensor's metadata, lists and dicts of these; sympy's own of sympy's."""
-    if is_sympy(value):
-        return set(value.free_symbols)
-    found: set[Expr] = set()
+def symbols_in(value: Any) -> set[Expr]:
+    """The symbols in a value: a size, a tensor's metadata, lists and dicts of these."""
+    return {symbol for symbol, _ in _free(value)}
+
+
+def unbacked_symbols_in(value: Any) -> set[Expr]:
+    """Those of them that only data tells."""
+    return {symbol for symbol, env in _free(value) if symbol in env.births}
+
+
+def _free(value: Any) -> Iterator[tuple[Expr, ShapeEnv]]:
     for node, _ in values_in(value):
         if not node.is_plain:
-            simple = node.shape_env.simplify(node.value)
-            for symbol in getattr(simple, "symbols", ()):
-                found.update(origins(symbol, node.shape_env.definitions))
-    return found
+            env = node.shape_env
+            for symbol in getattr(env.simplify(node.value), "symbols", ()):
+                for origin in origins(symbol, env.definitions):
+                    yield origin, env
 
 
-def free_unbacked_symbols(value: Any) -> set[Expr]:
+def free_symbols(value: Any) -> set[Any]:
+    """The symbols in a value, as sympy's: of a size, a tensor's metadata, a sympy expression, lists and dicts of these."""
+    return {env.to_sympy(symbol) for symbol, env in _free(value)} | _free_in_sympy(value)
+
+
+def free_unbacked_symbols(value: Any) -> set[Any]:
     """Those of them that only data tells."""
-    envs = {node.shape_env for node, _ in values_in(value)}
-    return {symbol for symbol in free_symbols(value) if any(symbol in env.births for env in envs)}
+    return {env.to_sympy(symbol) for symbol, env in _free(value) if symbol in env.births}
+
+
+def _free_in_sympy(value: Any) -> set[Any]:
+    if is_sympy(value):
+        return set(value.free_symbols)
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    return set().union(*map(_free_in_sympy, value)) if isinstance(value, (list, tuple)) else set()
 
 
 def has_free_symbols(value: Any) -> bool:
     """Whether there are symbols in a value."""
-    return bool(free_symbols(value))
+    return bool(symbols_in(value) or _free_in_sympy(value))
 
 
 def has_free_unbacked_symbols(value: Any) -> bool:
     """Whether there are symbols in a value that only data tells."""
-    return bool(free_unbacked_symbols(value))
+    return bool(unbacked_symbols_in(value))
 
 
 def compute_unbacked_bindings(
     shape_env: ShapeEnv | None, result: Any, old: Any = None, peek: bool = False
-) -> dict[Expr, KeyPath] | None:
+) -> UnbackedBindings | None:
     """For each symbol that was born since the last call: where it is in this result.
 
     None if none was born. A symbol that is nowhere in the result is an error: nothing could say what it is when the
@@ -137,7 +182,16 @@ def compute_unbacked_bindings(
                 f"the result does not say what {names} is; if that is nobody's concern, make it within "
                 "shape_env.ignore_fresh_unbacked_symbols()"
             )
-    return found
+    return UnbackedBindings(shape_env, found)
+
+
+def bindings_of_input(env: ShapeEnv, value: Any) -> UnbackedBindings | None:
+    """As `compute_unbacked_bindings`, for one input of several: symbols that are not in it wait for the others."""
+    found = compute_unbacked_bindings(env, value, peek=True)
+    if found:
+        waiting = [symbol for symbol in env.pending_fresh_unbacked_symbols if symbol not in found.by_symbol]
+        env.pending_fresh_unbacked_symbols[:] = waiting
+    return found or None
 
 
 def _readable(env: ShapeEnv, node: SymNode, path: KeyPath) -> Iterator[tuple[Expr, KeyPath]]:
@@ -158,12 +212,14 @@ def _readable(env: ShapeEnv, node: SymNode, path: KeyPath) -> Iterator[tuple[Exp
 
 
 def resolve_unbacked_bindings(
-    shape_env: ShapeEnv | None, bindings: dict[Expr, KeyPath] | None
-) -> dict[Expr, KeyPath] | None:
+    shape_env: ShapeEnv | None, bindings: Mapping[Any, KeyPath] | None
+) -> UnbackedBindings | None:
     """The bindings with symbols that were renamed since under their new names."""
     if bindings is None or shape_env is None:
         return None
-    return {shape_env.unbacked_renamings.get(symbol, symbol): path for symbol, path in bindings.items()}
+    renamed = shape_env.unbacked_renamings
+    known = _by_symbol(shape_env, bindings)
+    return UnbackedBindings(shape_env, {renamed.get(symbol, symbol): path for symbol, path in known.items()})
 
 
 def rebind_unbacked(shape_env: ShapeEnv | None, node: Any, result: Any) -> None:
@@ -171,16 +227,22 @@ def rebind_unbacked(shape_env: ShapeEnv | None, node: Any, result: Any) -> None:
 
     `node` is an fx node with `meta["unbacked_bindings"]`, or such bindings themselves.
     """
-    bindings = node if isinstance(node, dict) else getattr(node, "meta", {}).get("unbacked_bindings")
+    bindings = node if isinstance(node, Mapping) else getattr(node, "meta", {}).get("unbacked_bindings")
     if shape_env is None or not bindings or getattr(node, "op", "") == "placeholder":
         return
-    for old, path in bindings.items():
+    for old, path in _by_symbol(shape_env, bindings).items():
         now = path.get(result)
         if not isinstance(now, SYMBOLIC):
             continue  # it became a number
         for new, rest in _readable(shape_env, now.node, KeyPath()):
             if not rest.steps:
                 shape_env.rename_unbacked(new, old)
+
+
+def _by_symbol(env: ShapeEnv, bindings: Mapping[Any, KeyPath]) -> dict[Expr, KeyPath]:
+    if isinstance(bindings, UnbackedBindings):
+        return bindings.by_symbol
+    return {env.from_sympy(symbol): path for symbol, path in bindings.items()}
 
 
 def fx_placeholder_vals(graph_module: Any) -> list[Any]:
@@ -193,8 +255,8 @@ def fx_placeholder_targets(graph_module: Any) -> list[str]:
     return [node.target for node in graph_module.graph.nodes if node.op == "placeholder"]
 
 
-def bind_symbols(graph_module: Any, *args: Any) -> dict[Expr, int]:
-    """What each symbol of a graph's placeholders is for these arguments."""
+def bind_symbols(graph_module: Any, *args: Any) -> dict[Any, int]:
+    """What each symbol of a graph's placeholders is for these arguments, by its sympy symbol."""
     return _env_of(graph_module).bind_symbols(graph_module, *args)
 
 
@@ -220,21 +282,25 @@ def _env_of(graph_module: Any) -> ShapeEnv:
 
 def guard_or_false(condition: bool | torch.SymBool) -> bool:
     """The answer if it can be had, with a guard if need be; False if only data tells."""
-    return condition.node.guard_or_false() if isinstance(condition, torch.SymBool) else bool(condition)
+    return condition.node.guard_or_false("", 0) if isinstance(condition, torch.SymBool) else bool(condition)
 
 
 def guard_or_true(condition: bool | torch.SymBool) -> bool:
     """The answer if it can be had, with a guard if need be; True if only data tells."""
-    return condition.node.guard_or_true() if isinstance(condition, torch.SymBool) else bool(condition)
+    return condition.node.guard_or_true("", 0) if isinstance(condition, torch.SymBool) else bool(condition)
 
 
 def statically_known_true(condition: bool | torch.SymBool) -> bool:
     """Whether it is true for all sizes that are admitted. No guard comes of asking."""
-    return condition.node.statically_known_true() if isinstance(condition, torch.SymBool) else bool(condition)
+    return (
+        condition.node.statically_known_true("", 0)
+        if isinstance(condition, torch.SymBool)
+        else bool(condition)
+    )
 
 
 def statically_known_false(condition: bool | torch.SymBool) -> bool:
     """Whether it is false for all sizes that are admitted. No guard comes of asking."""
     if not isinstance(condition, torch.SymBool):
         return not condition
-    return condition.node.sym_not().statically_known_true()
+    return condition.node.sym_not().statically_known_true("", 0)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from understudy.errors import SymbolMismatch
 from understudy.shapes.arithmetic import Arithmetic
 from understudy.shapes.expr import Expr
 from understudy.shapes.floats import FUNCTIONS, OPERATIONS
@@ -180,7 +181,8 @@ class Checking(Arithmetic):
         for place in inputs.sizes:
             value = value_of(place.size)
             if isinstance(value, Expr) and value.symbols <= found.keys() and value.evaluate(found) != place.of(args):
-                raise ValueError(f"{place.text} is {place.of(args)}, where {value} is {value.evaluate(found)}")
+                expected, given = value.evaluate(found), place.of(args)
+                raise SymbolMismatch(f"{place.text} is {given}, where {value} is {expected}: {expected} != {given}")
         return found
 
     # --- as text and as code ---------------------------------------------------------------------------------------

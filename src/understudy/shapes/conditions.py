@@ -12,7 +12,7 @@ What the declared ranges of the symbols alone decide is a plain bool.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import gcd
+from math import gcd, lcm
 from typing import Any
 
 from . import polynomials as poly
@@ -21,6 +21,7 @@ from .intervals import Interval, compact, excludes_zero, is_nonnegative
 from .polynomials import Monomial, Size, constant_of
 from .printing import relation_text
 
+LONGEST_PERIOD = 64
 LARGEST_ROOT = 1 << 50  # below, a root by floats is right after rounding
 
 
@@ -157,8 +158,8 @@ def _normal(kind: str, p: Size) -> bool | Condition:
     # A factor that is never zero says nothing; for an inequality it has to be positive.
     factor = poly.common_monomial(p.terms)
     if factor:
-        low, high = algebra.interval(algebra.normal({factor: 1}))
-        if (low is not None and low > 0) or (kind == "eq" and high is not None and high < 0):
+        factor = tuple((atom, exponent) for atom, exponent in factor if _has_sign(kind, algebra.interval(atom)))
+        if factor:
             return relation(kind, algebra.normal(poly.divided(p.terms, factor)))
     number = poly.variable_content(p.terms)
     constant = constant_of(p)
@@ -174,6 +175,11 @@ def _normal(kind: str, p: Size) -> bool | Condition:
     if plainer is None:
         plainer = _of_one_term(kind, p)
     return _interned(algebra, kind, p, ()) if plainer is None else plainer
+
+
+def _has_sign(kind: str, interval: Interval) -> bool:
+    low, high = interval
+    return (low is not None and low > 0) or (kind == "eq" and high is not None and high < 0)
 
 
 def _of_product(p: Expr) -> bool | Condition | None:
@@ -249,6 +255,40 @@ def _of_remainder(kind: str, p: Size, c: int, number: int) -> bool | Condition |
 
 
 OF_OPERATION = {"floordiv": _of_quotient, "mod": _of_remainder}
+
+
+def separate(condition: Condition) -> tuple[bool | Condition, ...]:
+    """The conditions that it is made of, if all of them have to hold. A sum of terms that are not negative is 0 if each
+    of them is (which is plainer; but that it is not 0 can be known when it can't of any of them)."""
+    if condition.kind == "and":
+        return condition.parts
+    terms = condition.expr.terms if condition.kind == "eq" else ()
+    if len(terms) < 2 or any(not monomial or count < 0 for monomial, count in terms):
+        return (condition,)
+    algebra = condition.algebra
+    parts = [algebra.normal({monomial: 1}) for monomial, _ in terms]
+    if not all(is_nonnegative(algebra.interval(part)) for part in parts):
+        return (condition,)
+    return tuple(relation("eq", part) for part in parts)
+
+
+def by_remainder(condition: Condition) -> Condition:
+    """(n + 1) // 2 == n // 2 is n % 2 == 0: what holds for one remainder only, or for all but one, said like that."""
+    if condition.parts or len(condition.symbols) != 1:
+        return condition
+    divisors = {atom.args[1] for atom in condition.expr.atoms if atom.kind in ("floordiv", "mod")}
+    numbers = [divisor for divisor in divisors if isinstance(divisor, int)]
+    (symbol,), algebra, period = condition.symbols, condition.algebra, lcm(*numbers)
+    if len(numbers) < len(divisors) or not 1 < period <= LONGEST_PERIOD:
+        return condition
+    if condition.substitute({symbol: algebra.add(symbol, period)}) is not condition:
+        return condition
+    holds = [condition.evaluate({symbol: period + remainder}) for remainder in range(period)]
+    if sum(holds) not in (1, period - 1):
+        return condition
+    is_one = sum(holds) == 1
+    found = (eq if is_one else ne)(algebra.mod(symbol, period), holds.index(is_one))
+    return found if isinstance(found, Condition) and len(str(found)) < len(str(condition)) else condition
 
 
 def decided_by_interval(kind: str, interval: tuple[int | None, int | None]) -> bool | None:

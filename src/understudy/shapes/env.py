@@ -13,7 +13,7 @@ from understudy.errors import GuardOnDataDependentSymNode
 from understudy.lines import user_line
 from understudy.shapes import conditions, undecidable
 from understudy.shapes.arithmetic import LEAST
-from understudy.shapes.conditions import Condition
+from understudy.shapes.conditions import Condition, separate
 from understudy.shapes.contexts import DUCK, STATIC, UNBACKED, from_torch, name_of, size_of
 from understudy.shapes.expr import Expr
 from understudy.shapes.facts import Proof
@@ -162,6 +162,7 @@ class ShapeEnv(TorchSide):
         self.births[symbol] = Birth(what, user_line())
         if not self._ignoring_fresh:
             self.pending_fresh_unbacked_symbols.append(symbol)
+        symbol.is_unbacked = True
         return symbol
 
     def _name_from(self, source: Any) -> str:
@@ -198,7 +199,7 @@ class ShapeEnv(TorchSide):
         key = (relation, a, b)
         found = self._decided.get(key)
         if found is None:
-            found = self._decide_for_rule(self._comparison(relation, a, b))
+            found = self._decide_for_rule(self._comparison(relation, a, b), (relation, a, b))
             if not self._suppressed:
                 self._decided[key] = found
         return found
@@ -209,14 +210,19 @@ class ShapeEnv(TorchSide):
             return INTEGER_RELATIONS[relation](a.value, b.value)
         return self.condition(relation, a, b)
 
-    def _decide_for_rule(self, condition: Any) -> bool:
+    def _decide_for_rule(self, condition: Any, asked: tuple[str, Any, Any] | None = None) -> bool:
         """As `decide`; but a size that only data knows is taken for an ordinary one: neither 0 nor 1, and fitting
-        the others that it meets. What that takes for granted is checked when the program runs."""
+        the others that it meets. What that takes for granted is checked when the program runs.
+
+        `asked` is the comparison, where it is one. What is computed from such a size is taken for an ordinary one as
+        well, if it meets 0 or 1; but u0 - 1 may well be 1, so that nothing is to be checked then."""
         answer = self._if_ordinary(condition)
         if answer is not None:
             return answer
         if not isinstance(condition, Condition) or self.hint_of(condition) is not None:
             return self.decide(condition)
+        if asked is not None and (answer := self._if_larger_than_one(*asked)) is not None:
+            return answer
         is_equality = condition.kind == "eq"
         self.expect(condition if is_equality else self.negated(condition))
         return is_equality
@@ -236,6 +242,20 @@ class ShapeEnv(TorchSide):
             if answer is None
             else answer
         )
+
+    def _if_larger_than_one(self, relation: str, a: Any, b: Any) -> bool | None:
+        """The answer, if one of the numbers is at most 1 and the other a size, larger than that unless it can't be.
+
+        A remainder is no size: that it is 0 is what its question hopes for."""
+        number, size = (a, b) if type(a) is int else (b, a)
+        if type(number) is not int or number > 1:
+            return None
+        value = value_of(size)
+        if any(atom.kind == "mod" for atom in getattr(value, "atoms", ())):
+            return None
+        if self.known_truth(conditions.le(value, 1)):
+            return None
+        return bool(INTEGER_RELATIONS[relation](a, 2) if number is a else INTEGER_RELATIONS[relation](2, b))
 
     def _ordinary(self, symbols: frozenset[Expr]) -> dict[Expr, Expr]:
         """For each symbol without example that may be a size: one like it that is at least 2."""
@@ -311,8 +331,16 @@ class ShapeEnv(TorchSide):
     def _assume(self, condition: Any, is_specialisation: bool = False) -> None:
         if isinstance(condition, bool) or self._suppressed:
             return
+        parts = separate(condition) if isinstance(condition, Condition) else (condition,)
+        if len(parts) > 1:
+            for part in parts:  # each as far as it says more than those before it
+                if self.known_truth(part) is None:
+                    self._assume(part, is_specialisation)
+            return
         shorter = self.facts.simplify_condition(condition) if isinstance(condition, Condition) else condition
         self._learn(condition)
+        if shorter is not condition and shorter.kind == "eq":
+            self._learn(shorter)  # said like that, it may teach more
         guard = Guard(shorter, user_line(), is_specialisation)
         self.guards.append(guard)
         self._report_specialised(guard, condition.symbols)

@@ -29,7 +29,7 @@ class Expr:
     """An interned expression. Made by an `Algebra`, never directly; not to be changed."""
 
     __slots__ = (
-        "_interval", "_text", "algebra", "args", "high", "is_hidden", "is_symbol", "kind", "low",
+        "_interval", "_text", "algebra", "args", "high", "is_hidden", "is_symbol", "is_unbacked", "kind", "low",
         "name", "order", "symbols", "terms",
     )  # fmt: skip
 
@@ -40,6 +40,7 @@ class Expr:
     symbols: frozenset[Expr]
     is_symbol: bool
     is_hidden: bool  # a symbol that a prover made up; it never leaves it
+    is_unbacked: bool  # a symbol that only data knows
     name: str
     low: int | None
     high: int | None
@@ -52,7 +53,7 @@ class Expr:
         self.args = ()
         self.name = ""
         self.low = self.high = None
-        self.is_symbol = self.is_hidden = False
+        self.is_symbol = self.is_hidden = self.is_unbacked = False
         self._interval: Interval | None = None
         self._text = ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from .conditions import Condition, decided_by_interval, joined, relation
+from .conditions import Condition, by_remainder, decided_by_interval, joined, relation
 from .expr import Algebra, Expr
 from .intervals import Interval, expanded
 from .knowledge import Store
@@ -181,7 +181,9 @@ class Facts:
     def simplify_condition(self, condition: Condition) -> Condition:
         """What the condition adds to all that is known, if that is shorter to say."""
         if condition.parts:
-            found = joined(condition.kind, [self.simplify_condition(part) for part in condition.parts])
+            without_effect = YES if condition.kind == "and" else NO
+            parts = [part for part in condition.parts if self.prove(part) is not without_effect]
+            found = joined(condition.kind, [self.simplify_condition(part) for part in parts])
         else:
             store = self._store
             try:
@@ -190,7 +192,7 @@ class Facts:
             except ArithmeticError:
                 return condition
         is_shorter = isinstance(found, Condition) and len(str(found)) <= len(str(condition))
-        return found if is_shorter and isinstance(found, Condition) else condition
+        return by_remainder(found if is_shorter and isinstance(found, Condition) else condition)
 
     def _narrowed(self, kind: str, p: Size) -> tuple[str, Size]:
         """p != 0 where p has no value below 0 is p >= 1. (Of a symbol or remainder, `!= 0` says more to a reader.)"""

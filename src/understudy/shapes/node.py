@@ -9,6 +9,7 @@ Models ask these methods a million times, and mostly the same: each looks first 
 
 from __future__ import annotations
 
+import operator
 import pickle
 from collections.abc import Callable
 from copy import deepcopy
@@ -27,12 +28,20 @@ if TYPE_CHECKING:
 
 YES, NO, NOTHING = (1).__bool__, (0).__bool__, {}.clear
 """Functions that return True, False and None. Called from C++, they cost half of what a function of Python does."""
+SETTLED: tuple[Callable[[Any, Any], bool], Callable[[Any, Any], bool]] = (operator.eq, operator.ne)
+"""The same for questions that come with a file and a line, which are never equal: always False, always True."""
 SYMBOLIC: dict[type, Callable[[Any], Any]] = {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}
 Method = Callable[["SymNode", "SymNode"], "SymNode"]
 
-SIZE_ONE_OF_GRADIENTS = "input_metadata.cpp"
-"""Where autograd asks whether a size is 1, to sum a gradient that was broadcast. Whoever broadcast it has assumed that
-it is; if nobody did, the gradient has the size of its input, and it does not matter."""
+CONTENT_WITH_WHAT_IS_KNOWN = ("input_metadata.cpp", "Contiguity.h")
+"""C++ files that ask for what is known, and need no answer where nothing is.
+
+Autograd asks whether a size is 1, to sum a gradient that was broadcast. Whoever broadcast it has assumed that it is; if
+nobody did, the gradient has the size of its input, and it does not matter. Contiguity is asked about twice: what can't be
+seen size by size becomes one condition, on which whoever needs the answer decides.
+"""
+SUMS_TO_SIZES = "ExpandUtils.h"
+"""Where gradients are summed to the size of what was broadcast: the same question, among others that need an answer."""
 
 
 def _binary(operation: str) -> Method:
@@ -77,19 +86,45 @@ def _compared(relation: str) -> Callable[[SymNode, Any], Any]:
     return method
 
 
+class Equalities(dict["SymNode", "SymNode"]):
+    """The conditions that a node is equal to others, by the other. Autograd asks for them at every size of a gradient."""
+
+    __slots__ = ("node",)
+
+    def __init__(self, node: SymNode) -> None:
+        self.node = node
+
+    def __missing__(self, other: SymNode) -> SymNode:
+        found = self[other] = self.node.shape_env.comparison("==", self.node, other)
+        return found
+
+
 class SymNode:
     """One for each value of an environment: equal values are the same node."""
 
     __slots__ = (
-        "__weakref__", "_example", "_symbolic", "constant", "is_bool", "is_float", "is_int", "is_plain", "kind",
-        "maybe_as_int", "shape_env", "value",
+        "__weakref__", "_example", "_symbolic", "constant", "eq", "expect_true", "guard_bool", "guard_or_false",
+        "guard_or_true", "guard_size_oblivious", "is_bool", "is_constant", "is_float", "is_int", "is_plain", "kind",
+        "maybe_as_int", "shape_env", "statically_known_true", "value",
     )  # fmt: skip
 
-    # What C++ asks at every turn: each holds one of the functions of `YES`, `NO` and `NOTHING`.
+    # What torch asks at every turn: each holds one of the functions of `YES`, `NO` and `NOTHING`.
+    is_constant: Callable[[], bool]
+    """Torch unwraps what is: integers and truth values, for it has no way to do so with floats."""
     is_int: Callable[[], bool]
     is_float: Callable[[], bool]
     is_bool: Callable[[], bool]
     maybe_as_int: Callable[[], int | None]
+
+    # Questions to truth values: these become functions of `SETTLED` once the answer is known for good.
+    expect_true: Callable[[Any, Any], bool]
+    guard_bool: Callable[[Any, Any], bool]
+    guard_or_false: Callable[[Any, Any], bool]
+    guard_or_true: Callable[[Any, Any], bool]
+    guard_size_oblivious: Callable[[Any, Any], bool]
+    statically_known_true: Callable[[Any, Any], bool]
+
+    eq: Callable[[SymNode], SymNode]
 
     def __init__(self, shape_env: ShapeEnv, value: Any, kind: type) -> None:
         self.shape_env = shape_env
@@ -104,16 +139,19 @@ class SymNode:
         value, kind = self.value, self.kind
         self.is_plain = isinstance(value, (int, float))
         self.constant = value if self.is_plain else None
+        self.is_constant = YES if self.is_plain and kind is not float else NO
         self.is_int = YES if kind is int else NO
         self.is_float = YES if kind is float else NO
         self.is_bool = YES if kind is bool else NO
         self.maybe_as_int = value.__index__ if kind is int and self.is_plain else NOTHING
+        self.eq = Equalities(self).__getitem__
+        self.guard_bool, self.expect_true = self._guard_bool, self._expect_true
+        self.guard_or_false = self.guard_size_oblivious = self._guard_or_false
+        self.guard_or_true, self.statically_known_true = self._guard_or_true, self._statically_known_true
 
-    # torch asks `isinstance(node, <its own class>)` before it chooses between two nodes or unwraps a constant.
-    def _claimed_class(self) -> Any:
-        return TorchSymNode
-
-    __class__ = property(_claimed_class)
+    # torch asks `isinstance(node, <its own class>)` before it chooses between two nodes or unwraps a constant. C++ asks for
+    # the class of every node that it is given: a property would be a call each time.
+    __class__: Any = TorchSymNode
 
     # --- what it is --------------------------------------------------------------------------------------
 
@@ -136,10 +174,6 @@ class SymNode:
 
     def is_symbolic(self) -> bool:
         return True
-
-    def is_constant(self) -> bool:
-        """Torch unwraps what is: integers and truth values, for it has no way to do so with floats."""
-        return self.is_plain and self.kind is not float
 
     @property
     def pytype(self) -> type:
@@ -213,7 +247,9 @@ class SymNode:
         return hash(self)
 
     def wrap_int(self, number: int) -> SymNode:
-        return self.shape_env.node(number, int)
+        env = self.shape_env
+        found = env.nodes.get((int, number))
+        return env.node(number, int) if found is None else found
 
     def wrap_float(self, number: float) -> SymNode:
         return self.shape_env.node(number, float)
@@ -246,10 +282,18 @@ class SymNode:
         return self
 
     def lshift(self, other: SymNode) -> SymNode:
-        return self.mul(self.wrap_int(2).pow(other))
+        return self.mul(self._shifted_by("<<", other))
 
     def rshift(self, other: SymNode) -> SymNode:
-        return self.floordiv(self.wrap_int(2).pow(other))
+        return self.floordiv(self._shifted_by(">>", other))
+
+    def _shifted_by(self, operator: Any, places: SymNode) -> SymNode:
+        if self.kind is float or places.kind is float:
+            names = [part.kind.__name__ for part in (self, places)]
+            raise TypeError(f"unsupported operand type(s) for {operator}: {names[0]!r} and {names[1]!r}")
+        if self.shape_env.is_known(conditions.lt(places.value, 0)) or (places.hint or 0) < 0:
+            raise ValueError("negative shift count")
+        return self.wrap_int(2).pow(places)
 
     def sym_sum(self, parts: list[SymNode]) -> SymNode:
         total = self.wrap_int(0)
@@ -276,7 +320,6 @@ class SymNode:
 
     # --- comparisons, for torch --------------------------------------------------------------------------
 
-    eq = _relation("==")
     ne = _relation("!=")
     lt = _relation("<")
     le = _relation("<=")
@@ -291,9 +334,19 @@ class SymNode:
 
     # --- decisions ---------------------------------------------------------------------------------------
 
-    def guard_bool(self, file: Any = "", line: int = 0) -> bool:
+    def _settle(self, answer: bool) -> bool:
+        """The answer to a question. If it is one for good, then it is the answer to all that may come."""
+        truth = self.shape_env.settled(self.value)
+        if truth is not None:
+            self.guard_bool = self.statically_known_true = self.guard_or_true = SETTLED[truth]
+            self.guard_or_false = self.guard_size_oblivious = SETTLED[truth]
+            if truth:
+                self.expect_true = SETTLED[True]
+        return answer
+
+    def _guard_bool(self, file: Any, line: Any) -> bool:
         """How C++ asks; Python's `if` asks by `bool_`."""
-        return bool(self.shape_env.decide_in_kernel(self.value))
+        return self._settle(bool(self.shape_env.decide_in_kernel(self.value)))
 
     def bool_(self) -> bool:
         return bool(self.shape_env.decide(self.value))
@@ -312,21 +365,24 @@ class SymNode:
     def evaluate(self, size_oblivious: bool = False) -> Any:
         return self.shape_env.evaluate_sym_node(self, size_oblivious)
 
-    def guard_or_false(self, file: Any = "", line: int = 0) -> bool:
-        if type(file) is str and file.endswith(SIZE_ONE_OF_GRADIENTS):
-            return self.shape_env.is_known(self.value)
-        return bool(self.shape_env.decide(self.value, fallback=False))
+    def _guard_or_false(self, file: Any, line: Any) -> bool:
+        if type(file) is str and (
+            file.endswith(CONTENT_WITH_WHAT_IS_KNOWN)
+            or (file.endswith(SUMS_TO_SIZES) and conditions.is_about_one(self.value))
+        ):
+            return self._statically_known_true(file, line)
+        return self._settle(bool(self.shape_env.decide(self.value, fallback=False)))
 
-    guard_size_oblivious = guard_or_false
+    def _guard_or_true(self, file: Any, line: Any) -> bool:
+        if type(file) is str and file.endswith(CONTENT_WITH_WHAT_IS_KNOWN):
+            return self._settle(not self.shape_env.is_known(self.shape_env.negated(self.value)))
+        return self._settle(bool(self.shape_env.decide(self.value, fallback=True)))
 
-    def guard_or_true(self, file: Any = "", line: int = 0) -> bool:
-        return bool(self.shape_env.decide(self.value, fallback=True))
+    def _statically_known_true(self, file: Any, line: Any) -> bool:
+        return self._settle(self.shape_env.is_known(self.value))
 
-    def statically_known_true(self, file: Any = "", line: int = 0) -> bool:
-        return self.shape_env.is_known(self.value)
-
-    def expect_true(self, file: Any = "", line: int = 0) -> bool:
-        return self.shape_env.expect(self.value)
+    def _expect_true(self, file: Any, line: Any) -> bool:
+        return self._settle(self.shape_env.expect(self.value))
 
     def expect_size(self, file: Any = "", line: int = 0) -> bool:
         return self.shape_env.expect(conditions.ge(self.value, 0))

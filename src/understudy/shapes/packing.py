@@ -29,7 +29,33 @@ def is_packed(
         for dim in open_dims:
             if not _may_be(env, sizes[dim], 1) and not _may_be(env, steps[dim], wanted[dim]):
                 return False
-    return _decided(env, sizes, steps, open_dims, wanted, empty_is_packed)
+    condition = _condition(env, sizes, steps, order, empty_is_packed)
+    if empty_is_packed:
+        condition = conditions.joined("or", [*(conditions.eq(size, 0) for size in sizes), condition])
+    return bool(env.decide(condition, fallback=False))
+
+
+def _condition(
+    env: Any, sizes: Sequence[Any], steps: Sequence[Any], order: Sequence[int], at_least_one: bool
+) -> Any:
+    """That each dimension has size 1, or the stride that follows from the faster ones.
+
+    Of one that can't have this stride, the size has to be 1. For the slower ones it may count as that, or as it is.
+    """
+    parts: list[Any] = []
+    step: Any = 1
+    with_ones: Any = 1
+    for dim in order:
+        counted = _counted(env, sizes[dim], at_least_one)
+        is_one, follows = conditions.eq(sizes[dim], 1), conditions.eq(steps[dim], step)
+        if not any(_is_surely(env, known) for known in (is_one, follows, conditions.eq(steps[dim], with_ones))):
+            if not _may_be(env, steps[dim], step):
+                parts.append(is_one)
+                with_ones = with_ones * counted
+                continue
+            parts.append(conditions.either(is_one, follows))
+        step, with_ones = step * counted, with_ones * counted
+    return conditions.joined("and", parts)
 
 
 def _suffix_products(env: Any, sizes: Sequence[Any], order: Sequence[int], at_least_one: bool) -> dict[int, Any]:
@@ -38,11 +64,14 @@ def _suffix_products(env: Any, sizes: Sequence[Any], order: Sequence[int], at_le
     step: Any = 1
     for dim in order:
         wanted[dim] = step
-        size = sizes[dim]
-        if at_least_one and not env.is_known(conditions.ge(size, 1)):
-            size = env.algebra.maximum(size, 1) if isinstance(size, Expr) else max(size, 1)
-        step = step * size
+        step = step * _counted(env, sizes[dim], at_least_one)
     return wanted
+
+
+def _counted(env: Any, size: Any, at_least_one: bool) -> Any:
+    if not at_least_one or env.is_known(conditions.ge(size, 1)):
+        return size
+    return env.algebra.maximum(size, 1) if isinstance(size, Expr) else max(size, 1)
 
 
 def _may_be(env: Any, size: Any, value: Any) -> bool:
@@ -54,15 +83,3 @@ def _is_surely(env: Any, condition: Any) -> bool:
     if isinstance(condition, bool):
         return condition
     return env.hint_of(condition) is not False and bool(env.is_known(condition))
-
-
-def _decided(
-    env: Any, sizes: Sequence[Any], steps: Sequence[Any], dims: Sequence[int], wanted: dict[int, Any],
-    empty_is_packed: bool,
-) -> bool:
-    def is_equal(a: Any, b: Any) -> bool:
-        return bool(env.decide(conditions.eq(a, b), fallback=False))
-
-    if empty_is_packed and any(is_equal(size, 0) for size in sizes):
-        return True
-    return all(is_equal(sizes[dim], 1) or is_equal(steps[dim], wanted[dim]) for dim in dims)

@@ -37,6 +37,28 @@ def differ_at_hand(a: Any, b: Any) -> bool:
     return first is not None and second is not None and bool(first != second)
 
 
+def is_or_is_one(size: Any, wanted: Any) -> bool:
+    """Whether a size is the wanted one, or 1, in one question: whichever it is at hand, it may be the other elsewhere."""
+    if type(size) is int and type(wanted) is int:
+        return size in (wanted, 1)
+    if _hint(size) is None or _hint(wanted) is None:
+        return bool(size == wanted or size == 1)
+    env, size, wanted = _env_of(size, wanted), value_of(size), value_of(wanted)
+    return bool(env.decide(conditions.either(conditions.eq(size, wanted), conditions.eq(size, 1))))
+
+
+def is_any_of(size: Any, *others: Any) -> bool:
+    """Whether a size is one of these. Nothing is asked if one of them is seen to be; else of the one that is at hand."""
+    if any(surely_equal(size, other) for other in others):
+        return True
+    return any(not differ_at_hand(size, other) and size == other for other in others)
+
+
+def at_hand(size: Any) -> Any:
+    """The number that a size is in the example, None if only data knows."""
+    return _hint(size)
+
+
 def surely_less(a: Any, b: Any) -> bool:
     """Whether a < b whatever the symbols are."""
     if type(a) is int and type(b) is int:
@@ -86,6 +108,41 @@ def smaller(a: Any, b: Any) -> Any:
     if type(a) is int and type(b) is int:
         return min(a, b)
     return _env_of(a, b).size("min", a, b)
+
+
+def larger(a: Any, b: Any) -> Any:
+    """max(a, b), without asking which one it is."""
+    if type(a) is int and type(b) is int:
+        return max(a, b)
+    return _env_of(a, b).size("max", a, b)
+
+
+def lies_in_data(*sizes: Any) -> bool:
+    """Whether one of these has no example, because only data knows it."""
+    return any(type(size) is SymNode and size.hint is None for size in sizes)
+
+
+def has_to_be(size: Any, wanted: Any) -> bool:
+    """Of a size that fits nowhere otherwise: whether it can be the wanted one. If only data knows, it is expected to be."""
+    if not lies_in_data(size, wanted):
+        return bool(size == wanted)
+    return bool(_env_of(size, wanted).expect(conditions.eq(value_of(size), value_of(wanted))))
+
+
+def has_place(size: Any, index: Any) -> bool:
+    """Whether an index is in -size … size - 1. If only data knows, then it is expected to be."""
+    if not lies_in_data(size, index):
+        return bool(-size <= index < size)
+    env = next(number.shape_env for number in (size, index) if type(number) is SymNode)
+    wanted = (("<", index, size), ("<=", -size, index))
+    return all(env.expect(env.condition(relation, *map(env.node_of, sides))) for relation, *sides in wanted)
+
+
+def is_not_one_unless(size: Any, a: Any, b: Any) -> bool:
+    """Whether size != 1, or a == b, as one question. At least one of these is a symbol."""
+    env = next(number.shape_env for number in (size, a, b) if type(number) is SymNode)
+    condition = conditions.either(conditions.ne(value_of(size), 1), conditions.eq(value_of(a), value_of(b)))
+    return bool(env.decide(condition, fallback=False))
 
 
 def is_symbolic(sizes: Sequence[Any]) -> bool:

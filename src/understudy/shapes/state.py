@@ -57,11 +57,12 @@ class State:
         self.pending_fresh_unbacked_symbols: list[Expr] = []
         self.unbacked_renamings: dict[Expr, Expr] = {}
         self.computed: dict[tuple[Any, ...], Any] = {}
-        self._nodes: dict[Any, SymNode] = {}
+        self.nodes: dict[Any, SymNode] = {}
         self._floats: dict[Any, Any] = {}
         self._sympy: dict[Any, Any] = {}
         self._from_sympy: dict[Any, Any] = {}
         self._decided: dict[Any, bool] = {}
+        self._failing: dict[Condition, bool] = {}
         self._ordinaries: dict[Expr, Expr] = {}
         self._by_example: dict[int, Expr] = {}
         self._by_name: dict[str, Expr] = {}

@@ -44,7 +44,8 @@ def _sum(sympy: Any, terms: Iterable[tuple[Monomial, int]]) -> Any:
 
 def atom_to_sympy(sympy: Any, atom: Expr) -> Any:
     if atom.is_symbol:
-        low = atom.low
+        # Torch's passes check the range of what only data knows; of a symbol that sympy knows to be one, they can't.
+        low = None if atom.is_unbacked else atom.low
         if low is not None and low > 0:
             return sympy.Symbol(atom.name, integer=True, positive=True)
         if low == 0:

@@ -107,6 +107,15 @@ class TorchTables(Checking):
         simple = {symbol: super(TorchTables, self).simplify(symbol) for symbol in self._symbols()}
         return {self.to_sympy(s): self.to_sympy(other) for s, other in simple.items() if other is not s}
 
+    def bind_symbols(self, placeholders: Any, *args: Any) -> dict[Any, int]:
+        """What each symbol is for these inputs: in place of stand-ins, a graph's placeholders, or (None) the run's."""
+        found = super().bind_symbols(placeholders, *args)
+        return {self.to_sympy(symbol): number for symbol, number in found.items()}
+
+    def _default_unspecified_value_range(self) -> Any:
+        """Asked for by torch's passes, under this name."""
+        return _torch.any_number()
+
     def bound_sympy(self, expression: Any, size_oblivious: bool = False) -> Any:
         """The least and the largest value of an expression, as torch's tools know ranges."""
         value = self.from_sympy(expression)

@@ -29,9 +29,12 @@ def error(env: ShapeEnv, asked: Any) -> GuardOnDataDependentSymNode:
     is_condition = isinstance(asked, CONDITIONS)
     question = f"whether {asked}" if is_condition else f"the value of {asked}"
     born = "; ".join(f"{symbol.name} was made by {env.births[symbol]}" for symbol in unbacked)
+    line = user_line()
     made = GuardOnDataDependentSymNode(
         f"the program needs to know {question}, and that is data-dependent: {born}",
-        context=Context("a decision on sizes", str(asked), user_line(), advice(env, asked, names)),
+        context=Context(
+            "a decision on sizes", str(asked), line, advice_on_loops(line) + advice(env, asked, names)
+        ),
     )
     made.cond = asked
     return made
@@ -45,6 +48,21 @@ def advice(env: ShapeEnv, asked: Any, names: dict[str, str]) -> str:
     shown = renamed(str(asked), names)
     paste = f"torch._check({shown} == <number>)"
     return f"say what it is, before it is needed: {paste}; or keep it a symbol, without int() and range()"
+
+
+def advice_on_loops(line: str) -> str:
+    """`for row in rows:`: how many rounds there are is data, and a graph has every round written out."""
+    loop = line.rpartition(": for ")
+    if not loop[1] or "range(" in loop[2]:
+        return ""
+    grouped = (
+        "; of a mixture of experts, take the implementation that groups them, in transformers "
+        "model.set_experts_implementation('grouped_mm')"
+    )
+    return (
+        "how many rounds the loop has is data: go through all that there can be, with torch.where for what does not "
+        f"count, or do the work of all rounds in one call{grouped if 'expert' in line else ''}; if it is known, "
+    )
 
 
 def checked(env: ShapeEnv, condition: Any, names: dict[str, str]) -> str:

@@ -1,6 +1,6 @@
 """Values: what is known of tensors, and what operators do to them."""
 
-from understudy.spec.broadcast import broadcast_shapes, check_expandable
+from understudy.spec.broadcast import broadcast_anyhow, broadcast_shapes, check_expandable
 from understudy.spec.devices import common_device
 from understudy.spec.elementwise import elementwise, preserved_copy
 from understudy.spec.outcomes import Changed, New, Outcome, Outcomes, Same, Value, View, normal
@@ -34,6 +34,7 @@ __all__ = [
     "TensorSpec",
     "Value",
     "View",
+    "broadcast_anyhow",
     "broadcast_shapes",
     "channels_last_strides",
     "check_expandable",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from understudy.errors import ShapeMismatch
-from understudy.shapes.sizes import differ_at_hand, surely_equal
+from understudy.shapes.sizes import differ_at_hand, has_to_be, is_or_is_one, lies_in_data, surely_equal
 from understudy.spec.tensor_spec import Size
 
 
@@ -36,13 +36,40 @@ def _broadcast_pair(a: Size, b: Size) -> Size:
             continue
         if (not differ_at_hand(other, size) and other == size) or size == 1:
             continue
-        if other != 1:
-            raise ShapeMismatch(
-                f"shapes {list(a)} and {list(b)} can't be broadcast together: "
-                f"{other} and {size} meet in dimension {position}"
-            )
+        if lies_in_data(size, other) and (has_to_be(other, size) or has_to_be(size, 1)):
+            continue
+        if not has_to_be(other, 1):
+            raise ShapeMismatch(_unfit(a, b, position, other, size))
         sizes[position] = size
     return tuple(sizes)
+
+
+def broadcast_anyhow(a: Sequence[Any], b: Sequence[Any]) -> Size:
+    """As `broadcast_shapes`, for operators of whose result the shape is all that depends on which size is expanded.
+
+    Only that is assumed of symbols then: a size that is equal to the other may be 1 elsewhere.
+    """
+    if len(a) < len(b):
+        a, b = b, a
+    lead = len(a) - len(b)
+    sizes = list(a)
+    for position, size in enumerate(b, lead):
+        other = sizes[position]
+        if other is size or surely_equal(size, 1):
+            continue
+        if surely_equal(other, 1):
+            sizes[position] = size
+        elif not is_or_is_one(size, other):
+            if not is_or_is_one(other, size):
+                raise ShapeMismatch(_unfit(a, b, position, other, size))
+            sizes[position] = size
+    return tuple(sizes)
+
+
+def _unfit(a: Sequence[Any], b: Sequence[Any], position: int, other: Any, size: Any) -> str:
+    return (
+        f"shapes {list(a)} and {list(b)} can't be broadcast together: {other} and {size} meet in dimension {position}"
+    )
 
 
 def check_expandable(shape: Sequence[Any], target: Sequence[Any], what: str) -> None:
@@ -53,8 +80,12 @@ def check_expandable(shape: Sequence[Any], target: Sequence[Any], what: str) -> 
         for size, wanted in zip(shape, target[lead:], strict=True):
             if surely_equal(size, wanted):  # then it does not matter whether it is 1
                 continue
-            if (differ_at_hand(size, wanted) or size != wanted) and size != 1:
+            if (differ_at_hand(size, wanted) or size != wanted) and size != 1 and not _is_fitted(size, wanted):
                 fits = False
                 break
     if not fits:
         raise ShapeMismatch(f"{what}: shape {list(shape)} can't be expanded to {list(target)}")
+
+
+def _is_fitted(size: Any, wanted: Any) -> bool:
+    return lies_in_data(size, wanted) and (has_to_be(size, wanted) or has_to_be(size, 1))

@@ -14,7 +14,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from understudy.shapes.sizes import are_packed, at_least_one, by_example, is_symbolic, surely_equal
+from understudy.shapes.sizes import (
+    are_packed,
+    at_least_one,
+    by_example,
+    is_symbolic,
+    surely_equal,
+    surely_less,
+)
 from understudy.spec.tensor_spec import Size, TensorSpec, contiguous_strides, is_contiguous, same_shape
 
 CHANNELS_LAST_ORDER = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}  # from the fastest dimension to the slowest
@@ -59,13 +66,22 @@ def is_dense(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
 
 
 def _is_surely_packed(shape: Sequence[Any], stride: Sequence[Any], order: Sequence[int]) -> bool:
-    """Whether the dimensions follow each other in memory whatever the symbols are; no guard comes of asking."""
+    """Whether the dimensions follow each other in memory whatever the symbols are; no guard comes of asking.
+
+    A tensor without elements is dense with any strides: sizes may count as they are, or as at least 1.
+    """
     expected: Any = 1
-    for dim in order:
-        if not surely_equal(shape[dim], 1):
-            if not surely_equal(stride[dim], expected):
-                return False
-            expected = expected * shape[dim]
+    of_full: Any = 1
+    left = [dim for dim in order if not surely_equal(shape[dim], 1)]
+    while left:
+        found = next(
+            (dim for dim in left if surely_equal(stride[dim], expected) or surely_equal(stride[dim], of_full)), None
+        )
+        if found is None:
+            return False
+        left.remove(found)
+        expected = expected * shape[found]
+        of_full = of_full * at_least_one(shape[found])
     return True
 
 
@@ -86,18 +102,46 @@ def elementwise_strides(shape: Size, operands: Sequence[TensorSpec], numbers: bo
     """
     if len(shape) < 2:
         return (1,) if shape else ()
-    if is_symbolic(shape) and all(_is_canonical(operand) for operand in operands):
+    if is_symbolic(shape) and all(_is_surely_row_major(operand.shape, operand.stride) for operand in operands):
         return contiguous_strides(shape)
     if not numbers and all(operand.shape is shape or same_shape(operand.shape, shape) for operand in operands):
         strides = _strides_of_one_shape(shape, operands)
         if strides is not None:
             return strides
+    if is_symbolic(shape) and _are_row_major_if_not_empty(operands) and not any(size == 0 for size in shape):
+        return contiguous_strides(shape)
     return _sorted_strides(shape, operands)
 
 
-def _is_canonical(operand: TensorSpec) -> bool:
-    """Whether the strides are those of a fresh tensor: results of such operands are row-major, broadcast or not."""
-    return all(map(surely_equal, operand.stride, contiguous_strides(operand.shape)))
+def _are_row_major_if_not_empty(operands: Sequence[TensorSpec]) -> bool:
+    return all(_is_surely_row_major(operand.shape, operand.stride, if_not_empty=True) for operand in operands)
+
+
+def _is_surely_row_major(shape: Size, stride: Size, if_not_empty: bool = False) -> bool:
+    """Whether no dimension is slower in memory than one before it, expanded ones aside, whatever the symbols are.
+
+    Results of such operands are row-major, broadcast or not. Strides may leave gaps; where they leave none, two of them
+    are equal only if the size between them is at most 1, and then eager's sort leaves both where they are.
+    `if_not_empty`: no size is 0, so that a size and `max(size, 1)` are the same.
+    """
+    if all(map(surely_equal, stride, contiguous_strides(shape))):
+        return True
+    inner: Any = None
+    packed: list[Any] = []  # the next stride if there is no gap, in all ways to write it
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if surely_equal(step, 0):
+            continue
+        ways = [step]
+        if any(surely_equal(step, other) for other in packed):
+            ways += packed if if_not_empty else []
+        elif inner is not None and not surely_less(inner, step):
+            return False
+        full = at_least_one(size)
+        packed = [way * full for way in ways]
+        if if_not_empty and full is not size:
+            packed += [way * size for way in ways]
+        inner = step
+    return True
 
 
 def preserved_strides(shape: Size, stride: Size) -> Size:
@@ -106,6 +150,8 @@ def preserved_strides(shape: Size, stride: Size) -> Size:
         return stride
     if len(shape) < 2:
         return (1,) if shape else ()
+    if is_symbolic((*shape, *stride)) and _is_surely_row_major(shape, stride):
+        return contiguous_strides(shape)
     strides: list[Any] = [0] * len(shape)
     step: Any = 1
     for dim in _memory_order(shape, (stride,)):

@@ -10,6 +10,9 @@
     dispatch_trace   tracing by hand
     predispatch      above autograd: changes of its state are nodes
     inner_recorder   above autograd: what an operator is made of, for a backward pass
+    subgraphs        higher-order operators: their functions become graphs, also under the transforms of torch.func
+    runtime_asserts  what was taken for granted of numbers that only data knows, as nodes
+    reads            reads of data that no operator tells of
     module_stack     which modules a node comes from, by the path they were reached by
     effects          what a call does besides giving its result
     dead_code        nodes that nothing uses and that do nothing besides

@@ -75,7 +75,7 @@ def families_in(module: torch.nn.Module) -> Iterator[list[torch.nn.Module]]:
             for child in container._modules.values():
                 kind = None if child is None else _kind_of(child)
                 if kind is not None:
-                    by_kind.setdefault(kind, []).append(child)  # type: ignore[arg-type]
+                    by_kind.setdefault(kind, []).append(child)
             yield from (blocks for blocks in by_kind.values() if len(blocks) >= LEAST)
 
 

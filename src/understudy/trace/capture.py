@@ -16,6 +16,7 @@ from understudy.fake.helpers import maybe_get_fake_mode
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import mapped
+from understudy.shapes.bindings import bindings_of_input
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.node import SymNode
 from understudy.trace.blocks import Blocks
@@ -30,6 +31,7 @@ from understudy.trace.places import begins_here
 from understudy.trace.predispatch import PreDispatchTorchFunctionMode
 from understudy.trace.prop_values import in_stand_ins
 from understudy.trace.recorder import ProxyTorchDispatchMode
+from understudy.trace.runtime_asserts import insert_promises
 from understudy.trace.subgraph_current import running
 from understudy.trace.torch_functions import TorchFunctionMetadataMode
 from understudy.trace.tracer import OPEN, SYMBOLIC, PythonKeyTracer
@@ -99,6 +101,8 @@ class Capture:
         if self.fake_mode is not None:
             self.tracer.shape_env = self.fake_mode.shape_env
         leaves, in_spec = _torch.tree_flatten(args)
+        if self.outer is None:
+            self.tracer.constants.belongs_to(_mode_among(leaves))
         names = argument_names(self.f, args)
         inputs = list(map(self._as_input, leaves, leaf_names(names, in_spec)))
         self.recorder = ProxyTorchDispatchMode(
@@ -106,6 +110,7 @@ class Capture:
             self.options.error_on_data_dependent_ops, self.options.decomposition_table,
         )  # fmt: skip
         self._make_placeholders(names, in_spec, inputs)
+        self._bind_symbols_of_data(inputs)
         OPEN.add(self.tracer.graph)
         try:
             self._modules_given = [value for value in inputs if isinstance(value, torch.nn.Module)]
@@ -157,7 +162,7 @@ class Capture:
             return None
         leaves, _ = _torch.tree_flatten(args)
         active = _torch.active_fake_mode()
-        found = next((mode for mode in map(maybe_get_fake_mode, leaves) if mode is not None), None) or active
+        found = _mode_among(leaves) or active
         if found is None:
             is_static = self.options.tracing_mode == "fake"
             symbols = [leaf.node for leaf in leaves if isinstance(leaf, SYMBOLIC) and type(leaf.node) is SymNode]
@@ -193,6 +198,15 @@ class Capture:
             for count in range(1, part.num_leaves + 1):
                 node = self.tracer.placeholder(f"{name}_{count}", default)
                 self._is_input(next(remaining), node)
+
+    def _bind_symbols_of_data(self, inputs: list[Any]) -> None:
+        """Sizes of inputs that are marked as data's (`torch._dynamo.mark_unbacked`) are read off the inputs."""
+        env = getattr(self.fake_mode or _torch.active_fake_mode(), "shape_env", None)
+        if type(env) is ShapeEnv and env.pending_fresh_unbacked_symbols and self.outer is None:
+            for node, value in zip(self.tracer.graph.find_nodes(op="placeholder"), inputs, strict=True):
+                bindings = bindings_of_input(env, value)
+                if bindings is not None:
+                    node.meta["unbacked_bindings"] = bindings
 
     def _is_input(self, value: Any, node: Node) -> None:
         tracer = self.tracer
@@ -290,6 +304,7 @@ class Capture:
         self.tracer.graph.output(_torch.tree_unflatten(nodes, out_spec) if is_plain else nodes)
         settle(self.tracer)
         remove_dead_code(self.tracer.graph)
+        insert_promises(self.tracer.graph, self.tracer.shape_env, is_inner=self.outer is not None)
         if self.options.pre_dispatch:  # what operators are made of was among it
             _torch.number_calls_anew(self.tracer.graph)
         return out_spec
@@ -305,6 +320,11 @@ class Capture:
         if self.fake_mode is not None and self.options.tracing_mode == "symbolic":
             gm.shape_env = self.fake_mode.shape_env
         return gm
+
+
+def _mode_among(leaves: Iterable[Any]) -> FakeTensorMode | None:
+    """The fake mode that the first stand-in among these belongs to."""
+    return next((mode for mode in map(maybe_get_fake_mode, leaves) if mode is not None), None)
 
 
 @begins_here

@@ -47,6 +47,10 @@ class Constants:
             for part in tensor.__tensor_flatten__()[0]:
                 self.expect(getattr(tensor, part), getattr(real, part), name and f"{name}_{part}")
 
+    def belongs_to(self, mode: FakeTensorMode | None) -> None:
+        """The inputs of the program are stand-ins of this mode: others of it may be constants."""
+        self._around = mode or self._around
+
     def knows(self, tensor: torch.Tensor) -> bool:
         """Whether this is a parameter, buffer or constant of the surrounding program."""
         return id(tensor) in self._known and self._known[id(tensor)][0] is tensor
@@ -100,7 +104,7 @@ class Constants:
         self._saved.clear()
 
     def _refuse_fake(self, tensor: torch.Tensor) -> None:
-        # Inside a fake mode of the user's own, graphs are for its stand-ins: one of them is a constant like any other.
+        # With a fake mode of the user's own, graphs are for its stand-ins: one of them is a constant like any other.
         if type(tensor) is FakeTensor and not self.allow_fakes and tensor.fake_mode is not self._around:
             raise MixedTensorsError(
                 f"{tensor._spec} is a stand-in that was made outside of this trace: a graph can't hold it as a constant",
@@ -182,7 +186,9 @@ def _parent(known: dict[str, torch.nn.Module], path: str) -> torch.nn.Module:
 
 def set_attribute(module: torch.nn.Module, name: str, value: Any) -> None:
     """Of what a graph reads, in the table where it belongs. The names are those of a module, or made here."""
-    if type(value) is torch.nn.Parameter or isinstance(value, torch.nn.Parameter):  # torch answers the latter slowly
+    if type(value) is torch.nn.Parameter or isinstance(
+        value, torch.nn.Parameter
+    ):  # torch answers the latter slowly
         module._parameters[name] = value
     elif isinstance(value, torch.Tensor):
         module.register_buffer(name, value)

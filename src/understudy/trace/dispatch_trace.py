@@ -16,7 +16,9 @@ from understudy.fake.helpers import unset_fake_temporarily
 from understudy.trace.capture import make_fx
 from understudy.trace.capture_names import name_of
 from understudy.trace.dead_code import remove_dead_code
+from understudy.trace.inner_recorder import settle
 from understudy.trace.recorder import Decompositions, ProxyTorchDispatchMode
+from understudy.trace.runtime_asserts import insert_promises
 from understudy.trace.slots import track_tensor_tree
 from understudy.trace.tracer import OPEN, SYMBOLIC, PythonKeyTracer
 
@@ -107,7 +109,9 @@ def dispatch_trace(
     graph = tracer.trace(
         root if isinstance(root, torch.nn.Module) else _marked_open(root, tracer), concrete_args
     )
+    settle(tracer)
     remove_dead_code(graph)
+    insert_promises(graph, tracer.shape_env)
     return _torch.lazy_graph_module(tracer.root, graph, name_of(root))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,6 +27,9 @@ from understudy.trace.module_state import LentState
 STATE = "optimizer_state."
 """Where a graph module holds the optimizer's state."""
 
+Numbers = dict[tuple[int, str], torch.Tensor]
+"""Options of an optimizer that are not fixed in the graph, by group and name."""
+
 State = dict[str, dict[str, Any]]
 """The optimizer's state of each parameter, by the parameter's name."""
 
@@ -35,6 +38,7 @@ def capture_step(
     model: torch.nn.Module, loss_fn: Callable[..., Any], optimizer: torch.optim.Optimizer, *inputs: Any,
     targets: int | None = None, tracing_mode: str = "fake", parameters: str = "attributes",
     decomposition_table: Mapping[Any, Callable[..., Any]] | None = None, fixed_step: bool = False,
+    varying: Iterable[str] = (),
 ) -> GraphModule:  # fmt: skip
     """The graph of one training step. It returns the loss, and writes to the parameters and the optimizer's state.
 
@@ -44,7 +48,11 @@ def capture_step(
 
     The loss is `loss_fn(model(*first), *last)`: the last inputs are the targets, as many as `loss_fn` requires beyond
     the model's output, or as `targets` says. A `loss_fn` whose first parameter is called `model` is given the model and
-    all inputs instead. Numbers in the optimizer's options, such as its learning rate, are fixed in the graph.
+    all inputs instead.
+
+    Numbers in the optimizer's options are fixed in the graph, but for those that are named in `varying`: with
+    `varying=["lr"]`, each group's learning rate is a tensor that the graph reads at each step, among the state:
+    `step.get_buffer("optimizer_state.group_0.lr").fill_(1e-4)`.
 
     `parameters="attributes"`: the graph module works on the memory of the model's own parameters and buffers, and holds
     the optimizer's state.
@@ -62,12 +70,13 @@ def capture_step(
     state = _state_of(optimizer, _names(model))
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("LBFGS evaluates the loss as often as the values demand: its step is not one graph")
-    first = StepCapture(model, program, optimizer, options, state, fixed_step)
+    numbers = _varying_numbers(optimizer, varying)
+    first = StepCapture(model, program, optimizer, options, state, fixed_step, numbers)
     graph = first.run(inputs)
     made = first.state_made_here(graph)
     if made:
         state = {name: {**state.get(name, {}), **made.get(name, {})} for name in {**state, **made}}
-        graph = StepCapture(model, program, optimizer, options, state, fixed_step).run(inputs)
+        graph = StepCapture(model, program, optimizer, options, state, fixed_step, numbers).run(inputs)
     if parameters == "inputs":
         return _with_parameters_as_inputs(graph)
     return graph
@@ -94,6 +103,22 @@ def _loss_program(loss_fn: Callable[..., Any], count: int, targets: int | None) 
     return lambda model, inputs: loss_fn(model(*inputs[:split]), *inputs[split:])
 
 
+def _varying_numbers(optimizer: torch.optim.Optimizer, names: Iterable[str]) -> Numbers:
+    """Each group's numbers of these names, as tensors that keep every digit."""
+    found: Numbers = {}
+    for position, group in enumerate(optimizer.param_groups):
+        for name in names:
+            value = group.get(name)
+            if not isinstance(value, (int, float)) or isinstance(value, bool):
+                numbers = [key for key, other in group.items() if type(other) in (int, float)]
+                raise ValueError(
+                    f"varying: {name!r} is no number among the options of {type(optimizer).__name__}; these are: "
+                    f"{', '.join(numbers)}"
+                )
+            found[position, name] = torch.tensor(value, dtype=torch.float64)
+    return found
+
+
 def _names(model: torch.nn.Module) -> dict[torch.Tensor, str]:
     return {parameter: name for name, parameter in model.named_parameters()}
 
@@ -111,7 +136,7 @@ class StepCapture(Capture):
 
     def __init__(
         self, model: torch.nn.Module, program: Callable[..., Any], optimizer: torch.optim.Optimizer, options: Options,
-        state: State, fixed_step: bool,
+        state: State, fixed_step: bool, varying: Numbers,
     ) -> None:  # fmt: skip
         super().__init__(self._step, options)
         self._model = model
@@ -119,6 +144,8 @@ class StepCapture(Capture):
         self._optimizer = optimizer
         self._given = state
         self._fixed_step = fixed_step
+        self._varying = varying
+        self._numbers: Numbers = {}
         self._shadow: Any = None
         self._stand_ins: dict[str, torch.Tensor] = {}
         self._nodes_of_state: dict[str, dict[str, Node]] = {}
@@ -133,13 +160,27 @@ class StepCapture(Capture):
         return loss.detach()
 
     def _optimize(self) -> None:
+        for (position, name), number in self._numbers.items():
+            group = self._shadow.param_groups[position]
+            is_read_inside = name == "lr" and group.get("fused")
+            group[name] = number if is_read_inside else number.item()
         try:
             self._shadow.step()
         except GuardOnDataDependentSymNode as error:
-            raise ValueError(
-                f"{type(self._optimizer).__name__} decides by the value of its step counter what to do, so that no graph "
-                "holds for all steps; capture one step with capture_step(..., fixed_step=True)"
-            ) from error
+            raise ValueError(self._refusal()) from error
+
+    def _refusal(self) -> str:
+        name = type(self._optimizer).__name__
+        if self._varying:
+            names = ", ".join(dict.fromkeys(name for _, name in self._varying))
+            return (
+                f"{name} decides by a number what to do, so that no graph holds for all of them: by one of {names}, which "
+                "capture_step was told are varying, or by its step counter"
+            )
+        return (
+            f"{name} decides by the value of its step counter what to do, so that no graph holds for all steps; capture one "
+            "step with capture_step(..., fixed_step=True)"
+        )
 
     @contextmanager
     def _state(self) -> Iterator[LentState]:
@@ -152,6 +193,10 @@ class StepCapture(Capture):
             by_name = {name: real for real, name in reals.items()}
             pairs = {by_name[name]: stand_in for name, stand_in in self._stand_ins.items()}
             self._shadow = self._shadow_of(pairs, reals)
+            self._numbers = {
+                (position, name): self._lent_as(f"group_{position}.{name}", number)
+                for (position, name), number in self._varying.items()
+            }
             yield state
         finally:
             state.give_back()
@@ -181,11 +226,15 @@ class StepCapture(Capture):
     def _lent(self, parameter: str, key: str, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        assert self.fake_mode is not None
-        stand_in = self.fake_mode.from_tensor(value, static_shapes=True)
+        stand_in = self._lent_as(f"{parameter.replace('.', '_')}.{key}", value)
         if self._fixed_step and value.numel() == 1:
-            self.fake_mode.remember_literal(stand_in, value.clone())
-        self.tracer.constants.expect(stand_in, value, f"{STATE}{parameter.replace('.', '_')}.{key}")
+            self.stand_ins.remember_literal(stand_in, value.clone())
+        return stand_in
+
+    def _lent_as(self, name: str, value: torch.Tensor) -> Any:
+        """A stand-in for a tensor that the graph module holds among the state."""
+        stand_in = self.stand_ins.from_tensor(value, static_shapes=True)
+        self.tracer.constants.expect(stand_in, value, f"{STATE}{name}")
         return stand_in
 
     # --- state that the optimizer makes in its first step ------------------------------------------------------

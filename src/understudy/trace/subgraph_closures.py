@@ -21,7 +21,7 @@ from understudy.infer.call import mapped
 from understudy.lines import user_line
 from understudy.shapes.bindings import values_in
 from understudy.shapes.node import SymNode
-from understudy.trace.subgraph_forms import FORMS
+from understudy.trace.subgraph_forms import FORMS, Form
 from understudy.trace.subgraph_merge import described
 
 if TYPE_CHECKING:
@@ -61,14 +61,7 @@ class Rehearsal(OfBranch):
         form = FORMS.get(func.name()) if isinstance(func, _torch.HigherOrderOperator) else None
         if form is None:
             return func(*args, **kwargs)
-        # Once is enough to see what the branch uses, whatever the operator would do with it.
-        args = tuple(map(self.within, args))
-        with self._capture.stand_ins:
-            examples = form.examples(self._capture.stand_ins, args)
-            outputs = [args[position](*examples) for position, _ in form.functions]
-            leaves: list[Sequence[Any]] = [_torch.tree_flatten(output)[0] for output in outputs]
-            result = form.result(self._capture.stand_ins, args, leaves)
-        return _torch.tree_unflatten(list(result), _torch.tree_flatten(outputs[-1])[1])
+        return one_round(self._capture.stand_ins, form, tuple(map(self.within, args)))[0]
 
     def look_at(self, values: Any) -> None:
         for value in _torch.tree_flatten(values)[0]:
@@ -78,6 +71,16 @@ class Rehearsal(OfBranch):
                     self.tensors.setdefault(id(value), value)
             elif isinstance(value, SYMBOLIC) and type(value.node) is SymNode:
                 self.numbers.setdefault(value.node)
+
+
+def one_round(mode: Any, form: Form, args: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+    """What a higher-order operator gives, and what its functions do: once is enough to see what they use."""
+    with mode:
+        examples = form.examples(mode, args)
+        outputs = [args[position](*examples) for position, _ in form.functions]
+        leaves: list[Sequence[Any]] = [_torch.tree_flatten(output)[0] for output in outputs]
+        result = form.result(mode, args, leaves)
+    return _torch.tree_unflatten(list(result), _torch.tree_flatten(outputs[-1])[1]), outputs
 
 
 def is_outside(tensor: Any, capture: Capture) -> bool:
@@ -155,7 +158,12 @@ class Branch:
 
     def _check_gradients(self, results: Sequence[Any], operands: Sequence[Any]) -> None:
         """An `autograd.Function` is no torch function: what it is given stays as it is, and so do its gradients."""
-        outside = {id(_source_of(tensor)): tensor for tensor in self._tensors if tensor.requires_grad}
+        given = {id(_source_of(value)) for value in operands if isinstance(value, torch.Tensor)}
+        outside = {
+            id(_source_of(tensor)): tensor
+            for tensor in self._tensors
+            if tensor.requires_grad and id(_source_of(tensor)) not in given
+        }
         if not outside or not torch.is_grad_enabled():
             return
         for source in _sources_of(results, operands):
@@ -195,9 +203,20 @@ def in_structure(operands: Sequence[Any], given: int, in_spec: Any) -> tuple[Any
     return (*operands[:given], *_torch.tree_unflatten(list(operands[given:]), in_spec))
 
 
+class Derived:
+    """What a transform makes of the functions of a higher-order operator: it refers to nothing else."""
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.__name__ = name
+        self._function = function
+
+    def __call__(self, *operands: Any) -> Any:
+        return self._function(*operands)
+
+
 def is_ready(function: Any) -> bool:
     """Whether a function refers to nothing but its operands."""
-    return isinstance(function, (Branch, torch.fx.GraphModule))
+    return isinstance(function, (Branch, Derived, torch.fx.GraphModule))
 
 
 def unbound_numbers(numbers: Sequence[SymNode], tensors: Sequence[Any]) -> list[torch.SymInt]:

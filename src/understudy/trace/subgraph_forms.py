@@ -19,7 +19,7 @@ from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.lines import user_line
-from understudy.shapes.bindings import free_unbacked_symbols
+from understudy.shapes.bindings import unbacked_symbols_in
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import TensorSpec
 from understudy.trace.subgraph_merge import described, fresh_size, merged
@@ -98,7 +98,7 @@ def associative_scan_examples(mode: FakeTensorMode, args: Args) -> list[Any]:
 
 def cond_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[Any]:
     first, second = outputs
-    return merged(mode, first, second, free_unbacked_symbols(list(args[3])))
+    return merged(mode, first, second, unbacked_symbols_in(list(args[3])))
 
 
 def while_loop_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[Any]:

@@ -16,7 +16,7 @@ from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.lines import user_line
-from understudy.shapes.bindings import free_unbacked_symbols
+from understudy.shapes.bindings import unbacked_symbols_in
 from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import TensorSpec
@@ -114,7 +114,7 @@ def fresh_size(mode: FakeTensorMode, low: int | None = None, high: int | None = 
 
 
 def unbacked_in(value: Any) -> set[Any]:
-    return free_unbacked_symbols(value) if type(value) is SymNode else set()
+    return unbacked_symbols_in(value) if type(value) is SymNode else set()
 
 
 def _bounds(mode: FakeTensorMode, number: Any) -> tuple[int | None, int | None]:

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,13 +31,13 @@ from understudy.trace.subgraph_current import capture_of_branches, current_captu
 from understudy.trace.subgraph_effects import check_effects, values_of_output
 from understudy.trace.subgraph_forms import FORMS, Form, no_symbols_to_bind
 from understudy.trace.subgraph_merge import mismatch
-from understudy.trace.subgraph_transforms import transformed
+from understudy.trace.subgraph_transforms import as_operands, transformed, with_gradients
 
 if TYPE_CHECKING:
     from understudy.trace.capture import Capture
     from understudy.trace.recorder import ProxyTorchDispatchMode
 
-
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 OWN = {"flex_attention": subgraph_flex.prepared, "invoke_subgraph": subgraph_invoke.with_gradients}
 """What is done in another way before autograd; NotImplemented: go on as usual."""
 
@@ -49,6 +49,9 @@ def enter(
     recorder: ProxyTorchDispatchMode, original: Callable[..., Any], op: Any, key: Any, args: Any, kwargs: Any
 ) -> Any:
     """A higher-order operator was called while a recorder is active."""
+    operands, kwargs = as_operands(args, kwargs)
+    if operands is not args:
+        return op(*operands, **kwargs)
     form = FORMS.get(op.name())
     capture = current_capture()
     if (
@@ -59,6 +62,10 @@ def enter(
         return _prepared(capture, form, op, args, kwargs)
     if key == _torch.TRANSFORMS and (answer := transformed(op, args, kwargs)) is not NotImplemented:
         return answer
+    if capture is not None and not capture.options.pre_dispatch and not _torch.has_transforms():
+        answer = with_gradients(op, args, kwargs)
+        if answer is not NotImplemented:
+            return answer
     own = OWN.get(op.name())
     if own is not None and capture is not None:
         answer = own(capture, op, args, kwargs)
@@ -74,7 +81,10 @@ def _prepared(capture: Capture, form: Form, op: Any, args: Any, kwargs: Any) -> 
     """Call the operator with functions of flat operands that refer to nothing else."""
     args = list(args)
     operands, in_spec = _torch.tree_flatten(tuple(args[form.extra]))
-    flat_args = [*args[: form.extra], type(args[form.extra])(operands), *args[form.extra + 1 :]]
+    group = (
+        tuple if op.name() == "cond" else type(args[form.extra])
+    )  # users give `cond` a list or a tuple of operands
+    flat_args = [*args[: form.extra], group(operands), *args[form.extra + 1 :]]
     functions = [args[position] for position, _ in form.functions]
     examples = _examples(capture, form, flat_args)
     given = len(examples) - len(operands)
@@ -87,7 +97,7 @@ def _prepared(capture: Capture, form: Form, op: Any, args: Any, kwargs: Any) -> 
         flat_args[position] = Branch(
             args[position], given, in_spec, tensors, may_write, position in form.bare
         )
-    flat_args[form.extra] = type(args[form.extra])([*operands, *tensors, *numbers])
+    flat_args[form.extra] = group([*operands, *tensors, *numbers])
     result = op(*flat_args, **kwargs)
     return _torch.tree_unflatten(list(result), out_spec)
 
@@ -132,11 +142,14 @@ def record(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any) ->
     stand_ins = in_stand_ins(mode, tuple(args))
     graphs = [_traced(capture, op, form, position, args, stand_ins) for position, _ in form.functions]
     node_args = _node_arguments(recorder, form, graphs, args)
+    outputs: list[Sequence[Any]] = [values_of_output(graph) for graph in graphs]
     if _torch.active_fake_mode() is None:
+        with mode, no_symbols_to_bind(mode):  # refuses branches that do not go together
+            form.result(mode, stand_ins, outputs)
         result = op(*_with_graphs(form, graphs, args), **kwargs)
     else:
         with mode:
-            result = tuple(form.result(mode, stand_ins, [values_of_output(graph) for graph in graphs]))
+            result = tuple(form.result(mode, stand_ins, outputs))
     tracer = recorder.tracer
     node_kwargs = {name: tracer.argument(value) for name, value in kwargs.items()}
     node = tracer.append_call(op, node_args, node_kwargs, op.name())
@@ -180,6 +193,9 @@ def _node_arguments(
     recorder: ProxyTorchDispatchMode, form: Form, graphs: list[GraphModule], args: Any
 ) -> tuple[Any, ...]:
     tracer = recorder.tracer
+    for value in _torch.tree_flatten(args)[0]:
+        if isinstance(value, SYMBOLIC):
+            tracer.argument(value)  # computed before the graphs are read: these stand next to the call
     prefixes = [prefix for _, prefix in form.functions]
     number = 0
     while hasattr(tracer.root, f"{prefixes[0]}_{number}"):

@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from understudy import _torch
 from understudy.errors import UnderstudyError
-from understudy.shapes.bindings import free_symbols
+from understudy.shapes.bindings import symbols_in
 from understudy.shapes.conditions import Condition
 from understudy.shapes.expr import Expr
 from understudy.shapes.floats import FUNCTIONS, Combination, FloatCondition, FloatExpr
@@ -62,6 +62,8 @@ class SymbolNodes:
         self._nodes: dict[SymNode, Any] = {}
         self._sources: dict[SymNode, Source] = {}
         self._promised: dict[SymNode, Callable[[], Any]] = {}
+        self.simplifies = True
+        """Whether a number is written as the plain one that it can only be."""
 
     # --- where symbols come from -----------------------------------------------------------------------------
 
@@ -110,10 +112,14 @@ class SymbolNodes:
             return False
         if self.has(symbolic):
             return True
-        readable: set[Expr] = set()
+        return symbols_in(symbolic) <= self.readable()
+
+    def readable(self) -> set[Expr]:
+        """The symbols that there are nodes for, or can be."""
+        found: set[Expr] = set()
         for known in (self._nodes, self._sources, self._promised):
-            readable.update(*(getattr(other.value, "symbols", ()) for other in known))
-        return free_symbols(symbolic) <= readable
+            found.update(*(getattr(other.value, "symbols", ()) for other in known))
+        return found
 
     def read_all(self) -> None:
         """A tensor is about to change its metadata: read now what could be read off it.
@@ -136,7 +142,7 @@ class SymbolNodes:
             promised = self._promised.pop(number, None)
             if promised is not None:
                 found = promised()
-            elif isinstance(fixed := number.shape_env.simplify(number.value), int):
+            elif self.simplifies and isinstance(fixed := number.shape_env.simplify(number.value), int):
                 found = fixed  # a guard leaves it no other value
             else:
                 found = self._read(number, source) if source is not None else self._computed(number)

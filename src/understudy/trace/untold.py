@@ -4,6 +4,7 @@ torch.get_rng_state, set_rng_state, manual_seed    become nodes: a checkpointed 
                                                    generator's state back first, to draw the same numbers twice
 Parameter(x)                                       shares its memory with x
 x.data = y                                         from then on x is what y is
+x.as_subclass(Kind)                                x, as an object of another class: what operators on such ones give
 """
 
 from __future__ import annotations
@@ -97,6 +98,22 @@ def parameter_of(original: Function) -> Any:
         return parameter
 
     return staticmethod(made)
+
+
+@while_active("as_subclass")
+def as_subclass(original: Function) -> Function:
+    """Called as well for what operators on tensors of a class without a dispatch of its own give."""
+
+    @functools.wraps(original)
+    def converted(tensor: torch.Tensor, kind: Any) -> Any:
+        result = original(tensor, kind)
+        tracer = active_tracer()
+        source = None if tracer is None or result is tensor else tracer.recorded(tensor)
+        if source is not None:
+            tracer.remember(result, source)
+        return result
+
+    return converted
 
 
 SET_DATA: Function = torch.Tensor.data.__set__  # type: ignore[attr-defined]

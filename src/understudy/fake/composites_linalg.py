@@ -1,0 +1,209 @@
+"""Norms, ranks and chains of matrices, step by step: see `composite_table`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from understudy.errors import ShapeMismatch
+from understudy.fake.composite_table import broadcast, composite, taught
+from understudy.fake.tensor import FakeTensor
+from understudy.rules.dims import wrap_dim
+from understudy.rules.view_strides import view_strides
+from understudy.shapes.sizes import from_torch
+from understudy.spec import product, real_type
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+Maybe = Tensor | None
+
+
+# --- norms --------------------------------------------------------------------------------------------------------
+
+
+@composite("linalg_matrix_norm")
+def matrix_norm(
+    x: Tensor,
+    ord: Any,
+    dim: Sequence[int] = (-2, -1),
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    if abs(ord) not in (1, 2, math.inf) or x.dim() < 2 or len(dim) != 2:
+        return NotImplemented
+    rows, columns = (wrap_dim(each, x.dim()) for each in dim)
+    if rows == columns:
+        return NotImplemented
+    if abs(ord) == 2:
+        order = [i for i in range(x.dim()) if i not in (rows, columns)] + [rows, columns]
+        values = torch.linalg.svdvals((x if dtype is None else x.to(dtype)).permute(order))
+        found = _extreme(values, ord, -1, keepdim)
+        return found.unsqueeze(-1).permute([order.index(i) for i in range(x.dim())]) if keepdim else found
+    first, second = (columns, rows) if abs(ord) == math.inf else (rows, columns)
+    sums = torch.linalg.vector_norm(x, 1.0, [first], keepdim, dtype=dtype)
+    return _extreme(sums, ord, second - (not keepdim and first < second), keepdim)
+
+
+def _extreme(x: Tensor, ord: Any, dim: int, keepdim: bool) -> Tensor:
+    """The largest or the smallest; the largest of none is 0."""
+    if ord < 0:
+        return torch.amin(x, dim, keepdim)
+    if x.shape[dim] != 0:
+        return torch.amax(x, dim, keepdim)
+    place = wrap_dim(dim, x.dim())
+    shape = [1 if i == place else size for i, size in enumerate(x.shape) if keepdim or i != place]
+    return torch.zeros(shape, dtype=x.dtype, device=x.device)
+
+
+# --- ranks --------------------------------------------------------------------------------------------------------
+
+
+@composite("linalg_matrix_rank.atol_rtol_tensor")
+def matrix_rank(x: Tensor, *, atol: Maybe = None, rtol: Maybe = None, hermitian: bool = False) -> Any:
+    if not _has_default_tolerance(x, rtol):
+        return NotImplemented
+    count = torch.empty(x.shape[:-2], dtype=torch.int64, device=x.device)
+    wide: Any = {"dtype": torch.float64, "device": x.device}
+    least = torch.zeros((), **wide) if atol is None else atol
+    relative = torch.full((), _default_tolerance(x), **wide)
+    if atol is not None:
+        nothing = torch.zeros((), **wide)
+        relative = torch.where(aten.gt.Scalar(atol, 0), nothing, relative)
+    return _rank(x, least, relative, hermitian, count)
+
+
+@composite("linalg_matrix_rank.atol_rtol_float")
+def matrix_rank_by_numbers(
+    x: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False
+) -> Any:
+    if not _has_default_tolerance(x, rtol):
+        return NotImplemented
+    count = torch.empty(x.shape[:-2], dtype=torch.int64, device=x.device)
+    least, relative = _default_tolerances(x, atol)
+    return _rank(x, least, relative, hermitian, count)
+
+
+@composite("linalg_pinv.atol_rtol_float")
+def pseudo_inverse(
+    x: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False
+) -> Any:
+    if not _has_default_tolerance(x, rtol):
+        return NotImplemented
+    least, relative = _default_tolerances(x, atol)
+    return aten.linalg_pinv.atol_rtol_tensor(x, atol=least, rtol=relative, hermitian=hermitian)
+
+
+def _has_default_tolerance(x: Tensor, rtol: Any) -> bool:
+    return rtol is None and x.dim() >= 2 and (x.is_floating_point() or x.is_complex())
+
+
+def _default_tolerance(x: Tensor) -> Any:
+    return torch.finfo(real_type(x.dtype)).eps * torch.sym_max(x.shape[-1], x.shape[-2])
+
+
+def _default_tolerances(x: Tensor, atol: float | None) -> tuple[Tensor, Tensor]:
+    """Nothing is relative to the values if there is an absolute tolerance."""
+    wide: Any = {"dtype": torch.float64, "device": x.device}
+    least = torch.full((), atol or 0.0, **wide)
+    return least, torch.full((), 0.0 if atol is not None and atol > 0 else _default_tolerance(x), **wide)
+
+
+def _rank(x: Tensor, least: Tensor, relative: Tensor, hermitian: bool, count: Tensor) -> Tensor:
+    """How many values there are above the tolerance."""
+    if x.numel() == 0:
+        return count.fill_(0)
+    if hermitian:
+        values = torch.linalg.eigvalsh(x).abs()
+        largest = values.amax(-1, keepdim=True)
+    else:
+        values = torch.linalg.svdvals(x)
+        largest = values.narrow(-1, 0, 1)
+    largest = relative.unsqueeze(-1) * largest
+    return (values > torch.maximum(least.unsqueeze(-1), largest)).sum(-1)
+
+
+# --- batches ------------------------------------------------------------------------------------------------------
+
+
+@taught("matmul")
+def matmul(a: Tensor, b: Tensor) -> Any:
+    """Of two batches. C++ asks whether there are elements at all before it sees that a batch is one already."""
+    if a.dim() < 3 or b.dim() < 3 or not type(a) is type(b) is FakeTensor:
+        return NotImplemented
+    if a.dim() == b.dim() == 3 and a.shape[0] != b.shape[0]:
+        return NotImplemented
+    batch = broadcast(a.shape[:-2], b.shape[:-2])
+    count = product(batch)
+    left = _reshaped(a.expand([*batch, *a.shape[-2:]]), [count, *a.shape[-2:]])
+    right = _reshaped(b.expand([*batch, *b.shape[-2:]]), [count, *b.shape[-2:]])
+    return aten._unsafe_view(left.bmm(right), [*batch, a.shape[-2], b.shape[-1]])
+
+
+def _reshaped(x: Any, shape: Sequence[Any]) -> Tensor:
+    """A view where one can be had, else a copy."""
+    if view_strides(x._spec, tuple(map(from_torch, shape))) is not None:
+        return x.view(shape)
+    return aten._unsafe_view(x.clone(memory_format=torch.contiguous_format), shape)
+
+
+# --- chains -------------------------------------------------------------------------------------------------------
+
+
+@composite("linalg_multi_dot")
+def multi_dot(tensors: Sequence[Tensor]) -> Any:
+    """Where to begin depends on the sizes: what is asked is which way is the cheaper one."""
+    first, last = tensors[0], tensors[-1]
+    if len(tensors) < 2 or not (1 <= first.dim() <= 2 and 1 <= last.dim() <= 2):
+        return NotImplemented
+    if any(t.dtype is not first.dtype or t.device != first.device for t in tensors):
+        return NotImplemented
+    if any(t.dim() != 2 for t in tensors[1:-1]):
+        return NotImplemented
+    chain = list(tensors)
+    if first.dim() == 1:
+        chain[0] = first.unsqueeze(0)
+    if last.dim() == 1:
+        chain[-1] = last.unsqueeze(-1)
+    shape = [
+        *(chain[0].shape[:1] if first.dim() == 2 else ()),
+        *(chain[-1].shape[1:] if last.dim() == 2 else ()),
+    ]
+    sizes = [t.shape[0] for t in chain] + [chain[-1].shape[1]]
+    for t, size in zip(chain, sizes[1:], strict=True):
+        if t.shape[1] != size:
+            raise ShapeMismatch(
+                f"multi_dot: matrices of {[list(t.shape) for t in tensors]} can't be multiplied"
+            )
+    return _multiplied(chain, _cheapest(sizes), 0, len(chain) - 1).view(shape)
+
+
+def _cheapest(sizes: Sequence[Any]) -> dict[tuple[int, int], int]:
+    """After which matrix each part of a chain is to be split."""
+    count = len(sizes) - 1
+    if count == 2:
+        return {(0, 1): 0}
+    if count == 3:
+        a, b, c, d = sizes
+        return {(0, 2): 0 if (a * c) * (b + d) > (b * d) * (a + c) else 1, (0, 1): 0, (1, 2): 1}
+    costs: dict[tuple[int, int], Any] = {(i, i): 0 for i in range(count)}
+    splits: dict[tuple[int, int], int] = {}
+    for length in range(1, count):
+        for i in range(count - length):
+            j = i + length
+            for k in range(i, j):
+                cost = costs[i, k] + costs[k + 1, j] + sizes[i] * sizes[k + 1] * sizes[j + 1]
+                if k == i or cost < costs[i, j]:
+                    costs[i, j], splits[i, j] = cost, k
+    return splits
+
+
+def _multiplied(chain: Sequence[Tensor], splits: dict[tuple[int, int], int], i: int, j: int) -> Tensor:
+    if i == j:
+        return chain[i]
+    k = splits[i, j]
+    right = _multiplied(chain, splits, k + 1, j)
+    return torch.mm(_multiplied(chain, splits, i, k), right)

@@ -1,0 +1,86 @@
+"""Distances, products and shapes, step by step: see `composite_table`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from understudy.fake.composite_table import composite, taught
+from understudy.fake.tensor import FakeTensor
+from understudy.rules.dims import complete_shape, wrap_dim
+from understudy.rules.view_strides import view_strides
+from understudy.shapes.sizes import from_torch, lies_in_data, to_torch
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+
+MANY_ROWS = 25
+"""Of more rows than this, euclidean distances are computed by a product of matrices, unless told otherwise."""
+IF_MANY, NEVER = (None, 0), 2
+"""When to do so: `compute_mode`."""
+
+
+@composite("cdist")
+def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: int | None = None) -> Any:
+    """C++ asks first whether there are elements, also where one kernel takes what there is."""
+    if x1.dim() < 2 or x2.dim() < 2:
+        return NotImplemented
+    if p == 2 and compute_mode != NEVER:
+        are_many = x1.shape[-2] > MANY_ROWS or x2.shape[-2] > MANY_ROWS
+        if compute_mode not in IF_MANY or are_many:
+            return NotImplemented
+    return aten._cdist_forward.default(x1, x2, p, compute_mode)
+
+
+@composite("cumprod_backward")
+def cumprod_backward(grad: Tensor, x: Tensor, dim: int, output: Tensor) -> Any:
+    """C++ looks for zeros, and then multiplies what is not zero, element by element: here, for all in one.
+
+    Up to the first zero, the gradient is the sum of all products from there on, divided by the element. For the zero, it
+    is that of the products without it. Behind, it is zero. (In turn the gradient of this one is left to C++.)
+    """
+    if x.dim() == 0:
+        return grad
+    if torch.is_grad_enabled():
+        return NotImplemented
+    dim = wrap_dim(dim, x.dim())
+    is_zero = x == 0
+    zeros = is_zero.cumsum(dim)
+    is_first = is_zero & (zeros == 1)
+    others = torch.where(is_first, 1, x).cumprod(dim)
+    before = _sums_from_here(output.conj() * grad, dim) / x.conj()
+    at_first = _sums_from_here(others.conj() * grad, dim)
+    return torch.where(zeros == 0, before, torch.where(is_first, at_first, 0))
+
+
+def _sums_from_here(x: Tensor, dim: int) -> Tensor:
+    return x.flip(dim).cumsum(dim).flip(dim)
+
+
+@taught("reshape")
+def reshape(x: Tensor, shape: Sequence[Any]) -> Any:
+    """C++ asks size by size how the new dimensions fill the old ones, also where their products tell."""
+    if type(x) is not FakeTensor or x._spec.layout is not torch.strided:
+        return NotImplemented
+    spec, given = x._spec, [from_torch(size) for size in shape]
+    if lies_in_data(*spec.shape, *spec.stride, *given):
+        return NotImplemented
+    sizes = complete_shape(spec, given)
+    new = [to_torch(size) for size in sizes]
+    if view_strides(spec, sizes) is not None:
+        return aten.view.default(x, new)
+    return aten._unsafe_view.default(x.clone(memory_format=torch.contiguous_format), new)
+
+
+@composite("flatten.using_ints")
+def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Any:
+    if x.dim() == 0:
+        return NotImplemented
+    start, end = wrap_dim(start_dim, x.dim()), wrap_dim(end_dim, x.dim())
+    if start >= end:
+        return NotImplemented
+    shape = x.shape
+    return x.reshape([*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]])

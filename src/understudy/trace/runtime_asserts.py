@@ -1,0 +1,129 @@
+"""What a trace took for granted of numbers that only data knows, as nodes of its graph.
+
+`torch._check(n >= 2)`, for a number `n` that was read off a tensor, is a promise: the graph is right where it holds. Each
+promise becomes a node `aten._assert_scalar` behind the one that makes the number known, so that a run with other data
+fails where it is broken, before anything is computed from it.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from understudy.fake.tensor import FakeTensor
+from understudy.infer.call import flat
+from understudy.shapes.checking import origins
+from understudy.shapes.env import ShapeEnv
+from understudy.shapes.guards import Guard
+from understudy.trace.tracer import SYMBOLIC, PythonKeyTracer
+
+ASSERT = torch.ops.aten._assert_scalar.default
+
+
+def insert_deferred_runtime_asserts(
+    gm: GraphModule, shape_env: ShapeEnv | None = None, name: str = "", export: bool = False
+) -> None:
+    """Write what `shape_env` is still to check into the graph, and into the graphs inside of it.
+
+    `make_fx` has done so with its graphs; this is for graphs that were made otherwise, as the pass of the same name in
+    `torch.fx.passes.runtime_assert`. A promise that is in the graph already is not written again.
+    """
+    for module in gm.modules():
+        if isinstance(module, GraphModule):
+            env = _env_of(module.graph) if shape_env is None else shape_env
+            if insert_promises(module.graph, env, is_inner=module is not gm):
+                module.recompile()
+
+
+def _env_of(graph: Graph) -> ShapeEnv | None:
+    for node in graph.nodes:
+        for fake in flat(FakeTensor, (node.meta.get("val"),), {}):
+            if isinstance(fake.fake_mode.shape_env, ShapeEnv):
+                return fake.fake_mode.shape_env
+    return None
+
+
+def insert_promises(graph: Graph, env: ShapeEnv | None, is_inner: bool = False) -> bool:
+    """Write the promises on numbers of this graph, those that are made in it if it is inside of another. Whether there
+    was one."""
+    if env is None or not env.runtime_asserts:
+        return False
+    writer = Writer(graph, env, is_inner)
+    nodes = list(graph.nodes)
+    for node, following in pairwise(nodes):
+        writer.read(node)
+        if following.op != "placeholder":
+            with graph.inserting_before(following):
+                writer.write(node)
+    return writer.has_written
+
+
+class Writer:
+    """Goes through a graph, and writes each promise as soon as all that it is about is known."""
+
+    def __init__(self, graph: Graph, env: ShapeEnv, is_inner: bool) -> None:
+        self._env = env
+        self._is_inner = is_inner
+        self._born: set[Any] = set()
+        self._tracer = Unmarked(graph)
+        self._tracer.shape_env = env
+        self._symbols = self._tracer.symbols
+        self._symbols.simplifies = False  # by the promises themselves there would be nothing to check
+        written = {node.meta.get("promise") for node in graph.find_nodes(op="call_function", target=ASSERT)}
+        self._open = [promise for promise in env.runtime_asserts if promise.text not in written]
+        self._is_new = False
+        self.has_written = False
+
+    def read(self, node: Node) -> None:
+        """What can be computed once this node is known."""
+        value = node.meta.get("val")
+        self._born.update(getattr(node.meta.get("unbacked_bindings"), "by_symbol", ()))
+        if isinstance(value, SYMBOLIC):
+            self._symbols.bind(value, node)
+            self._is_new = True
+        elif type(value) is FakeTensor and (value._spec.is_symbolic or node.op == "placeholder"):
+            self._symbols.bind_tensor(value._spec, node)
+            self._is_new = True
+
+    def write(self, node: Node) -> None:
+        """The promises of which all is known now."""
+        if not self._is_new:
+            return
+        self._is_new = False
+        known = self._symbols.readable()
+        still_open = []
+        for promise in self._open:
+            symbols = {
+                s for symbol in promise.condition.symbols for s in origins(symbol, self._env.definitions)
+            }
+            if symbols <= known and (symbols & self._born or not self._is_inner):
+                self._write(promise, node)
+            else:
+                still_open.append(promise)
+        self._open = still_open
+
+    def _write(self, promise: Guard, node: Node) -> None:
+        self._tracer.stack_trace = str(node.meta.get("stack_trace", ""))
+        condition = self._symbols.node_of(self._env.node(promise.condition, bool))
+        where = f", at {promise.line}" if promise.line else ""
+        message = f"not {promise.text}, which this graph takes for granted{where}"
+        assertion = self._tracer.append_call(ASSERT, (condition, message), {}, "_assert_scalar")
+        assertion.meta.update(val=None, promise=promise.text)
+        self.has_written = True
+
+
+class Unmarked(PythonKeyTracer):
+    """Nodes that no line of the program has called for."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(graph)
+        self.stack_trace = ""
+
+    def append_call(self, target: Any, args: Any, kwargs: Any, name: str | None = None) -> Node:
+        node = self.append_bare(name or self.graph._target_to_str(target), target, args, kwargs)
+        if self.stack_trace:
+            node.meta["stack_trace"] = self.stack_trace
+        return node

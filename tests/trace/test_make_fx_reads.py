@@ -1,0 +1,101 @@
+"""Reads of data that no operator tells of, and tensors that are made past every operator, in real mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.trace.captured import check
+from understudy import DataDependentOutputException, make_fx
+
+READS = {
+    "tolist": lambda x: x * x.tolist()[0],
+    "tolist of a result": lambda x: x * (x * 2).long().tolist()[1],
+    "numpy": lambda x: x * float(x.numpy()[0]),
+    "asarray": lambda x: x * float(np.asarray(x)[0]),
+    "from_numpy": lambda x: x + torch.from_numpy(x.numpy() * 2),
+    "tensor_split": lambda x: torch.tensor_split(x, x[:1].long())[0],
+    "a list of tensors": lambda x: torch.tensor([x[0], x[1]]) * 2,
+    "a draw": lambda x: x * torch.rand(2).tolist()[0],
+    "lengths": lambda x: F.ctc_loss(
+        x.expand(4, 1, 3), torch.ones(1, 1).long(), x[:1].long(), torch.tensor([1])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_read_past_every_operator_is_refused(name: str) -> None:
+    with pytest.raises(DataDependentOutputException, match=r"(?s)data-dependent: a value of.*fixed.*to do:"):
+        make_fx(READS[name])(torch.tensor([3.0, 1, 2]))
+
+
+def test_what_to_do() -> None:
+    with pytest.raises(
+        DataDependentOutputException, match=r"(?s)Tensor\.tolist.*test_make_fx_reads.*symbolic"
+    ):
+        make_fx(READS["tolist"])(torch.ones(3))
+    with pytest.raises(DataDependentOutputException, match=r"torch\.stack"):
+        make_fx(READS["a list of tensors"])(torch.ones(3))
+
+
+def test_a_parameter_is_no_constant() -> None:
+    layer = torch.nn.Linear(2, 2)
+    with pytest.raises(DataDependentOutputException, match=r"Tensor\.tolist"):
+        make_fx(lambda x: layer(x) * layer.weight.detach().tolist()[0][0])(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x * torch.tensor([1, 2]).tolist()[0],
+        lambda x: x * (torch.arange(4) * 2).tolist()[3],
+        lambda x: x * float(torch.ones(2).numpy()[0]),
+        lambda x: torch.tensor_split(x, torch.tensor([1]))[0],
+        lambda x: x + torch.tensor([1.0, 2, 3]),
+        lambda x: x * len(repr(torch.ones(2))),
+    ],
+)
+def test_what_is_determined_can_be_read(f: Any) -> None:
+    check(f, torch.ones(3), modes=("real",))
+
+
+def test_a_read_can_be_allowed() -> None:
+    gm = make_fx(READS["tolist"], _error_on_data_dependent_ops=False)(torch.full((3,), 2.0))
+    assert torch.equal(gm(torch.ones(3)), torch.full((3,), 2.0))
+
+
+class Kind(Tensor):
+    """A subclass without a dispatch of its own."""
+
+
+CONSTANT = torch.arange(3.0).as_subclass(Kind)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x + CONSTANT,
+        lambda x: -CONSTANT * x + 1,
+        lambda x: torch.stack([x, CONSTANT]).unbind(1),
+        lambda x: (x * 2).as_subclass(Kind).sin(),
+        lambda x: x.as_subclass(Kind).add_(1),
+    ],
+)
+def test_subclasses_in_a_real_trace(f: Any) -> None:
+    example, x = torch.randn(3), torch.randn(3)
+    gm = make_fx(f)(example.clone())
+    torch.testing.assert_close(gm(x.clone()), f(x.clone()))
+    gm = make_fx(f)(example.clone().as_subclass(Kind))
+    torch.testing.assert_close(gm(x.clone().as_subclass(Kind)), f(x.clone().as_subclass(Kind)))
+
+
+def test_a_constant_may_share_memory_with_an_input() -> None:
+    base = torch.arange(4.0)
+    part = base[:3]
+    gm = make_fx(lambda x: part * 2 + x)(base[1:])
+    assert torch.equal(gm(torch.ones(3)), torch.tensor([1.0, 3, 5]))
