@@ -55,7 +55,7 @@ NEW: dict[str, Step] = {
     "product": lambda a, b, n: a * b,
     "times": lambda a, b, n: a * n,
     "where": lambda a, b, n: torch.where(a > 0, a, b),
-    "matmul": lambda a, b, n: a @ b.type_as(a),
+    "matmul": lambda a, b, n: a.float() @ b.float(),
     "mean": lambda a, b, n: a.mean(0, keepdim=True),
     "cat": lambda a, b, n: torch.cat([a, b], 0),
     "stack": lambda a, b, n: torch.stack([a, b], -1),
@@ -67,7 +67,7 @@ NEW: dict[str, Step] = {
     "to integers": lambda a, b, n: a.long(),
     "to floats": lambda a, b, n: a.to(torch.float32),
     "as the other": lambda a, b, n: a.type_as(b),
-    "softmax": lambda a, b, n: a.softmax(-1),
+    "softmax": lambda a, b, n: a.float().softmax(-1),
     "layer norm": lambda a, b, n: functional.layer_norm(a, a.shape[-1:]),
     "repeat": lambda a, b, n: a.repeat(n, *[1] * a.ndim),
     "pad": lambda a, b, n: functional.pad(a, (n, 0)),
@@ -103,7 +103,7 @@ VIEWS: dict[str, Step] = {
     "half": lambda a, b, n: a[: a.shape[0] // 2],
     "diagonal": lambda a, b, n: a.diagonal(),
     "windows": lambda a, b, n: a.unfold(0, 2, 1),
-    "strided by hand": lambda a, b, n: a.as_strided((2,), (1,)),
+    "strided by hand": lambda a, b, n: a.as_strided((1,), (1,)),
     "imaginary": lambda a, b, n: a.imag,
     "conjugate": lambda a, b, n: a.conj(),
     "real pairs": lambda a, b, n: torch.view_as_real(a),
@@ -151,11 +151,11 @@ WRITES: dict[str, Step] = {
     "index_fill_": lambda a, b, n: a.index_fill_(0, torch.arange(a.shape[0] // 2), float(n)),
     "scatter_": lambda a, b, n: a.scatter_(0, torch.zeros_like(b, dtype=torch.long), b),
     "relu_": lambda a, b, n: a.relu_(),
-    "cumsum_": lambda a, b, n: a.cumsum_(0, dtype=a.dtype),
+    "cumsum_": lambda a, b, n: a.mul_(1.0).cumsum_(0),
     "foreach_": lambda a, b, n: torch._foreach_mul_([a, b], n),
     "out": lambda a, b, n: torch.neg(b, out=a),
     "out of a sum": lambda a, b, n: torch.add(a, n, out=b),
-    "outs of a sort": lambda a, b, n: torch.sort(a, 0, out=(b, torch.empty(0, dtype=torch.long))),
+    "outs of a sort": lambda a, b, n: torch.sort(a.clone(), 0, out=(b, torch.empty(0, dtype=torch.long))),
     "t_": lambda a, b, n: a.transpose_(0, -1),
     "unsqueeze_": lambda a, b, n: a.unsqueeze_(0),
     "squeeze_": lambda a, b, n: a.squeeze_(0),
@@ -199,8 +199,8 @@ DATA: dict[str, Step] = {
 holds a size fixed, and it would not be that of another run. Sizes that data decides are taken for ordinary ones, as
 torch does: programs in which one is 0 or 1 are left out."""
 
-ON_DATA = tuple({**NEW, **VIEWS, **MANY, **WRITES, **SIZES}) + 8 * tuple(DATA)
-"Steps to draw from, such that most programs read data."
+ON_DATA = tuple(sorted({**NEW, **VIEWS, **MANY, **WRITES, **SIZES}.keys() - {"broadcast"})) + 8 * tuple(DATA)
+"Steps to draw from, such that most programs read data. C++ asks `broadcast_tensors` whether sizes are 1."
 
 STEPS: dict[str, Step] = {**NEW, **VIEWS, **MANY, **WRITES, **SIZES, **RANDOM}
 

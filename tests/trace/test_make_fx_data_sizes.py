@@ -71,6 +71,16 @@ def test_a_size_in_parts(mode: str) -> None:
     assert_same(in_pairs, graph, torch.tensor(VALUES[0]))
 
 
+def beside_a_size_that_is_1(x: Tensor) -> Any:
+    return x[: x.shape[0] // 4] + x.unique()
+
+
+def test_a_size_that_is_1_at_hand_is_expanded() -> None:
+    graph = captured(beside_a_size_that_is_1, torch.tensor(VALUES[0]))
+    for values in VALUES:
+        assert_same(beside_a_size_that_is_1, graph, torch.tensor(values))
+
+
 def into_another(x: Tensor, out: Tensor) -> Any:
     torch.neg(torch.zeros((x > 1.5).nonzero().shape[0] + 3), out=out)
     return out.numel()

@@ -33,7 +33,7 @@ def check_program(program: Program, number: int, inputs: list[torch.Tensor]) -> 
 
 
 def check_program_on_data(program: Program, number: int, inputs: list[torch.Tensor]) -> None:
-    """As above; a mode may say that it can't decide, or not without the data."""
+    """As above; a mode may say that it can't decide, and the graph that data are not what it takes for granted."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for mode in MODES:
@@ -42,7 +42,11 @@ def check_program_on_data(program: Program, number: int, inputs: list[torch.Tens
             except (DataDependentOutputException, GuardOnDataDependentSymNode):
                 continue
             graph.graph.lint()
-            assert_same(program, graph, number, *inputs)
+            try:
+                assert_same(program, graph, number, *inputs)
+            except RuntimeError as error:
+                if "which this graph takes for granted" not in str(error):
+                    raise
 
 
 def check_elsewhere(program: Program, graph: GraphModule, number: int, inputs: list[torch.Tensor]) -> None:

@@ -34,7 +34,10 @@ def _broadcast_pair(a: Size, b: Size) -> Size:
         if surely_equal(other, 1):
             sizes[position] = size
             continue
-        if (not differ_at_hand(other, size) and other == size) or size == 1:
+        if _is_one_beside_data(other, size):
+            sizes[position] = size
+            continue
+        if _is_one_beside_data(size, other) or (not differ_at_hand(other, size) and other == size) or size == 1:
             continue
         if lies_in_data(size, other) and (has_to_be(other, size) or has_to_be(size, 1)):
             continue
@@ -89,3 +92,10 @@ def check_expandable(shape: Sequence[Any], target: Sequence[Any], what: str) -> 
 
 def _is_fitted(size: Any, wanted: Any) -> bool:
     return lies_in_data(size, wanted) and (has_to_be(size, wanted) or has_to_be(size, 1))
+
+
+def _is_one_beside_data(size: Any, other: Any) -> bool:
+    """Whether a size is 1 at hand, where the other one lies in data: then the two need not be equal."""
+    if type(size) is int or type(other) is int:
+        return False
+    return lies_in_data(other) and not lies_in_data(size) and not differ_at_hand(size, 1) and bool(size == 1)
