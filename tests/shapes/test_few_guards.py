@@ -54,8 +54,6 @@ def leaf(*shape: int) -> Tensor:
         (torch.cdist, [leaf(1, 5, 3), leaf(1, 4, 3)], ["x_1 <= 25", "y_1 <= 25", "x_2 == y_2", "y_0 == 1 or x_0 == y_0"]),
         (torch.pdist, [leaf(1, 3)], []),
         (gradients(torch.pdist), [leaf(1, 3)], []),
-        (gradients(lambda x: x.cumprod(0)), [leaf(3, 4)], []),
-        (gradients(lambda x: x.cumprod(1)), [leaf(1, 4)], []),
         (lambda x, y: torch.linalg.solve(x, y), [leaf(1, 3, 3), leaf(1, 3, 2)],
          ["x_1 == x_2", "x_1 == y_1", "y_0 == 1 or x_0 == y_0"]),
         (lambda x: torch.ones_like(torch.linalg.inv(x)), [leaf(0, 3, 3)], ["x_1 == x_2"]),
@@ -65,22 +63,6 @@ def leaf(*shape: int) -> Tensor:
 )  # fmt: skip
 def test_guards(program: Callable[..., Any], reals: list[Tensor], guards: list[str]) -> None:
     assert sorted(Program(program, *reals).guards) == sorted(guards)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
-@pytest.mark.parametrize("dim", [0, 1, 2])
-def test_gradient_of_cumprod_in_one(dtype: torch.dtype, dim: int) -> None:
-    """The steps that stand for C++'s loop, run on real tensors with zeros in many places."""
-    from understudy.fake.composites_products import cumprod_backward
-
-    generator = torch.Generator().manual_seed(dim)
-    for _ in range(20):
-        x = torch.randint(-2, 3, (3, 5, 4), generator=generator).to(dtype).requires_grad_()
-        output = x.cumprod(dim)
-        grad = torch.randn(output.shape, dtype=dtype, generator=generator)
-        (wanted,) = torch.autograd.grad(output, x, grad)
-        with torch.no_grad():
-            torch.testing.assert_close(cumprod_backward(grad, x, dim, output), wanted)
 
 
 def test_printing_assumes_nothing() -> None:

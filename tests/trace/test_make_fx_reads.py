@@ -22,10 +22,16 @@ READS = {
     "tensor_split": lambda x: torch.tensor_split(x, x[:1].long())[0],
     "a list of tensors": lambda x: torch.tensor([x[0], x[1]]) * 2,
     "a draw": lambda x: x * torch.rand(2).tolist()[0],
-    "lengths": lambda x: F.ctc_loss(
-        x.expand(4, 1, 3), torch.ones(1, 1).long(), x[:1].long(), torch.tensor([1])
-    ),
 }
+
+
+def test_lengths_stay_inputs() -> None:
+    def loss(lengths: torch.Tensor) -> torch.Tensor:
+        return F.ctc_loss(scores, torch.ones(2, 3).long(), lengths, lengths - 3)
+
+    scores = torch.randn(6, 2, 4).log_softmax(-1)
+    gm = make_fx(loss)(torch.tensor([6, 5]))
+    assert torch.equal(gm(torch.tensor([4, 6])), loss(torch.tensor([4, 6])))
 
 
 @pytest.mark.parametrize("name", READS)

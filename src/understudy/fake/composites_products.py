@@ -35,31 +35,6 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: int | None = Non
     return aten._cdist_forward.default(x1, x2, p, compute_mode)
 
 
-@composite("cumprod_backward")
-def cumprod_backward(grad: Tensor, x: Tensor, dim: int, output: Tensor) -> Any:
-    """C++ looks for zeros, and then multiplies what is not zero, element by element: here, for all in one.
-
-    Up to the first zero, the gradient is the sum of all products from there on, divided by the element. For the zero, it
-    is that of the products without it. Behind, it is zero. (In turn the gradient of this one is left to C++.)
-    """
-    if x.dim() == 0:
-        return grad
-    if torch.is_grad_enabled():
-        return NotImplemented
-    dim = wrap_dim(dim, x.dim())
-    is_zero = x == 0
-    zeros = is_zero.cumsum(dim)
-    is_first = is_zero & (zeros == 1)
-    others = torch.where(is_first, 1, x).cumprod(dim)
-    before = _sums_from_here(output.conj() * grad, dim) / x.conj()
-    at_first = _sums_from_here(others.conj() * grad, dim)
-    return torch.where(zeros == 0, before, torch.where(is_first, at_first, 0))
-
-
-def _sums_from_here(x: Tensor, dim: int) -> Tensor:
-    return x.flip(dim).cumsum(dim).flip(dim)
-
-
 @taught("reshape")
 def reshape(x: Tensor, shape: Sequence[Any]) -> Any:
     """C++ asks size by size how the new dimensions fill the old ones, also where their products tell."""

@@ -64,8 +64,6 @@ READS: dict[Any, tuple[str, Callable[[Any, Any], list[Any]], str]] = {
     torch.Tensor.__array__: ("Tensor.__array__", _first, HINT),
     torch.tensor_split: ("torch.tensor_split", _places, HINT),
     torch.Tensor.tensor_split: ("Tensor.tensor_split", _places, HINT),
-    F.ctc_loss: ("torch.nn.functional.ctc_loss, of its lengths,", _among(2, 3), HINT),
-    torch.ctc_loss: ("torch.ctc_loss, of its lengths,", _among(2, 3), HINT),
     torch.tensor: ("torch.tensor of a list of tensors", _within_lists, STACK),
 }
 """Function → its name, the tensors whose values it reads, what to do."""
