@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Node
-from torch.nn import functional as F
 
 from understudy import _torch
 from understudy.errors import Context, DataDependentOutputException
@@ -42,10 +41,6 @@ def refused(what: Any, tensors: Iterable[torch.Tensor], hint: str = HINT) -> Dat
 
 def _first(args: Any, kwargs: Any) -> list[Any]:
     return list(args[:1])
-
-
-def _among(*positions: int) -> Callable[[Any, Any], list[Any]]:
-    return lambda args, kwargs: [args[position] for position in positions if position < len(args)]
 
 
 def _places(args: Any, kwargs: Any) -> list[Any]:
