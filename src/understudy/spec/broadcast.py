@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from understudy.errors import ShapeMismatch
@@ -17,11 +17,12 @@ def broadcast_shapes(*shapes: Sequence[Any]) -> Size:
     result = tuple(shapes[0])
     for shape in shapes[1:]:
         if shape is not result:
-            result = _broadcast_pair(result, tuple(shape))
+            result = _broadcast_pair(result, tuple(shape), _size_of_both)
     return result
 
 
-def _broadcast_pair(a: Size, b: Size) -> Size:
+def _broadcast_pair(a: Sequence[Any], b: Sequence[Any], meet: Callable[[Any, Any], Any]) -> Size:
+    """`meet`: the size where two meet of which neither is surely 1; None if they don't fit."""
     if len(a) < len(b):
         a, b = b, a
     lead = len(a) - len(b)
@@ -31,20 +32,24 @@ def _broadcast_pair(a: Size, b: Size) -> Size:
         # What can be seen comes first: beside a plain 1 it does not matter what a symbol is.
         if other is size or surely_equal(size, 1):
             continue
-        if surely_equal(other, 1):
-            sizes[position] = size
-            continue
-        if _is_one_beside_data(other, size):
-            sizes[position] = size
-            continue
-        if _is_one_beside_data(size, other) or (not differ_at_hand(other, size) and other == size) or size == 1:
-            continue
-        if lies_in_data(size, other) and (has_to_be(other, size) or has_to_be(size, 1)):
-            continue
-        if not has_to_be(other, 1):
-            raise ShapeMismatch(_unfit(a, b, position, other, size))
-        sizes[position] = size
+        met = size if surely_equal(other, 1) else meet(other, size)
+        if met is None:
+            raise ShapeMismatch(
+                f"shapes {list(a)} and {list(b)} can't be broadcast together: {other} and {size} meet in dimension "
+                f"{position}"
+            )
+        sizes[position] = met
     return tuple(sizes)
+
+
+def _size_of_both(other: Any, size: Any) -> Any:
+    if _is_one_beside_data(other, size):
+        return size
+    if _is_one_beside_data(size, other) or (not differ_at_hand(other, size) and other == size) or size == 1:
+        return other
+    if lies_in_data(size, other) and (has_to_be(other, size) or has_to_be(size, 1)):
+        return other
+    return size if has_to_be(other, 1) else None
 
 
 def broadcast_anyhow(a: Sequence[Any], b: Sequence[Any]) -> Size:
@@ -52,27 +57,13 @@ def broadcast_anyhow(a: Sequence[Any], b: Sequence[Any]) -> Size:
 
     Only that is assumed of symbols then: a size that is equal to the other may be 1 elsewhere.
     """
-    if len(a) < len(b):
-        a, b = b, a
-    lead = len(a) - len(b)
-    sizes = list(a)
-    for position, size in enumerate(b, lead):
-        other = sizes[position]
-        if other is size or surely_equal(size, 1):
-            continue
-        if surely_equal(other, 1):
-            sizes[position] = size
-        elif not is_or_is_one(size, other):
-            if not is_or_is_one(other, size):
-                raise ShapeMismatch(_unfit(a, b, position, other, size))
-            sizes[position] = size
-    return tuple(sizes)
+    return _broadcast_pair(a, b, _either_size)
 
 
-def _unfit(a: Sequence[Any], b: Sequence[Any], position: int, other: Any, size: Any) -> str:
-    return (
-        f"shapes {list(a)} and {list(b)} can't be broadcast together: {other} and {size} meet in dimension {position}"
-    )
+def _either_size(other: Any, size: Any) -> Any:
+    if is_or_is_one(size, other):
+        return other
+    return size if is_or_is_one(other, size) else None
 
 
 def check_expandable(shape: Sequence[Any], target: Sequence[Any], what: str) -> None:

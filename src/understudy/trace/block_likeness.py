@@ -13,6 +13,7 @@ import torch
 
 from understudy.fake.tensor import FakeTensor
 from understudy.lines import is_the_users
+from understudy.trace.module_state import cell_contents
 
 TABLES = (dict, OrderedDict, set)
 """Of parameters, modules, hooks: most are empty."""
@@ -122,7 +123,7 @@ class Likeness:
         reached = self._reached.get(kind)
         if reached is None:
             reached = self._reached[kind] = list(_reached_by(kind))
-        return tuple([seen.state(place.get(name) if name else _contents(place)) for place, name in reached])
+        return tuple([seen.state(place.get(name) if name else cell_contents(place)) for place, name in reached])
 
 
 def _reached_by(kind: type) -> Iterator[tuple[Any, Any]]:
@@ -137,7 +138,7 @@ def _reached_by(kind: type) -> Iterator[tuple[Any, Any]]:
     seen = set(map(id, waiting))
     while waiting:
         function = waiting.pop()
-        found: list[tuple[Any, Any, Any]] = [(cell, None, _contents(cell)) for cell in function.__closure__ or ()]
+        found: list[tuple[Any, Any, Any]] = [(cell, None, cell_contents(cell)) for cell in function.__closure__ or ()]
         names = function.__globals__
         found += [(names, name, names.get(name)) for name in function.__code__.co_names if name in names]
         for place, name, value in found:
@@ -147,10 +148,3 @@ def _reached_by(kind: type) -> Iterator[tuple[Any, Any]]:
                     waiting.append(value)
             elif not isinstance(value, IDENTICAL):
                 yield place, name
-
-
-def _contents(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a variable that has no value yet
-        return None

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from understudy.trace.block_likeness import COMPARED, Unlike
+from understudy.trace.prop_state import EVERY_MODULE_HAS
 
 READING = torch.nn.Module.__getattr__.__code__
-EVERY_MODULE_HAS = frozenset(vars(torch.nn.Module()))
 
 
 class Watched(dict[str, Any]):

@@ -64,7 +64,7 @@ def _referred(f: Any) -> Iterator[Any]:
     """What is in the closure of a function, its defaults, its object, and the modules among the globals that it names."""
     if isinstance(f, functools.partial):
         yield from (*f.args, *f.keywords.values())
-    yield from map(_contents, getattr(f, "__closure__", None) or ())
+    yield from map(cell_contents, getattr(f, "__closure__", None) or ())
     yield from getattr(f, "__defaults__", None) or ()
     yield from (getattr(f, "__kwdefaults__", None) or {}).values()
     if isinstance(f, MethodType) and not isinstance(f.__self__, (type, torch.nn.Module)):
@@ -76,7 +76,7 @@ def _referred(f: Any) -> Iterator[Any]:
             yield values[name]
 
 
-def _contents(cell: Any) -> Any:
+def cell_contents(cell: Any) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # a variable that has no value yet

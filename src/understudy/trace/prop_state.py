@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from understudy.errors import UnderstudyError
+from understudy.fake.convert import PLAIN_TYPES
 from understudy.fake.helpers import is_fake
 from understudy.fake.mode import FakeTensorMode
 
 TABLES = ("_parameters", "_buffers")
 EVERY_MODULE_HAS = frozenset(vars(torch.nn.Module()))
-PLAIN = (torch.nn.Parameter, torch.Tensor)
 NO_TENSORS = frozenset({bool, int, float, str, dict, set, list, tuple, type(None), OrderedDict})
 """What most attributes of a module are: told by their type at a tenth of what `isinstance` costs."""
 
@@ -98,7 +98,7 @@ class BorrowedState:
 
     @staticmethod
     def _is_real(tensor: torch.Tensor) -> bool:
-        return type(tensor) in PLAIN or not is_fake(tensor)
+        return type(tensor) in PLAIN_TYPES or not is_fake(tensor)
 
     def give_back(self) -> None:
         for module, (attributes, tables) in self._before.items():
