@@ -76,6 +76,11 @@ def storage_id(tensor: Tensor) -> int:
     return native_storage(tensor)._cdata
 
 
+def has_symbolic_sizes(tensor: Tensor) -> bool:
+    """Whether C++ keeps its sizes, strides or offset as symbols."""
+    return bool(tensor._has_symbolic_sizes_strides)
+
+
 def is_zero(tensor: Tensor) -> bool:
     """Whether it is one of those that forward differentiation makes for a gradient of zero, without memory."""
     return tensor._is_zerotensor()
@@ -266,10 +271,17 @@ PLACES: dict[str, tuple[Any, str]] = {
     "unpacking a sequence": (torch._VF, "_pad_packed_sequence"),
     "broadcasting a mask": (torch.masked._ops, "_input_mask"),
     "linear cross entropy": (torch.nn.functional, "linear_cross_entropy"),
+    "least size of a matrix": (torch._lowrank, "min"),
     "adaptive_avg_pool1d": (torch.nn.functional, "adaptive_avg_pool1d"),
     **{f"share of {name}": (torch.nn.functional, name) for name in ("fractional_max_pool2d", "fractional_max_pool3d")},
     **{name: (torch._C._nn, name) for name in POOLING_TO_INTEGERS},
-    "making a parameter": (torch.nn.Parameter, "__new__"),
+    "places of tensor_split": (torch, "tensor_split"),
+    "places of Tensor.tensor_split": (torch.Tensor, "tensor_split"),
+    "classes of one_hot": (torch.nn.functional, "one_hot"),
+    "applying a function of autograd": (torch.autograd.Function, "apply"),
+    "making a subclass": (torch.Tensor, "_make_subclass"),
+    **{name: (torch, name) for name in ("from_dlpack", "to_dlpack")},
+    **{f"torch.utils.dlpack.{name}": (torch.utils.dlpack, name) for name in ("from_dlpack", "to_dlpack")},
     "symbols among arguments": (torch.SymInt, "__torch_function__"),
     **{f"random state: {name}": (torch, name) for name in ("get_rng_state", "set_rng_state", "manual_seed")},
     **{name: (torch._VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
@@ -473,6 +485,17 @@ def while_loop_with_all_rounds() -> Any:
 
 def has_transforms() -> bool:
     return _transform() is not None
+
+
+def is_past_dispatch() -> bool:
+    """Whether operators that are called just now in this thread are heard of by no mode."""
+    return torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.Python)
+
+
+def is_inside_jvp() -> bool:
+    """Whether torch.func.jvp is running, also where its level has been taken off for the moment."""
+    transforms = sys.modules.get("torch._functorch.eager_transforms")
+    return transforms is not None and transforms.JVP_NESTING > 0
 
 
 TRANSFORMS = DispatchKey.FuncTorchDynamicLayerFrontMode
@@ -854,11 +877,14 @@ class NodeAppender:
         else:  # as it would choose, too
             self._used.add(name)
             self._counts[name] = 0
-        node = torch.fx.Node(self.graph, name, "get_attr", target, (), {})
+        graph = self.graph
+        node = new_node(NODE)
+        init_node(node, graph, name, "get_attr", target, None)
+        set_node_arguments(node, (), {})
         self._names[node] = name
-        self.graph._insert(node)
+        graph._insert(node)
         self._attributes[node] = None
-        self.graph._len += 1
+        graph._len += 1
         return node
 
 
@@ -1002,6 +1028,14 @@ _SILENT_KEYS = sum(
 )
 """The keys of autocast, which are excluded where it is off."""
 _TELLING_KEYS = _SILENT_KEYS | DispatchKeySet(DispatchKey.AutogradOther).raw_repr()
+
+
+def settings() -> tuple[Any, ...]:
+    """What is set for all operators and makes a difference to which of them run."""
+    return (
+        torch.get_default_dtype(), torch.is_inference_mode_enabled(), torch.are_deterministic_algorithms_enabled(),
+        torch._C._get_mkldnn_enabled(), *attention_backends(),
+    )  # fmt: skip
 
 
 def attention_backends() -> list[bool]:

@@ -533,3 +533,25 @@ def test_other_function_modes_hear_every_call(replays: list[Any]) -> None:
         make_fx(program, tracing_mode="fake", _disable_torch_fn_metadata_mode=True)(torch.randn(3, 8))
     assert Heard.count == 7
     assert not replays
+
+
+class IndexesItself(nn.Module):
+    """A tensor is an argument, and inside of a list among the arguments of the same call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third, self.act = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        order = self.first(x).argsort(0)[:, 0]
+        return self.act(self.third(self.second(x)[order[order]]))
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_a_tensor_that_indexes_itself(mode: str, replays: list[Any]) -> None:
+    model, x = Stack(IndexesItself), torch.randn(5, 8)
+    gm = capture(model, x, mode=mode)
+    assert replays
+    with run_every_layer():
+        assert facts(gm) == facts(capture(model, x, mode=mode))
+    assert torch.equal(gm(x), model(x))

@@ -66,6 +66,7 @@ class FakeTensorConverter:
 
     def __init__(self) -> None:
         self._fakes: dict[Any, tuple[weakref.ref[torch.Tensor], weakref.ref[FakeTensor]]] = {}
+        self._kept: dict[int, FakeTensor] = {}
         self._storages: dict[int, tuple[Any, Any]] = {}
         self._sweep_at = SWEEP_FIRST_AT
 
@@ -132,8 +133,13 @@ class FakeTensorConverter:
             converter = memo()
             if converter is not None:
                 converter._fakes.pop(key, None)
+                converter._kept.pop(key, None)
 
         self._fakes[key] = (weakref.ref(t, drop), weakref.ref(fake, drop))
+
+    def keep(self, real: torch.Tensor, fake: FakeTensor) -> None:
+        """A stand-in was written to, and the real tensor was not: as long as that lives, the stand-in says what it is."""
+        self._kept[id(real)] = fake
 
     # --- conversion --------------------------------------------------------------------------------------
 

@@ -46,10 +46,19 @@ def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs
             return tensor
         if not _convertible(mode, func, tensor):
             raise _real_tensor(func, args, kwargs, tensor)
-        return mode.fake_tensor_converter.from_real_tensor(mode, tensor, make_constant=tensor.numel() == 1)
+        # In a graph it is a constant, and so are its sizes.
+        is_static = True if _torch.active_recorder() is not None else None
+        return mode.fake_tensor_converter.from_real_tensor(
+            mode, tensor, make_constant=tensor.numel() == 1, static_shapes=is_static
+        )
 
-    args, kwargs = mapped(convert, torch.Tensor, (tuple(args), dict(kwargs)))
-    return None, args, kwargs
+    converted, converted_kwargs = mapped(convert, torch.Tensor, (tuple(args), dict(kwargs)))
+    if _torch.is_mutable(func):
+        fakes = flat(torch.Tensor, converted, converted_kwargs)
+        for tensor, fake in zip(tensors, fakes, strict=True):
+            if tensor is not fake:
+                mode.fake_tensor_converter.keep(tensor, fake)
+    return None, converted, converted_kwargs
 
 
 def _is_foreign(kind: type) -> bool:

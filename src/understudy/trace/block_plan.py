@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 NONE = -1
 DIFFERING = ("stack_trace", "torch_fn", "val")
+AGGREGATES = (list, tuple, dict, slice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +34,10 @@ class Place:
 
 @dataclass(slots=True)
 class Val:
-    """A tensor that a node gives: its spec, the number of its storage, and whether it can be made the short way."""
+    """A tensor that a node gives: its spec, and the number of its storage."""
 
     spec: Any
     storage: int
-    is_short: bool
 
 
 class Call(NamedTuple):
@@ -48,20 +50,25 @@ class Call(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A node, with places in the stead of what differs from run to run."""
+    """A node, without what differs from run to run."""
 
     slot: int
     own: int
+    """Which of the block's own tensors it reads, NONE for a call."""
     name: str
     target: Any
-    args: tuple[Any, ...]
-    places: tuple[tuple[int, int], ...]
+    arguments: Callable[[list[Any]], tuple[Any, ...]]
+    """Picks the arguments of the call out of the values of a run."""
     kwargs: dict[str, Any]
-    is_nested: bool
+    has_places: bool
+    """Whether there are any among the kwargs."""
     meta: dict[str, Any]
     trace: int
     call: int
-    val: Any
+    vals: Any
+    spec: Any
+    """If it gives one tensor that can be made the short way: its spec, and the number of its storage."""
+    storage: int
 
 
 class Plan:
@@ -71,6 +78,7 @@ class Plan:
         self._known = known
         nodes = dict.fromkeys((*known.inputs, *filter(None, known.own), *known.nodes))
         self._slots = {node: Place(i) for i, node in enumerate(nodes)}
+        self._values: list[Any] = [None] * len(nodes)  # behind them, arguments that are the same in every run
         self._storages: dict[int, int] = {}
         self._given = [self._storage(tensor) for tensor in known.tensors]
         self._outside = {self._storage(val): val for val in known.outside}
@@ -90,21 +98,31 @@ class Plan:
     def _step(self, node: Node) -> Step:
         slot = self._slots[node].slot
         if node.op == "get_attr":
-            return Step(slot, self._own_of[node], "", None, (), (), {}, False, {}, NONE, NONE, None)
-        args, kwargs, places = node.args, node.kwargs, []
-        for i, part in enumerate(args):
-            if type(part) is Node and part in self._slots:
-                places.append((i, self._slots[part].slot))
-        is_nested = len({args[i] for i, _ in places}) < sum(part in self._slots for part in node.all_input_nodes)
-        if is_nested:
-            args, kwargs = map_aggregate((args, kwargs), self._placed)
-        meta = {name: value for name, value in node.meta.items() if name not in DIFFERING}
+            return Step(slot, self._own_of[node], "", None, _none_at_all, {}, False, {}, NONE, NONE, None, None, NONE)
         val = node.meta.get("val")
+        vals: Any = map_aggregate(val, self._val)
+        is_short = type(vals) is Val and vals.storage not in self._others and can_be_made_again(vals.spec)
+        kwargs = map_aggregate(node.kwargs, self._placed) if node.kwargs else node.kwargs
         return Step(
-            slot, NONE, _base_name(node.target), node.target, tuple(args), tuple(places), kwargs, is_nested, meta,
+            slot, NONE, _base_name(node.target), node.target, self._arguments(node.args), kwargs, _has_places(kwargs),
+            {name: value for name, value in node.meta.items() if name not in DIFFERING},
             self._number(self._traces, node.meta.get("stack_trace")), self._call(node.meta.get("torch_fn")),
-            self._val(val) if type(val) is FakeTensor else map_aggregate(val, self._val),
+            vals, vals.spec if is_short else None, vals.storage if is_short else NONE,
         )  # fmt: skip
+
+    def _arguments(self, args: tuple[Any, ...]) -> Callable[[list[Any]], tuple[Any, ...]]:
+        placed = [map_aggregate(part, self._placed) for part in args]
+        if any(isinstance(part, AGGREGATES) and _has_places(part) for part in placed):
+            return lambda values: tuple(_filled(placed, values))
+        positions = [part.slot if type(part) is Place else self._same_in_all(part) for part in placed]
+        if len(positions) == 1:
+            (position,) = positions
+            return lambda values: (values[position],)
+        return itemgetter(*positions) if positions else _none_at_all
+
+    def _same_in_all(self, argument: Any) -> int:
+        self._values.append(argument)
+        return len(self._values) - 1
 
     def _placed(self, part: Any) -> Any:
         return self._slots.get(part, part) if type(part) is Node else part
@@ -112,8 +130,7 @@ class Plan:
     def _val(self, part: Any) -> Any:
         if type(part) is not FakeTensor:
             return part
-        storage = self._storage(part)
-        return Val(part._spec, storage, storage not in self._others and can_be_made_again(part._spec))
+        return Val(part._spec, self._storage(part))
 
     def _storage(self, tensor: torch.Tensor) -> int:
         return self._number(self._storages, _torch.storage_id(tensor))
@@ -136,7 +153,7 @@ class Plan:
         self, tracer: PythonKeyTracer, mode: FakeTensorMode, given: list[FakeTensor], tensors: list[torch.Tensor]
     ) -> list[Any]:
         """Write the block down for these inputs and tensors of its own; gives the leaves of its result."""
-        slots: list[Any] = [None] * len(self._slots)
+        slots = self._values.copy()
         for node, fake in zip(self._known.inputs, given, strict=True):
             slots[self._slots[node].slot] = tracer.node_of_tensor(fake)
         node_of = tracer.constants.node_of
@@ -149,34 +166,26 @@ class Plan:
             bases[storage] = tensor
         traces, calls = self._written_traces(tracer), self._numbered_calls(tracer)
         append, is_inference = tracer.appender().call, torch.is_inference_mode_enabled()
-        for slot, own, name, target, args, places, kwargs, is_nested, same, trace, call, val in self._steps:
+        for slot, own, name, target, arguments, kwargs, has_places, same, trace, call, vals, spec, storage in self._steps:
             if own != NONE:
                 slots[slot] = node_of(tensors[own])
                 continue
-            if is_nested:
-                args, kwargs = _filled((args, kwargs), slots)
-            elif places:
-                filled = list(args)
-                for position, other in places:
-                    filled[position] = slots[other]
-                args = tuple(filled)
-            node = slots[slot] = append(name, target, args, kwargs)
+            if has_places:
+                kwargs = _filled(kwargs, slots)
+            node = slots[slot] = append(name, target, arguments(slots), kwargs)
             meta = node.meta
+            meta.update(same)
             if trace != NONE:
                 meta["stack_trace"] = traces[trace]
             if call != NONE:
                 meta["torch_fn"] = calls[call]
-            if type(val) is not Val:
-                if val is not None:
-                    meta["val"] = _made_all(mode, val, bases)
-            elif val.is_short and not is_inference:
-                base = bases[val.storage]
-                fake = meta["val"] = make_again(mode, val.spec, base)
+            if spec is not None and not is_inference:
+                base = bases[storage]
+                fake = meta["val"] = make_again(mode, spec, base)
                 if base is None:
-                    bases[val.storage] = fake
-            else:
-                meta["val"] = _made(mode, val, bases)
-            meta.update(same)
+                    bases[storage] = fake
+            elif vals is not None:
+                meta["val"] = _made_all(mode, vals, bases)
         return self._results(tracer, mode, slots, given)
 
     def _written_traces(self, tracer: PythonKeyTracer) -> list[str]:
@@ -229,6 +238,21 @@ def _filled(arguments: Any, slots: list[Any]) -> Any:
         return slots[part.slot] if type(part) is Place else part
 
     return map_aggregate(arguments, filled)
+
+
+def _has_places(part: Any) -> bool:
+    found: list[Any] = []
+
+    def note(leaf: Any) -> None:
+        if type(leaf) is Place:
+            found.append(leaf)
+
+    map_aggregate(part, note)
+    return bool(found)
+
+
+def _none_at_all(values: list[Any]) -> tuple[Any, ...]:
+    return ()
 
 
 def _base_name(target: Any) -> str:

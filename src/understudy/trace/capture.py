@@ -32,6 +32,7 @@ from understudy.trace.predispatch import PreDispatchTorchFunctionMode
 from understudy.trace.prop_values import in_stand_ins
 from understudy.trace.recorder import ProxyTorchDispatchMode
 from understudy.trace.runtime_asserts import insert_promises
+from understudy.trace.strays import Strays, forgetful_optimizers
 from understudy.trace.subgraph_current import running
 from understudy.trace.torch_functions import TorchFunctionMetadataMode
 from understudy.trace.tracer import OPEN, SYMBOLIC, PythonKeyTracer
@@ -266,6 +267,9 @@ class Capture:
             if self.options.pre_dispatch:
                 stack.enter_context(_torch.python_versions())  # what knows of a recorder above autograd
                 stack.enter_context(PreDispatchTorchFunctionMode(self.tracer))
+            if self.fake_mode is not None and self.outer is None:
+                self.tracer.strays = Strays(self.tracer.constants, self.fake_mode)
+                stack.enter_context(forgetful_optimizers())
             if self.options.torch_functions:
                 stack.enter_context(TorchFunctionMetadataMode(self.tracer))
             stack.enter_context(running(self))

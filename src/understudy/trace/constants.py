@@ -29,6 +29,7 @@ class Constants:
     def __init__(self, tracer: PythonKeyTracer) -> None:
         self._tracer = tracer
         self._known: dict[int, tuple[torch.Tensor, torch.Tensor, str | None]] = {}
+        self._lent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._nodes: dict[int, Node] = {}
         self._used_names: dict[str, int] = {}
         self._nested: dict[str, torch.Tensor] = {}
@@ -42,10 +43,17 @@ class Constants:
     def expect(self, tensor: torch.Tensor, real: torch.Tensor, name: str | None) -> None:
         """Where `tensor` turns up, the graph reads `real`, under this name if there is one."""
         self._known.setdefault(id(tensor), (tensor, real, name))
+        if tensor is not real:
+            self._lent[id(real)] = (real, tensor)
         if type(tensor) is not FakeTensor and _torch.is_traceable_wrapper_subclass(tensor):
             # operators on it become operators on what is inside
             for part in tensor.__tensor_flatten__()[0]:
                 self.expect(getattr(tensor, part), getattr(real, part), name and f"{name}_{part}")
+
+    def stand_in_of(self, real: torch.Tensor) -> torch.Tensor | None:
+        """What the program computes with in the place of this tensor, None if nothing else."""
+        pair = self._lent.get(id(real))
+        return pair[1] if pair is not None and pair[0] is real else None
 
     def belongs_to(self, mode: FakeTensorMode | None) -> None:
         """The inputs of the program are stand-ins of this mode: others of it may be constants."""
@@ -98,6 +106,10 @@ class Constants:
         return self._storages
 
     def put_back(self) -> None:
+        for tensor, real, _ in self._known.values():
+            # Past every torch function, such as a Function of the user's: a real tensor was given a gradient without data.
+            if tensor is real and type(real) is not FakeTensor and real.is_leaf and type(real.grad) is FakeTensor:
+                real.grad = None
         with _torch.no_modes(), torch.no_grad():
             for tensor, value in self._saved.values():
                 tensor.copy_(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -45,35 +45,55 @@ def _modules_of(f: Any, seen: set[int]) -> Iterator[Named]:
         yield from _modules_in(value, seen)
 
 
-def _modules_in(value: Any, seen: set[int]) -> Iterator[Named]:
-    """The modules that a value is, holds in a list or dict, or, if it is a function, refers to in turn."""
+def _modules_in(value: Any, seen: set[int], depth: int = 0) -> Iterator[Named]:
+    """The modules that a value is, holds in a list, a dict or an object, or, if it is a function, refers to in turn."""
     if isinstance(value, torch.nn.Module):
         yield value, False
-    elif isinstance(value, (list, tuple, dict)):
-        for part in value.values() if isinstance(value, dict) else value:
-            if isinstance(part, torch.nn.Module):
-                yield part, False
     elif isinstance(value, FUNCTIONS):
         yield from ((module, False) for module, _ in _modules_of(value, seen))
+    elif depth < DEEPEST and id(value) not in seen and len(seen) < MOST:
+        parts = _parts(value)
+        if parts:
+            seen.add(id(value))
+        for part in parts:
+            yield from _modules_in(part, seen, depth + 1)
 
 
+DEEPEST, MOST = 4, 10_000
+"""How deep, and into how many values, a function's surroundings are searched."""
+
+
+def _parts(value: Any) -> list[Any]:
+    if isinstance(value, CONTAINERS):
+        return list(value.values() if isinstance(value, dict) else value)
+    is_the_users = type(value).__module__.partition(".")[0] not in WITHOUT_MODULES
+    return list(vars(value).values()) if is_the_users and hasattr(value, "__dict__") else []
+
+
+CONTAINERS = (list, tuple, dict, set, frozenset)
+WITHOUT_MODULES = frozenset({"builtins", "torch", "numpy", "types", "functools", "understudy"})
+"""Whose objects hold no module that is called through them."""
 FUNCTIONS = (FunctionType, MethodType, functools.partial)
 
 
 def _referred(f: Any) -> Iterator[Any]:
-    """What is in the closure of a function, its defaults, its object, and the modules among the globals that it names."""
+    """What is in the closure of a function, its defaults, its object, and what it names among the globals."""
     if isinstance(f, functools.partial):
         yield from (*f.args, *f.keywords.values())
     yield from map(cell_contents, getattr(f, "__closure__", None) or ())
     yield from getattr(f, "__defaults__", None) or ()
     yield from (getattr(f, "__kwdefaults__", None) or {}).values()
     if isinstance(f, MethodType) and not isinstance(f.__self__, (type, torch.nn.Module)):
-        yield from getattr(f.__self__, "__dict__", {}).values()
+        yield f.__self__
+    elif not isinstance(f, (*FUNCTIONS, type)):  # an object that can be called
+        yield from (*_parts(f), type(f).__call__)
     code = getattr(f, "__code__", None)
-    values = getattr(f, "__globals__", {})
+    names = getattr(f, "__globals__", {})
     for name in code.co_names if code is not None else ():
-        if isinstance(values.get(name), torch.nn.Module):
-            yield values[name]
+        value = names.get(name)
+        # Functions of other files have surroundings of their own, and many of them.
+        if not isinstance(value, (type, ModuleType)) and getattr(value, "__globals__", names) is names:
+            yield value
 
 
 def cell_contents(cell: Any) -> Any:

@@ -11,8 +11,9 @@ from torch.overrides import TorchFunctionMode
 from understudy import _torch
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import flat
-from understudy.trace import reads
+from understudy.trace import lists, reads
 from understudy.trace import recurrent as _recurrent  # noqa: F401  (corrects torch's Python versions)
+from understudy.trace.strays import has_reals
 from understudy.trace.untold import SET_DATA, set_data
 
 if TYPE_CHECKING:
@@ -35,10 +36,12 @@ def _read(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
+READS_ONLY = reads.READS.keys() - lists.MAKERS.keys()
 SPECIAL = {
     torch.istft: _in_python,
     SET_DATA: _set_data,
     **dict.fromkeys(reads.READS, _read),
+    **dict.fromkeys(lists.MAKERS, lists.made),
 }
 """Functions that are not only called."""
 
@@ -57,6 +60,8 @@ class TorchFunctionMetadataMode(TorchFunctionMode):
         counts = tracer.torch_fn_counts
         count = counts[func] = counts.get(func, 0) + 1
         tracer.node_meta.torch_call = func, count
+        if tracer.strays is not None and has_reals(args, kwargs) and func not in READS_ONLY:
+            args, kwargs = tracer.strays.replaced(args, kwargs or {})
         if func in SPECIAL:
             return SPECIAL[func](tracer, func, args, kwargs or {})
         return func(*args, **kwargs) if kwargs else func(*args)

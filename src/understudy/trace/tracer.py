@@ -49,6 +49,8 @@ class PythonKeyTracer(torch.fx.Tracer):
         self._appender: _torch.NodeAppender | None = None
         self.made: list[weakref.ref[torch.Tensor]] | None = None
         """While somebody wants to know: the tensors that were made."""
+        self.strays: Any = None
+        """What knows the stand-ins of real tensors, where stand-ins are traced."""
         self.torch_fn_counts: dict[Any, int] = {}
         self.proxy_module_inputs = False
         self.enable_thunkify = False

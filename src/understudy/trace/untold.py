@@ -2,9 +2,11 @@
 
 torch.get_rng_state, set_rng_state, manual_seed    become nodes: a checkpointed region that is run again puts the
                                                    generator's state back first, to draw the same numbers twice
-Parameter(x)                                       shares its memory with x
+Parameter(x), x as one of a subclass               shares its memory with x
+torch.from_dlpack(x)                               so does that
 x.data = y                                         from then on x is what y is
 x.as_subclass(Kind)                                x, as an object of another class: what operators on such ones give
+Function.apply(x)                                  x may be a real tensor that has a stand-in
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from torch.fx import Graph
 from understudy import _torch
 from understudy._torch import while_active
 from understudy.fake.tensor import FakeTensor
+from understudy.trace import reads
 from understudy.trace.effects import draws_numbers
 from understudy.trace.node_meta import set_val
 
@@ -81,23 +84,58 @@ def forget_needless_states(graph: Graph) -> None:
 # --- tensors that are others -----------------------------------------------------------------------------------
 
 
-@while_active("making a parameter")
-def parameter_of(original: Function) -> Any:
+@while_active("making a subclass")
+def subclass_of(original: Function) -> Any:
+    """`torch.nn.Parameter(x)` is made so, too."""
+
     @functools.wraps(original)
-    def made(cls: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
-        parameter = original(cls, data, *args, **kwargs)
-        if type(parameter) is FakeTensor:
-            return parameter
-        tracer = active_tracer()
-        if tracer is not None and isinstance(data, torch.Tensor):
-            source = tracer.recorded(data)
-            if source is not None:
-                node = tracer.append_call(aten.detach.default, (source,), {})
-                set_val(node, parameter)
-                tracer.remember(parameter, node)
-        return parameter
+    def made(kind: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(kind, data, *args, **kwargs)
+        tracer = active_tracer() if type(result) is not FakeTensor else None
+        source = tracer.recorded(data) if tracer is not None else None
+        if source is not None:
+            node = tracer.append_call(aten.detach.default, (source,), {})
+            set_val(node, result)
+            tracer.remember(result, node)
+        return result
 
     return staticmethod(made)
+
+
+@while_active("from_dlpack")
+@while_active("torch.utils.dlpack.from_dlpack")
+def from_dlpack(original: Function) -> Function:
+    @functools.wraps(original)
+    def converted(ext_tensor: Any, *, device: Any = None, copy: bool | None = None) -> Any:
+        tracer = active_tracer() if isinstance(ext_tensor, torch.Tensor) else None
+        if tracer is None or tracer.recorded(ext_tensor) is None or not _is_plain(ext_tensor):
+            return original(ext_tensor, device=device, copy=copy)
+        result = aten.alias.default(ext_tensor)
+        result = result.clone() if copy else result
+        return result if device is None else result.to(device)
+
+    return converted
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its memory can be handed on as it is."""
+    has_bits = tensor.is_conj() or tensor.is_neg()
+    return tensor.layout is torch.strided and not has_bits and not tensor.requires_grad
+
+
+@while_active("to_dlpack")
+@while_active("torch.utils.dlpack.to_dlpack")
+def to_dlpack(original: Function) -> Function:
+    @functools.wraps(original)
+    def handed_out(tensor: torch.Tensor) -> Any:
+        if type(tensor) is FakeTensor:
+            return tensor.__dlpack__()  # which says that there is no data
+        tracer = active_tracer()
+        if tracer is not None:
+            reads.check(tracer, torch.Tensor.__dlpack__, (tensor,), {})
+        return original(tensor)
+
+    return handed_out
 
 
 @while_active("as_subclass")
@@ -114,6 +152,18 @@ def as_subclass(original: Function) -> Function:
         return result
 
     return converted
+
+
+@while_active("applying a function of autograd")
+def apply_function(original: Any) -> Any:
+    @functools.wraps(original)
+    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        tracer = active_tracer()
+        if tracer is not None and tracer.strays is not None:
+            args, kwargs = tracer.strays.replaced(args, kwargs)
+        return original.__func__(cls, *args, **kwargs)
+
+    return classmethod(applied)
 
 
 SET_DATA: Function = torch.Tensor.data.__set__  # type: ignore[attr-defined]

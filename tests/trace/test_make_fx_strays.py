@@ -1,0 +1,222 @@
+"""Real tensors and modules that a traced program reaches on ways of their own: right graphs, and nothing left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from understudy import FakeTensor, FakeTensorMode, make_fx
+
+Program = Callable[[torch.Tensor], Any]
+GLOBAL_NET = nn.Linear(3, 2)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def grad_of_a_list(model: nn.Module) -> Program:
+    parameters = list(model.parameters())
+    return lambda x: torch.autograd.grad(model(x).sum(), parameters)
+
+
+def grads_read_off_a_list(model: nn.Module) -> Program:
+    parameters = list(model.parameters())
+
+    def program(x: torch.Tensor) -> Any:
+        model(x).sum().backward()
+        return [parameter.grad for parameter in parameters]
+
+    return program
+
+
+def backward_to_a_list(model: nn.Module) -> Program:
+    parameters = list(model.parameters())[:2]
+
+    def program(x: torch.Tensor) -> Any:
+        model(x).sum().backward(inputs=parameters)
+        return [parameter.grad for parameter in parameters]
+
+    return program
+
+
+def step_by_hand(model: nn.Module) -> Program:
+    parameters = list(model.parameters())
+
+    def program(x: torch.Tensor) -> Any:
+        gradients = torch.autograd.grad(model(x).sum(), parameters)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.sub_(0.1 * gradient)
+        return [parameter * 1 for parameter in parameters]
+
+    return program
+
+
+class Trainer:
+    def __init__(self, model: nn.Module, kind: Any = torch.optim.Adam) -> None:
+        self.model = model
+        self.optimizer = kind(model.parameters(), lr=0.1)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss: torch.Tensor = self.model(x).sum()
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+class Deep:
+    def __init__(self, model: nn.Module) -> None:
+        self.models = {"inner": [model]}
+
+    def gradients(self, x: torch.Tensor) -> Any:
+        model = self.models["inner"][0]
+        model(x).sum().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+
+PROGRAMS = [
+    grad_of_a_list, grads_read_off_a_list, backward_to_a_list, step_by_hand, Trainer,
+    lambda model: Trainer(model, torch.optim.SGD), lambda model: Trainer(model).__call__,
+    lambda model: Deep(model).gradients,
+]  # fmt: skip
+
+
+def tensors_of(result: Any) -> list[torch.Tensor]:
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+@pytest.mark.parametrize("make", PROGRAMS, ids=range(len(PROGRAMS)))
+def test_the_graph_does_what_the_program_does(make: Any, mode: str) -> None:
+    x = torch.randn(5, 3)
+    traced, run = net(), net()
+    gm = make_fx(make(traced), tracing_mode=mode)(x)
+    for mine, other in zip(traced.parameters(), run.parameters(), strict=True):
+        assert type(mine) is nn.Parameter
+        assert mine.grad is None
+        assert torch.equal(mine, other)
+    expected = tensors_of(make(run)(x))
+    with torch.no_grad():
+        found = tensors_of(gm(x))
+    assert len(found) == len(expected)
+    for pair in zip([*found, *traced.parameters()], [*expected, *run.parameters()], strict=True):
+        torch.testing.assert_close(*pair)
+
+
+def test_an_optimizer_has_the_state_that_it_had() -> None:
+    trainer = Trainer(net())
+    make_fx(trainer, tracing_mode="fake")(torch.randn(5, 3))
+    assert not trainer.optimizer.state
+    trainer(torch.randn(5, 3))
+    before = {id(entry) for entries in trainer.optimizer.state.values() for entry in entries.values()}
+    make_fx(trainer, tracing_mode="fake", _allow_non_fake_inputs=True)(torch.randn(5, 3))
+    after = {id(entry) for entries in trainer.optimizer.state.values() for entry in entries.values()}
+    assert before == after
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.1
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_a_later_step_of_an_optimizer_counts_on(mode: str) -> None:
+    x = torch.randn(5, 3)
+    traced, run = Trainer(net()), Trainer(net())
+    for trainer in (traced, run):
+        trainer(x)
+    gm = make_fx(traced, tracing_mode=mode, _allow_non_fake_inputs=True)(x)
+    run(x)
+    with torch.no_grad():
+        gm(x)
+    for pair in zip(traced.model.parameters(), run.model.parameters(), strict=True):
+        torch.testing.assert_close(*pair)
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient * 2
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+@pytest.mark.parametrize("through", [torch.mul, lambda w, _: Twice.apply(w)], ids=["operator", "function"])
+def test_gradients_of_a_tensor_in_a_closure(through: Any, mode: str) -> None:
+    w = torch.randn(3, 2, requires_grad=True)
+
+    def asked(x: torch.Tensor) -> Any:
+        return torch.autograd.grad((x @ through(w, 2)).sum(), w)[0]
+
+    def left(x: torch.Tensor) -> Any:
+        (x @ through(w, 2)).sum().backward()
+        return w.grad
+
+    x = torch.randn(5, 3)
+    for program in (asked, left):
+        gm = make_fx(program, tracing_mode=mode, _allow_non_fake_inputs=True)(x)
+        assert w.grad is None
+        torch.testing.assert_close(gm(x), program(x))
+        w.grad = None
+
+
+def test_sizes_of_a_constant_stay_numbers() -> None:
+    weight = torch.randn(3, 7)
+    gm = make_fx(lambda x: (x @ weight).view(-1), tracing_mode="symbolic", _allow_non_fake_inputs=True)(torch.randn(5, 3))
+    x = torch.randn(4, 3)
+    assert torch.equal(gm(x), (x @ weight).view(-1))
+
+
+def test_what_was_written_to_a_real_tensor_is_read_afterwards() -> None:
+    count = torch.tensor(1.0)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        count.add_(1)
+        return x * count.item()
+
+    gm = make_fx(program, tracing_mode="fake", _allow_non_fake_inputs=True)(torch.randn(3))
+    assert count.item() == 1
+    x = torch.randn(3)
+    assert torch.equal(gm(x), x * 2)
+    count.fill_(1)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        count.add_(1)
+        assert count.item() == 2
+
+
+class Keeps(nn.Module):
+    """Its forward leaves a tensor behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 2)
+        self.last: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = self.inner(x)
+        return self.last * 2
+
+
+def through_a_helper(x: torch.Tensor) -> torch.Tensor:
+    return helper(x)
+
+
+def helper(x: torch.Tensor) -> torch.Tensor:
+    return GLOBAL_NET(x)
+
+
+def test_modules_are_found_where_programs_keep_them() -> None:
+    x = torch.randn(5, 3)
+    assert torch.equal(make_fx(through_a_helper, tracing_mode="fake")(x)(x), GLOBAL_NET(x))
+    kept = Keeps()
+    holder = Deep(kept)
+    gm = make_fx(lambda x: holder.models["inner"][0](x), tracing_mode="fake")(x)
+    assert kept.last is None
+    assert torch.equal(gm(x), kept(x))
+    assert not isinstance(kept.last, FakeTensor)
