@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import operator
 import re
 import sys
 import threading
@@ -74,11 +75,6 @@ NoFunctionModes: Any = torch._C.DisableTorchFunction
 def storage_id(tensor: Tensor) -> int:
     """A number that two tensors share exactly when they share their storage."""
     return native_storage(tensor)._cdata
-
-
-def has_symbolic_sizes(tensor: Tensor) -> bool:
-    """Whether C++ keeps its sizes, strides or offset as symbols."""
-    return bool(tensor._has_symbolic_sizes_strides)
 
 
 def is_zero(tensor: Tensor) -> bool:
@@ -184,8 +180,7 @@ def innermost(value: Any) -> Any:
     while isinstance(value, Tensor):
         if torch._is_functional_tensor(value):
             torch._sync(value)
-        is_functional = getattr(type(value), "_mode_key", None) == torch._C._TorchDispatchModeKey.FUNCTIONAL
-        inner = value.elem if is_functional else unwrapped(value)
+        inner = value.elem if is_functional_wrapper(type(value)) else unwrapped(value)
         if inner is None:
             break
         value = inner
@@ -204,6 +199,11 @@ def new_nested_int() -> Any:
 def uses_python_dispatch(kind: type) -> bool:
     """Whether operators on tensors of this class go to a `__torch_dispatch__` of its own."""
     return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+
+
+def is_functional_wrapper(kind: type) -> bool:
+    """Whether tensors of this class are those of functionalization."""
+    return getattr(kind, "_mode_key", None) == torch._C._TorchDispatchModeKey.FUNCTIONAL
 
 
 # --- the stack of modes -----------------------------------------------------------------------------------
@@ -275,11 +275,12 @@ PLACES: dict[str, tuple[Any, str]] = {
     "adaptive_avg_pool1d": (torch.nn.functional, "adaptive_avg_pool1d"),
     **{f"share of {name}": (torch.nn.functional, name) for name in ("fractional_max_pool2d", "fractional_max_pool3d")},
     **{name: (torch._C._nn, name) for name in POOLING_TO_INTEGERS},
-    "places of tensor_split": (torch, "tensor_split"),
-    "places of Tensor.tensor_split": (torch.Tensor, "tensor_split"),
+    **{f"places of {place.__name__}.tensor_split": (place, "tensor_split") for place in (torch, torch.Tensor)},
     "classes of one_hot": (torch.nn.functional, "one_hot"),
+    "lengths of ctc_loss": (torch, "ctc_loss"),
     "applying a function of autograd": (torch.autograd.Function, "apply"),
     "making a subclass": (torch.Tensor, "_make_subclass"),
+    "tolist": (torch.Tensor, "tolist"),
     **{name: (torch, name) for name in ("from_dlpack", "to_dlpack")},
     **{f"torch.utils.dlpack.{name}": (torch.utils.dlpack, name) for name in ("from_dlpack", "to_dlpack")},
     "symbols among arguments": (torch.SymInt, "__torch_function__"),
@@ -984,25 +985,28 @@ def kernel_libraries(key: str) -> tuple[Any, Any]:
 
 # --- composite operators on symbolic sizes ------------------------------------------------------------------
 
-SPARE_WRAPPER = "TESTING_ONLY_GenericWrapper"
-"""A dispatch key above all others that matter, which torch keeps for tensors of its own tests."""
-_spare_wrapper: Any = torch._C._parse_dispatch_key(SPARE_WRAPPER)
-SYMBOLIC_KEYS = DispatchKeySet(_spare_wrapper)
+SPARE_WRAPPER, SPARE_MODE = "TESTING_ONLY_GenericWrapper", "TESTING_ONLY_GenericMode"
+"""Dispatch keys above all that matter, which torch keeps for its own tests. The second: not for contiguous tensors."""
+_spare: Any = [torch._C._parse_dispatch_key(name) for name in (SPARE_WRAPPER, SPARE_MODE)]
+SYMBOLIC_KEYS = DispatchKeySet(_spare[0])
+SCATTERED_KEYS = SYMBOLIC_KEYS | DispatchKeySet(_spare[1])
+native_call: Callable[[Any], Callable[..., Any]] = operator.attrgetter("_op")
+"""What a plain operator does when it is called, without the call of Python."""
 
 
 def below_symbolic() -> Any:
-    return torch._C._ExcludeDispatchKeyGuard(SYMBOLIC_KEYS)
+    return torch._C._ExcludeDispatchKeyGuard(SCATTERED_KEYS)
 
 
 def key_without_spare(op: Any, key: Any, args: Any, kwargs: Any) -> Any:
     """The key on which a higher-order operator goes on, which knows nothing of the spare ones."""
     if key not in _SPARE:
         return key
-    keys = _ops._compute_keyset(args, kwargs, op.non_fallthrough_keys - SYMBOLIC_KEYS - SPARE_AUTOCAST_KEYS)
+    keys = _ops._compute_keyset(args, kwargs, op.non_fallthrough_keys - SCATTERED_KEYS - SPARE_AUTOCAST_KEYS)
     return keys.highestPriorityTypeId()
 
 
-_SPARE = (SYMBOLIC_KEYS.highestPriorityTypeId(), DispatchKey.AutocastIPU)
+_SPARE = (*_spare, DispatchKey.AutocastIPU)
 
 
 def composites_are_special() -> bool:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.func import grad
 from torch.nn import functional as F
 
 from tests.trace.captured import check
-from understudy import DataDependentOutputException, make_fx
+from understudy import DataDependentOutputException, NoDataError, make_fx
 
 READS = {
     "tolist": lambda x: x * x.tolist()[0],
@@ -20,7 +21,15 @@ READS = {
     "asarray": lambda x: x * float(np.asarray(x)[0]),
     "from_numpy": lambda x: x + torch.from_numpy(x.numpy() * 2),
     "tensor_split": lambda x: torch.tensor_split(x, x[:1].long())[0],
-    "a list of tensors": lambda x: torch.tensor([x[0], x[1]]) * 2,
+    "a list of tensors": lambda x: torch.Tensor([x[0], x[1]]) * 2,
+    "a list of vectors": lambda x: torch.as_tensor([x[:1], x[1:2]]) * 2,
+    "a list for Tensor.new": lambda x: x.new([x[0], x[1]]) * 2,
+    "values of a sparse tensor": lambda x: torch.sparse_coo_tensor([[0, 1]], [x[0], x[1]], (3,)).to_dense(),
+    "a capsule": lambda x: torch.from_dlpack(x.__dlpack__()) * 2,
+    "to_dlpack": lambda x: torch.from_dlpack(torch.utils.dlpack.to_dlpack(x)) * 2,
+    "numpy's from_dlpack": lambda x: x * float(np.from_dlpack(x)[0]),
+    "a read inside of grad": grad(lambda x: (x * x.detach().tolist()[0]).sum()),
+    "a read inside of torch": lambda x: torch.tensordot(x, x, dims=x[1:].long().view(2, 1) * 0),
     "a draw": lambda x: x * torch.rand(2).tolist()[0],
 }
 
@@ -64,6 +73,8 @@ def test_a_parameter_is_no_constant() -> None:
         lambda x: torch.tensor_split(x, torch.tensor([1]))[0],
         lambda x: x + torch.tensor([1.0, 2, 3]),
         lambda x: x * len(repr(torch.ones(2))),
+        lambda x: torch.Tensor([torch.tensor(2.0), 1]) * x[0],
+        lambda x: x.split([3, *x[:0].tolist()])[0],
     ],
 )
 def test_what_is_determined_can_be_read(f: Any) -> None:
@@ -73,6 +84,48 @@ def test_what_is_determined_can_be_read(f: Any) -> None:
 def test_a_read_can_be_allowed() -> None:
     gm = make_fx(READS["tolist"], _error_on_data_dependent_ops=False)(torch.full((3,), 2.0))
     assert torch.equal(gm(torch.ones(3)), torch.full((3,), 2.0))
+
+
+LISTS = {
+    "tensor": lambda x: torch.tensor([x[0], x[1]]) * 2,
+    "tensor of tensors and numbers": lambda x: torch.tensor([[x[0], 1, True], [2.5, x[1], 0]]),
+    "tensor of another dtype": lambda x: torch.tensor([x.long()[0], 2], dtype=torch.float64),
+    "tensor of integers and floats": lambda x: torch.tensor((x.long()[0], 0.5)),
+    "tensor that takes gradients": lambda x: torch.tensor([x[0]], requires_grad=True).detach() + 1,
+    "tensor of one": lambda x: torch.tensor([x.sum()]),
+    "as_tensor": lambda x: torch.as_tensor([x[0], x[1]]) * 2,
+    "asarray": lambda x: torch.asarray([x[0], x[1]]) * 2,
+    "new_tensor": lambda x: x.double().new_tensor([x[0], 3]),
+    "tensor inside of grad": grad(lambda x: (torch.tensor([x[0], x[1]]) * x[:2]).sum()),
+    "sizes among them": lambda x: torch.tensor([x[0], x.shape[0]]),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_tensor_of_tensors_is_stacked(name: str) -> None:
+    check(LISTS[name], torch.tensor([1.5, 2, 3]), others=((torch.tensor([3.5, 1, 2, 7]),),))
+
+
+def test_a_list_that_torch_refuses() -> None:
+    for bad in (lambda x: torch.tensor([x[0], "a"]), lambda x: torch.tensor([[x[0]], [x[0], x[1]]])):
+        with pytest.raises((TypeError, ValueError, RuntimeError)):
+            make_fx(bad, tracing_mode="fake")(torch.ones(3))
+
+
+def test_memory_that_is_handed_on_inside_of_torch() -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        z = torch.from_dlpack(y)
+        z.add_(1)
+        return y, torch.from_dlpack(z, copy=True) - 1
+
+    graph = check(f, torch.ones(3))["real"]
+    assert not hasattr(graph, "_tensor_constant0")
+
+
+def test_a_capsule_of_a_stand_in() -> None:
+    with pytest.raises(NoDataError, match="__dlpack__"):
+        make_fx(READS["to_dlpack"], tracing_mode="fake")(torch.ones(3))
 
 
 class Kind(Tensor):
@@ -105,3 +158,24 @@ def test_a_constant_may_share_memory_with_an_input() -> None:
     part = base[:3]
     gm = make_fx(lambda x: part * 2 + x)(base[1:])
     assert torch.equal(gm(torch.ones(3)), torch.tensor([1.0, 3, 5]))
+
+
+@pytest.mark.parametrize("kind", [Kind, Tensor, torch.nn.Parameter])
+def test_a_subclass_made_past_every_operator(kind: Any) -> None:
+    def f(x: Tensor) -> Any:
+        made = Tensor._make_subclass(kind, x.sin())
+        return (made + 1).as_subclass(Tensor)
+
+    gm = make_fx(f)(torch.ones(3))
+    assert torch.equal(gm(torch.arange(3.0)), torch.arange(3.0).sin() + 1)
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_lists_of_lengths_of_ctc_loss(mode: str, reduction: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        targets = torch.ones(2, 3, dtype=torch.int64)
+        return torch.nn.functional.ctc_loss(x.log_softmax(-1), targets, (6, 5), [3, 2], reduction=reduction)
+
+    x = torch.randn(6, 2, 4)
+    torch.testing.assert_close(make_fx(program, tracing_mode=mode)(x)(x), program(x))

@@ -168,9 +168,13 @@ def test_gradients_of_a_tensor_in_a_closure(through: Any, mode: str) -> None:
 
 def test_sizes_of_a_constant_stay_numbers() -> None:
     weight = torch.randn(3, 7)
-    gm = make_fx(lambda x: (x @ weight).view(-1), tracing_mode="symbolic", _allow_non_fake_inputs=True)(torch.randn(5, 3))
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x @ weight).view(-1) + weight.expand(2, -1, -1).sum() * (weight * 1).shape[1]
+
+    gm = make_fx(program, tracing_mode="symbolic", _allow_non_fake_inputs=True)(torch.randn(5, 3))
     x = torch.randn(4, 3)
-    assert torch.equal(gm(x), (x @ weight).view(-1))
+    assert torch.equal(gm(x), program(x))
 
 
 def test_what_was_written_to_a_real_tensor_is_read_afterwards() -> None:
@@ -220,3 +224,15 @@ def test_modules_are_found_where_programs_keep_them() -> None:
     assert kept.last is None
     assert torch.equal(gm(x), kept(x))
     assert not isinstance(kept.last, FakeTensor)
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_wrappers_of_transforms_are_left_alone(mode: str) -> None:
+    weight = torch.randn(3)
+
+    def program(x: torch.Tensor) -> Any:
+        return torch.func.vmap(torch.func.grad(lambda w, row: (w * row).sin().sum()), (None, 0))(weight, x)
+
+    x = torch.randn(5, 3)
+    gm = make_fx(program, tracing_mode=mode, _allow_non_fake_inputs=True)(x)
+    torch.testing.assert_close(gm(x), program(x))

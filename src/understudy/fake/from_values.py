@@ -107,6 +107,17 @@ def readable(mode: FakeTensorMode, real: torch.Tensor) -> FakeTensor:
     return fake
 
 
+def with_tensors_of_lengths(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments of `torch.ctc_loss` with tensors in the place of lists of lengths: of these, C++ makes tensors past
+    every dispatch, which nobody could tell what is in them."""
+
+    def as_tensor(value: Any) -> Any:
+        is_list = isinstance(value, (list, tuple)) and all(type(part) is int for part in value)
+        return torch.tensor(value, dtype=torch.int64) if is_list else value
+
+    return tuple(map(as_tensor, args)), {name: as_tensor(value) for name, value in kwargs.items()}
+
+
 def _ctc_loss(
     mode: FakeTensorMode, log_probs: FakeTensor, targets: FakeTensor, input_lengths: Any, target_lengths: Any,
     blank: int = 0, zero_infinity: bool = False,

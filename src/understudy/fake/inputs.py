@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
-from understudy.errors import Context, MixedTensorsError
+from understudy.errors import Context, MixedTensorsError, UnknownSubclassError
 from understudy.fake import handlers
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import describe, flat, mapped
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
 
 
+ORDINARY = frozenset({torch.Tensor, torch.nn.Parameter})
 ONE_MODE = "Mixing fake modes gives no result: use one for all of them, or convert with mode.from_tensor(...)"
 
 
@@ -46,8 +47,7 @@ def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs
             return tensor
         if not _convertible(mode, func, tensor):
             raise _real_tensor(func, args, kwargs, tensor)
-        # In a graph it is a constant, and so are its sizes.
-        is_static = True if _torch.active_recorder() is not None else None
+        is_static = True if mode.has_static_constants else None
         return mode.fake_tensor_converter.from_real_tensor(
             mode, tensor, make_constant=tensor.numel() == 1, static_shapes=is_static
         )
@@ -80,7 +80,7 @@ def _convertible(mode: FakeTensorMode, func: Any, tensor: torch.Tensor) -> bool:
 def _real_tensor(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> MixedTensorsError:
     name = _argument_name(func, args, kwargs, tensor)
     shown = describe_tensors(args, kwargs)
-    what = "a real parameter" if isinstance(tensor, torch.nn.Parameter) else "a real tensor"
+    what = "a real parameter" if type(tensor) is torch.nn.Parameter else "a real tensor"
     if torch.Tag.inplace_view in func.tags:
         hint = "an operator that changes metadata in place takes stand-ins only: convert it with mode.from_tensor(...)"
     else:
@@ -88,11 +88,12 @@ def _real_tensor(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> Mix
             "Please convert all Tensors of this call with mode.from_tensor(...), make them inside the mode, or let the "
             "mode convert: FakeTensorMode(allow_non_fake_inputs=True)"
         )
-    return MixedTensorsError(
-        f"{func}: argument {name!r} is {what} ({_real_spec(tensor)}), where stand-ins are expected",
-        func=func,
-        context=Context(str(func), shown, user_line(), hint),
-    )
+    context = Context(str(func), shown, user_line(), hint)
+    message = f"{func}: argument {name!r} is {what} ({_real_spec(tensor)}), where stand-ins are expected"
+    if type(tensor) in ORDINARY:
+        return MixedTensorsError(message, func=func, context=context)
+    message = message.replace("a real tensor", f"a real tensor of the class {type(tensor).__name__}")
+    return UnknownSubclassError(f"Multiple dispatch failed for {message}", func=func, context=context)
 
 
 def _other_mode(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> MixedTensorsError:

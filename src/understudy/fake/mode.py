@@ -18,6 +18,7 @@ from understudy.fake import recipes as _recipes  # noqa: F401  (registers their 
 from understudy.fake import zero_tensors as _zero_tensors  # noqa: F401  (registers its handler)
 from understudy.fake.boundary import located
 from understudy.fake.convert import FakeTensorConverter
+from understudy.fake.indexing import take_symbols
 from understudy.fake.inputs import accept_inputs
 from understudy.fake.known import Known, Literal, Part
 from understudy.fake.native import canonical, prepare
@@ -88,6 +89,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         self.export = export
         self.crosscheck = crosscheck
         self.cache_enabled = True
+        self.has_static_constants = False
+        """While a graph is recorded: a real tensor is a constant of it, and so are its sizes."""
         self.epoch = 0
         # Plans with symbols in their keys must not outlive their environment.
         self._cache = cache if shape_env is None else Cache(counters=cache)
@@ -96,6 +99,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         self._find_plan = cache.plans.get if self._looks_among_all else self._cache.plans.get
         self.fake_tensor_converter = FakeTensorConverter()
         self._entered = threading.local()
+        if shape_env is not None:
+            take_symbols()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -6,6 +6,7 @@ mode is active, or for stand-ins, and torch's own answer for all others.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,8 @@ import torch
 from understudy import _torch
 from understudy._torch import active_fake_mode, while_active
 from understudy.fake import autocast, higher_order, initialisers, packed, pooling
+from understudy.fake.composites import among_classes
+from understudy.fake.from_values import with_tensors_of_lengths
 from understudy.fake.linear_cross_entropy import loss_of_classes
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.upsampling import upsampled
@@ -37,6 +40,17 @@ _answer("cuda autocast is unavailable", False)
 _answer("cuda has bfloat16", True)
 # Warns, for every recurrent module on a CUDA device, that this build has no cuDNN.
 _answer("cudnn takes a tensor", False)
+
+
+@while_active("lengths of ctc_loss")
+def lengths_in_tensors(original: Function) -> Function:
+    @functools.wraps(original)
+    def loss(*args: Any, **kwargs: Any) -> Any:
+        if active_fake_mode() is not None:
+            args, kwargs = with_tensors_of_lengths(args, kwargs)
+        return original(*args, **kwargs)
+
+    return loss
 
 
 @while_active("leaving autocast")
@@ -135,6 +149,12 @@ def loss_by_ranks(original: Function) -> Function:
         return original(*args, **kwargs)
 
     return linear_cross_entropy
+
+
+@while_active("least size of a matrix")
+def smaller_whichever(original: None) -> Function:
+    """For `q <= min(m, n)` Python's own `min` asks which of the two is the smaller, where that is all that matters."""
+    return lambda *numbers: functools.reduce(torch.sym_min, numbers)
 
 
 @while_active("compile")
@@ -321,6 +341,35 @@ def shares_as_symbols(original: Function) -> Function:
         return original(input, kernel_size, output_size, output_ratio, *args, **kwargs)
 
     return fractional_max_pool
+
+
+@while_active("places of torch.tensor_split")
+@while_active("places of Tensor.tensor_split")
+def split_at_what_can_be_read(original: Function) -> Function:
+    """C++ reads a tensor of places from memory, past every dispatch."""
+
+    def tensor_split(input: Any, indices_or_sections: Any = None, *args: Any, **kwargs: Any) -> Any:
+        places = kwargs.pop("tensor_indices_or_sections", indices_or_sections)
+        if type(places) is FakeTensor:
+            places = places.tolist() if places.ndim else int(places.item())
+        places = () if places is None else (places,)
+        return original(input, *places, *args, **kwargs)
+
+    return tensor_split
+
+
+@while_active("classes of one_hot")
+def one_hot_of_symbols(original: Function) -> Function:
+    """C++ takes how many classes there are for a plain number. Where only data tells, or it is a symbol: the same steps."""
+
+    def one_hot(tensor: Any, num_classes: Any = -1) -> Any:
+        mode = active_fake_mode()
+        is_open = type(tensor) is FakeTensor and mode is not None and mode.allow_scalar_outputs
+        if not is_open or (type(num_classes) is int and num_classes != -1) or tensor.dtype is not torch.int64:
+            return original(tensor, num_classes)
+        return among_classes(tensor, tensor.max().item() + 1 if type(num_classes) is int else num_classes)
+
+    return one_hot
 
 
 @while_active("symbols among arguments")

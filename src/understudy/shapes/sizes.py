@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from understudy.errors import ArgumentError
 from understudy.shapes import conditions
 from understudy.shapes.node import SymNode, value_of
 from understudy.shapes.packing import is_packed
@@ -107,14 +108,28 @@ def smaller(a: Any, b: Any) -> Any:
     """min(a, b), without asking which one it is."""
     if type(a) is int and type(b) is int:
         return min(a, b)
-    return _env_of(a, b).size("min", a, b)
+    known = _known_to_be_smaller(a, b)
+    return _env_of(a, b).size("min", a, b) if known is None else known
 
 
 def larger(a: Any, b: Any) -> Any:
     """max(a, b), without asking which one it is."""
     if type(a) is int and type(b) is int:
         return max(a, b)
+    known = _known_to_be_smaller(a, b)
+    if known is not None:
+        return b if known is a else a
     return _env_of(a, b).size("max", a, b)
+
+
+def _known_to_be_smaller(a: Any, b: Any) -> Any:
+    """The one that is at most the other, None if that is open. Of what only data knows, `torch._check` has told."""
+    if lies_in_data(a, b):
+        env = _env_of(a, b)
+        for one, other in ((a, b), (b, a)):
+            if env.is_known(conditions.le(value_of(one), value_of(other))):
+                return one
+    return None
 
 
 def lies_in_data(*sizes: Any) -> bool:
@@ -122,11 +137,14 @@ def lies_in_data(*sizes: Any) -> bool:
     return any(type(size) is SymNode and size.hint is None for size in sizes)
 
 
-def has_to_be(size: Any, wanted: Any) -> bool:
-    """Of a size that fits nowhere otherwise: whether it can be the wanted one. If only data knows, it is expected to be."""
+def has_to_be(size: Any, wanted: Any, is_refused_else: bool = False) -> bool:
+    """Of a size that fits nowhere otherwise: whether it can be the wanted one. If only data knows, it is expected to be.
+
+    `is_refused_else`: the operator itself refuses any other when the program runs."""
     if not lies_in_data(size, wanted):
         return bool(size == wanted)
-    return bool(_env_of(size, wanted).expect(conditions.eq(value_of(size), value_of(wanted))))
+    equal = conditions.eq(value_of(size), value_of(wanted))
+    return bool(_env_of(size, wanted).expect(equal, is_refused_else=is_refused_else))
 
 
 def has_place(size: Any, index: Any) -> bool:
@@ -136,6 +154,22 @@ def has_place(size: Any, index: Any) -> bool:
     env = next(number.shape_env for number in (size, index) if type(number) is SymNode)
     wanted = (("<", index, size), ("<=", -size, index))
     return all(env.expect(env.condition(relation, *map(env.node_of, sides))) for relation, *sides in wanted)
+
+
+def expect_sizes(shape: Sequence[Any]) -> None:
+    """A number that only data knows, and that an operator took for a size, is at least 0: it refuses any other."""
+    for size in shape:
+        if lies_in_data(size) and not size.shape_env.expect(conditions.ge(size.value, 0), is_refused_else=True):
+            raise ArgumentError(f"a tensor can't have the size {size}, which is negative")
+
+
+def from_start(index: Any, size: Any) -> Any:
+    """An index counted from the start: a negative one is counted from the end. Of what only data knows, either may be."""
+    if not lies_in_data(index):
+        return index + size if index < 0 else index
+    env = index.shape_env
+    is_counted_so = env.comparison(">=", index, env.node(0, int))
+    return env.chosen(is_counted_so, index, env.node_of(index + size))
 
 
 def is_not_one_unless(size: Any, a: Any, b: Any) -> bool:

@@ -19,6 +19,7 @@ from understudy.infer.call import mapped
 from understudy.shapes.bindings import bindings_of_input
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.node import SymNode
+from understudy.trace import wrappers
 from understudy.trace.blocks import Blocks
 from understudy.trace.capture_errors import with_last_nodes
 from understudy.trace.capture_names import argument_names, leaf_names, name_of
@@ -269,6 +270,7 @@ class Capture:
                 stack.enter_context(PreDispatchTorchFunctionMode(self.tracer))
             if self.fake_mode is not None and self.outer is None:
                 self.tracer.strays = Strays(self.tracer.constants, self.fake_mode)
+                stack.enter_context(self.tracer.strays.are_constants())
                 stack.enter_context(forgetful_optimizers())
             if self.options.torch_functions:
                 stack.enter_context(TorchFunctionMetadataMode(self.tracer))
@@ -303,7 +305,7 @@ class Capture:
         leaves, out_spec = _torch.tree_flatten(mapped(tuple, torch.Size, result))
         if self.outer is not None:  # inside of a transform, which goes on around the branch
             leaves = list(map(_torch.innermost, leaves))
-        nodes = [self.tracer.argument(leaf) for leaf in leaves]
+        nodes = [wrappers.output(self.tracer, leaf) for leaf in leaves]
         is_plain = _torch.is_plain_structure(out_spec)
         self.tracer.graph.output(_torch.tree_unflatten(nodes, out_spec) if is_plain else nodes)
         settle(self.tracer)

@@ -39,6 +39,15 @@ class Strays:
         self._constants = constants
         self._mode = mode
 
+    @contextmanager
+    def are_constants(self) -> Iterator[None]:
+        """Inside, the sizes of real tensors stay numbers."""
+        before, self._mode.has_static_constants = self._mode.has_static_constants, True
+        try:
+            yield
+        finally:
+            self._mode.has_static_constants = before
+
     def replaced(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments of a torch function with stand-ins for what is real."""
         return tuple(map(self._replaced, args)), {name: self._replaced(value) for name, value in kwargs.items()}
@@ -56,7 +65,8 @@ class Strays:
         if found is not None:
             return found
         with _torch.NoFunctionModes():
-            if not (self._mode.allow_non_fake_inputs and tensor.requires_grad and tensor.is_leaf):
+            is_given_gradients = tensor.requires_grad and tensor.is_leaf and not _torch.is_functorch_wrapped(tensor)
+            if not (is_given_gradients and self._mode.allow_non_fake_inputs):
                 return tensor
             fake = self._mode.from_tensor(tensor, static_shapes=True)
         self._constants.expect(fake, tensor, None)

@@ -9,6 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from understudy import _torch
+from understudy.fake.from_values import with_tensors_of_lengths
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import flat
 from understudy.trace import lists, reads
@@ -27,6 +28,11 @@ def _in_python(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> An
         return func(*args, **kwargs)
 
 
+def _with_lengths(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> Any:
+    args, kwargs = with_tensors_of_lengths(args, kwargs)
+    return func(*args, **kwargs)
+
+
 def _set_data(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> Any:
     return set_data(tracer, *args)
 
@@ -39,6 +45,8 @@ def _read(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> Any:
 READS_ONLY = reads.READS.keys() - lists.MAKERS.keys()
 SPECIAL = {
     torch.istft: _in_python,
+    torch.ctc_loss: _with_lengths,
+    torch.nn.functional.ctc_loss: _with_lengths,
     SET_DATA: _set_data,
     **dict.fromkeys(reads.READS, _read),
     **dict.fromkeys(lists.MAKERS, lists.made),

@@ -1,0 +1,63 @@
+"""`x[n]` where n is a symbolic number: C++ would have Python make a plain one of it, and so fix it or fail.
+
+Every other index goes to C++ as it is. Set up with the first `ShapeEnv`: programs without one pay nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from understudy.fake.tensor import FakeTensor
+
+Index = tuple[Any, ...]
+get, put = torch.Tensor.__getitem__, torch.Tensor.__setitem__
+
+
+def get_item(tensor: torch.Tensor, index: Any) -> Any:
+    if not _has_symbol(index):
+        return get(tensor, index)
+    part, rest = _selected(tensor, index)
+    return get(part, rest) if rest else part
+
+
+def set_item(tensor: torch.Tensor, index: Any, value: Any) -> None:
+    if not _has_symbol(index):
+        put(tensor, index, value)
+        return
+    part, rest = _selected(tensor, index)
+    put(part, rest or ..., value)
+
+
+def _has_symbol(index: Any) -> bool:
+    return type(index) is torch.SymInt or (type(index) is tuple and torch.SymInt in map(type, index))
+
+
+def _selected(tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, Index]:
+    """The part of a tensor that the symbolic numbers in an index tell, and the index into that part."""
+    parts: Index = index if type(index) is tuple else (index,)
+    taken = list(map(_dims_taken, parts))
+    given = sum(count for count in taken if count is not None)
+    for position in reversed([i for i, part in enumerate(parts) if type(part) is torch.SymInt]):
+        before = taken[:position]
+        skipped = tensor.dim() - given if None in before else 0  # by the ellipsis
+        tensor = tensor.select(skipped + sum(filter(None, before)), parts[position])
+        given -= 1
+    return tensor, tuple([part for part in parts if type(part) is not torch.SymInt])
+
+
+def _dims_taken(part: Any) -> int | None:
+    """How many dimensions a part of an index is about; None for an ellipsis."""
+    if part is ...:
+        return None
+    if part is None or type(part) is bool:
+        return 0
+    is_mask = isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8)
+    return part.dim() if is_mask else 1
+
+
+def take_symbols() -> None:
+    """From now on, stand-ins can be indexed by symbolic numbers."""
+    FakeTensor.__getitem__ = get_item  # type: ignore[assignment]
+    FakeTensor.__setitem__ = set_item  # type: ignore[assignment]
