@@ -7,10 +7,14 @@ from typing import Any
 
 import torch
 
-from understudy.trace.block_likeness import COMPARED, Unlike
+from understudy.trace.block_state import COMPARED, Unlike
 from understudy.trace.prop_state import EVERY_MODULE_HAS
 
 READING = torch.nn.Module.__getattr__.__code__
+
+
+LOOKING_INSIDE = frozenset({"__dict__", "vars", "__getattribute__"})
+"""How code finds attributes without asking for them."""
 
 
 class Watched(dict[str, Any]):
@@ -55,9 +59,10 @@ class Family:
         self._is_watched = False
         self.reads: set[str] = set()
 
-    def watch(self) -> bool:
-        """Hide the attributes in which the blocks differ. Says whether there are any; only once."""
-        if self._is_watched:
+    def watch(self, names: set[str]) -> bool:
+        """Hide the attributes in which the blocks differ. Says whether there are any; only once. `names`: those that the
+        code of the blocks uses."""
+        if self._is_watched or not LOOKING_INSIDE.isdisjoint(names):
             return False
         self._is_watched = True
         for modules in zip(*(block.modules() for block in self._blocks), strict=True):
@@ -95,7 +100,8 @@ def _differing(modules: tuple[torch.nn.Module, ...]) -> list[str]:
         name
         for name, value in tables[0].items()
         if name not in EVERY_MODULE_HAS and type(value) in COMPARED and all(name in table for table in tables)
-    ]
+        and not any(hasattr(type(module), name) for module in modules)  # it would be found there
+    ]  # fmt: skip
     return [
         name for name in names if len({(type(table[name]), table[name]) for table in tables}) > 1
         and all(type(table[name]) in COMPARED for table in tables)

@@ -27,9 +27,10 @@ from understudy import _torch
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import flat
-from understudy.shapes.node import SymNode
-from understudy.trace.block_likeness import COMPARED, Key, Likeness, Seen, Unlike
-from understudy.trace.block_plan import Plan
+from understudy.trace.block_arguments import check_results, check_unchanged, key_of
+from understudy.trace.block_likeness import Key, Likeness, Seen
+from understudy.trace.block_plan import Plan, described
+from understudy.trace.block_state import COMPARED, Unlike
 from understudy.trace.block_watch import Family
 from understudy.trace.effects import may_write, written_values
 
@@ -65,6 +66,14 @@ class Group:
 
     last: dict[Key, Recording] = field(default_factory=dict)
     known: dict[Key, Recording] = field(default_factory=dict)
+
+    def keep(self, key: Key, recording: Recording, family: Family) -> None:
+        """What was recorded last is known if it reads nothing besides, or if it reads the same as the one before."""
+        last = self.last.get(key)
+        if not recording.outside or (last is not None and last.canonical() == recording.canonical()):
+            self.known[key] = recording
+        family.misses += last is not None
+        self.last[key] = recording
 
 
 def families_in(module: torch.nn.Module) -> Iterator[list[torch.nn.Module]]:
@@ -156,6 +165,29 @@ def _specs(val: Any) -> Any:
     return map_aggregate(val, leaf)
 
 
+@dataclass(frozen=True)
+class Run:
+    """What was there before a block ran, and the tensors that it has made."""
+
+    before: Node
+    random: Any
+    counts: dict[Any, int]
+    prefix: str
+    made: list[weakref.ref[Any]]
+
+
+@dataclass(frozen=True)
+class Called:
+    """A block, what it was like before it ran, and what it was given."""
+
+    block: torch.nn.Module
+    signature: Key
+    seen: Seen
+    arguments: Any
+    leaves: list[Any]
+    structure: Any
+
+
 class Blocks:
     """The repeated blocks of one trace."""
 
@@ -171,7 +203,7 @@ class Blocks:
         for blocks in families_in(module) if _REPEATS.get() else ():
             family = Family(blocks)
             for block in blocks:
-                if id(vars(block).get("forward")) not in self._likeness.replaced:
+                if "forward" not in vars(block):  # else it is listened to, or has one of its own
                     listening = vars(block)["forward"] = self._listening(block, family)
                     self._likeness.replaced.add(id(listening))
 
@@ -186,7 +218,7 @@ class Blocks:
                 with _torch.NoFunctionModes():
                     signature, seen = self._signature(block, family)
                     leaves, structure = _torch.tree_flatten((args, kwargs))
-                    key = self._key(leaves, structure)
+                    key = key_of(self._tracer, self._mode, leaves, structure)
                     if _is_trained(seen.tensors):
                         raise Unlike
             except (Unlike, TypeError):  # the latter: something that has no hash
@@ -195,7 +227,15 @@ class Blocks:
             known = self._groups[signature].known.get(key)
             if known is None:
                 family.begin()
-                return self._recorded(block, family, signature, key, leaves, seen, lambda: forward(*args, **kwargs))
+                run, result = self._observed(lambda: forward(*args, **kwargs))
+                try:
+                    family.check_unread()
+                    recording = self._judged(run, result, Called(block, signature, seen, (args, kwargs), leaves, structure))
+                except (Unlike, TypeError):
+                    family.misses += 1
+                else:
+                    self._groups[signature].keep(key, recording, family)
+                return result
             family.misses = 0
             given = [leaf for leaf in leaves if type(leaf) is FakeTensor]
             with _torch.NoFunctionModes():
@@ -208,77 +248,56 @@ class Blocks:
         seen = Seen()
         signature = self._likeness.signature(block, seen)
         if signature not in self._groups:
-            if family.is_recorded and family.watch():
+            if family.is_recorded and family.watch(self._likeness.names_of(type(block))):
                 seen = Seen()
                 signature = self._likeness.signature(block, seen)
             self._groups.setdefault(signature, Group())
         return signature, seen
 
-    def _key(self, leaves: list[Any], structure: Any) -> Key:
-        storages: list[int] = []
-        parts: list[Any] = [str(structure), torch.is_grad_enabled(), torch.get_default_dtype()]
-        for leaf in leaves:
-            if type(leaf) is FakeTensor:
-                if leaf._known is not None:  # the block may look at its values
-                    parts.append(id(leaf))
-                needs_grad = leaf.requires_grad and torch.is_grad_enabled()
-                if leaf.fake_mode is not self._mode or needs_grad or self._tracer.recorded(leaf) is None:
-                    raise Unlike
-                storages.append(_torch.storage_id(leaf))
-                parts += [leaf._spec, storages.index(storages[-1])]
-            elif isinstance(leaf, torch.SymInt) and type(leaf.node) is SymNode:
-                parts.append(leaf.node)
-            elif type(leaf) in COMPARED:
-                parts += [type(leaf), leaf]
-            else:
-                raise Unlike
-        return tuple(parts)
-
     # --- running and comparing ---------------------------------------------------------------------------------
 
-    def _recorded(
-        self, block: Any, family: Family, signature: Key, key: Key, leaves: list[Any], seen: Seen, run: Callable[[], Any]
-    ) -> Any:
+    def _observed(self, forward: Callable[[], Any]) -> tuple[Run, Any]:
+        """Run a block, and look at what happens meanwhile."""
         tracer = self._tracer
-        before = next(iter(reversed(tracer.graph.nodes)))
-        state = random.getstate()
-        counts = dict(tracer.torch_fn_counts)
-        prefix = tracer.node_meta.stack_trace()
-        around, tracer.made = tracer.made, []
-        made = tracer.made
+        run = Run(
+            next(iter(reversed(tracer.graph.nodes))), random.getstate(), dict(tracer.torch_fn_counts),
+            tracer.node_meta.stack_trace(), [],
+        )  # fmt: skip
+        around, tracer.made = tracer.made, run.made
         try:
-            result = run()
+            result = forward()
         finally:
             tracer.made = around
             if around is not None:
-                around += made
+                around += run.made
         tracer.node_meta.stack_trace()  # lets go of the frames in which the block ran, and so of their tensors
-        results, structure = _torch.tree_flatten(result)
-        given = [leaf for leaf in leaves if type(leaf) is FakeTensor]
-        group = self._groups[signature]
-        try:
-            family.check_unread()
-            if random.getstate() != state or self._likeness.signature(block, Seen()) != signature:
-                raise Unlike
-            if _kept(made, [*results, *leaves]) or any(_is_determined(leaf, given) for leaf in results):
-                raise Unlike
-            own = [tracer.constants.existing(tensor) for tensor in seen.tensors]
-            recording = Recording(
-                [node for node in _after(before) if not _is_shared(node, own)], list(map(self._node, given)), own,
-                [*given, *seen.tensors],
-                [self._node(leaf) if isinstance(leaf, torch.Tensor) else _plain(leaf) for leaf in results],
-                structure, prefix, counts, _advance(counts, tracer.torch_fn_counts), seen.held,
-            )  # fmt: skip
-            _check_pure(recording)
-        except (Unlike, TypeError):
-            family.misses += 1
-            return result
-        last = group.last.get(key)
-        if not recording.outside or (last is not None and last.canonical() == recording.canonical()):
-            group.known[key] = recording
-        family.misses += last is not None
-        group.last[key] = recording
-        return result
+        return run, result
+
+    def _judged(self, run: Run, result: Any, called: Called) -> Recording:
+        """What was recorded, if writing it down again is as good as running the block again."""
+        after, seen = Seen(), called.seen
+        if random.getstate() != run.random or self._likeness.signature(called.block, after) != called.signature:
+            raise Unlike
+        if after.calls != seen.calls:  # with arguments that were not seen
+            raise Unlike
+        leaves, structure = _torch.tree_flatten(result)
+        check_unchanged(called.arguments, called.leaves, called.structure)
+        check_results(result, leaves, called.arguments, seen)
+        given = [leaf for leaf in called.leaves if type(leaf) is FakeTensor]
+        if _kept(run.made, [*leaves, *called.leaves]) or any(_is_determined(leaf, given) for leaf in leaves):
+            raise Unlike
+        tracer = self._tracer
+        own = [tracer.constants.existing(tensor) for tensor in seen.tensors]
+        nodes = _after(run.before)
+        recording = Recording(
+            [node for node in nodes if not _is_shared(node, own)], list(map(self._node, given)), own,
+            [*given, *seen.tensors],
+            [self._node(leaf) if isinstance(leaf, torch.Tensor) else _plain(leaf) for leaf in leaves],
+            structure, run.prefix, run.counts, _advance(run.counts, tracer.torch_fn_counts), seen.held,
+        )  # fmt: skip
+        _check_pure(recording, nodes)
+        _check_calls(recording)
+        return recording
 
     def _node(self, tensor: Any) -> Node:
         """Of an input or a result."""
@@ -331,19 +350,37 @@ def _kept(made: list[weakref.ref[Any]], expected: list[Any]) -> bool:
     )
 
 
-def _check_pure(recording: Recording) -> None:
-    """Nothing but calls that can be repeated: no writes to what was there before, no graphs inside, no sizes born here."""
+def _check_pure(recording: Recording, nodes: list[Node]) -> None:
+    """Nothing but calls that can be repeated: no writes to what was there before, no graphs inside, no sizes born here,
+    no results and parameters that were there before."""
+    if any("unbacked_bindings" in node.meta for node in nodes):
+        raise Unlike
+    inside = {*recording.nodes, *recording.inputs}
+    if not all(leaf in inside for leaf in recording.result if isinstance(leaf, Node)):
+        raise Unlike
+    earlier = {node for node in recording.own if node is not None and node not in inside}
+    if not earlier.isdisjoint(recording.inputs) or any(not earlier.isdisjoint(node.all_input_nodes) for node in nodes):
+        raise Unlike
     targets = {id(node.target): node.target for node in recording.nodes if node.op == "call_function"}
     writing = {identity for identity, target in targets.items() if _may_write(target)}
     before: set[int] | None = None
     for node in recording.nodes:
-        if (node.op != "call_function" and node.op != "get_attr") or "unbacked_bindings" in node.meta:
+        if node.op != "call_function" and node.op != "get_attr":
             raise Unlike
         if id(node.target) in writing:
             if before is None:
                 before = {_torch.storage_id(tensor) for tensor in (*recording.tensors, *recording.outside)}
             if not before.isdisjoint(_written_storages(node)):
                 raise Unlike
+
+
+def _check_calls(recording: Recording) -> None:
+    """That it is known which torch functions the nodes name: `x.real` and `x.shape` are both called `__get__`."""
+    names = list(map(described, recording.advance))
+    shared = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
+    for call in {node.meta.get("torch_fn") for node in recording.nodes} if shared else ():
+        if call is not None and (call[0].rpartition("_")[0], call[1]) in shared:
+            raise Unlike
 
 
 def _may_write(target: Any) -> bool:

@@ -1,0 +1,274 @@
+"""What an object holds just now: compared before and after a layer runs, and from one layer to the next."""
+
+from __future__ import annotations
+
+import contextvars
+import enum
+import functools
+import logging
+import re
+import threading
+import types
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from understudy.trace.block_code import functions_of
+from understudy.trace.module_state import cell_contents
+
+COMPARED = frozenset(
+    {int, float, bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
+"""What is the same if it is equal."""
+LARGEST = 4000
+"""Parts of objects that are looked at for one layer; more are not worth it."""
+UNCHANGING = (
+    types.ModuleType, property, staticmethod, classmethod, enum.Enum,
+    logging.Filterer, type(threading.Lock()), type(threading.RLock()),
+    re.Pattern, range, slice, type(...), type(NotImplemented), torch.finfo, torch.iinfo, types.GenericAlias,
+    types.UnionType, types.MethodDescriptorType, types.WrapperDescriptorType,
+    types.GetSetDescriptorType, types.MemberDescriptorType,
+)  # fmt: skip
+"""What is the same if it is the same object, and has no state that a forward would change."""
+NAMED_LIBRARIES = ("torch", "typing", "understudy")
+UNCHANGING_OF_NUMPY = frozenset({"generic", "ufunc", "dtype"})
+EMPTY: Mapping[str, Any] = types.MappingProxyType({})
+CACHED = type(functools.lru_cache(len))
+
+
+class Unlike(Exception):
+    """A module, an argument or a recording that can't be compared."""
+
+
+class States:
+    """The states of objects, each looked at once."""
+
+    def __init__(self, readers: Readers, block: type) -> None:
+        self.block = block
+        self.held: list[Any] = []
+        """What is told apart by its identity: while it is held, nothing else has that identity."""
+        self.functions: dict[int, Any] = {}
+        """Functions, and classes of objects, that were met."""
+        self.calls: dict[int, int] = {}
+        """For functions that keep their results: how often they were called."""
+        self._readers = readers
+        self._found: dict[int, Any] = {}
+        self._left = LARGEST
+
+    def state(self, value: Any) -> Any:
+        """Which object it is, and what it holds just now, all the way down."""
+        kind = value.__class__
+        if kind in COMPARED:
+            return kind, value or repr(value)
+        identity = id(value)
+        found = self._found.get(identity)
+        if found is None:
+            self.held.append(value)
+            self._found[identity] = identity  # met again inside of itself
+            read = self._readers.of(kind)
+            found = identity if read is None else (identity, *self._parts(read(self, value)))
+            self._found[identity] = found
+        return found
+
+    def _parts(self, parts: Sequence[Any]) -> list[Any]:
+        """Parts that are the same objects are the same, but those that hold others are to be looked into."""
+        self.held.append(parts)
+        self._left -= len(parts)
+        if self._left < 0:
+            raise Unlike
+        return [*map(id, parts), *[self.state(part) for part in parts if part.__class__ not in COMPARED]]
+
+    def same(self, value: Any) -> Any:
+        """One object for all equal values: of those that were made to be looked at."""
+        return self._readers.values.setdefault(value, value)
+
+    def contents(self, value: Any) -> Any:
+        """The state of what an installed package keeps in its globals: one level of it."""
+        kind = value.__class__
+        if kind in COMPARED:
+            return kind, value or repr(value)
+        parts = (
+            [value, *value.values()]
+            if isinstance(value, dict)
+            else [value, *getattr(value, "__dict__", EMPTY).values()]
+        )
+        self.held.append(parts)
+        return tuple(map(id, parts))
+
+
+Reader = Callable[[States, Any], Sequence[Any]]
+
+
+class Readers:
+    """How to look into objects, by type: None for those without state. Found once for a trace."""
+
+    def __init__(self) -> None:
+        self._readers: dict[type, Reader | None] = dict(READERS)
+        self.values: dict[Any, Any] = {}
+
+    def of(self, kind: type) -> Reader | None:
+        try:
+            return self._readers[kind]
+        except KeyError:
+            reader = self._readers[kind] = _reader_of(kind)
+            return reader
+
+
+# --- readers ----------------------------------------------------------------------------------------------------------
+
+
+def _of_dict(states: States, value: dict[Any, Any]) -> list[Any]:
+    return [*dict.keys(value), *dict.values(value)]
+
+
+def _of_sequence(states: States, value: Iterable[Any]) -> Sequence[Any]:
+    return list(value)
+
+
+def _of_partial(states: States, value: functools.partial[Any]) -> Sequence[Any]:
+    return value.func, *value.args, *value.keywords, *value.keywords.values()
+
+
+def _of_method(states: States, value: types.MethodType) -> Sequence[Any]:
+    return value.__func__, value.__self__
+
+
+def _of_function(states: States, value: Any) -> Sequence[Any]:
+    states.functions[id(value)] = value
+    return ()
+
+
+def _of_builtin(states: States, value: Any) -> Sequence[Any]:
+    states.functions[id(value)] = value
+    owner = value.__self__
+    return () if owner is None or isinstance(owner, types.ModuleType) else (owner,)
+
+
+def _of_cached(states: States, value: Any) -> Sequence[Any]:
+    for function in functions_of(value):
+        states.functions[id(function)] = function
+    hits, misses, _, size = value.cache_info()
+    if value.__wrapped__.__code__.co_argcount if hasattr(value.__wrapped__, "__code__") else True:
+        states.calls[id(value)] = hits + misses
+    return states.same(misses), states.same(size)
+
+
+def _of_tensor(states: States, value: torch.Tensor) -> Sequence[Any]:
+    return (states.same(0 if value.is_inference() else value._version),)
+
+
+def _of_variable(states: States, value: contextvars.ContextVar[Any]) -> Sequence[Any]:
+    return (value.get(None),)
+
+
+def _of_reference(states: States, value: weakref.ref[Any]) -> Sequence[Any]:
+    return (value(),)
+
+
+def _of_cell(states: States, value: types.CellType) -> Sequence[Any]:
+    return (cell_contents(value),)
+
+
+def _of_module(states: States, value: torch.nn.Module) -> Sequence[Any]:
+    """An activation that all share. A layer that knows other modules may compare itself with them."""
+    if value._parameters or value._buffers or value._modules or type(value) is states.block:
+        raise Unlike
+    states.functions[id(type(value))] = type(value)
+    return _of_dict(states, vars(value))
+
+
+def _refused(states: States, value: Any) -> Sequence[Any]:
+    raise Unlike
+
+
+READERS: dict[type, Reader | None] = {
+    dict: _of_dict,
+    OrderedDict: _of_dict,
+    defaultdict: _of_dict,
+    list: _of_sequence,
+    tuple: _of_sequence,
+    set: _of_sequence,
+    frozenset: _of_sequence,
+    deque: _of_sequence,
+    torch.Size: _of_sequence,
+    functools.partial: _of_partial,
+    types.MethodType: _of_method,
+    types.FunctionType: _of_function,
+    types.BuiltinFunctionType: _of_builtin,
+    types.MethodWrapperType: lambda states, value: (value.__self__,),
+    types.CellType: _of_cell,
+    types.MappingProxyType: lambda states, value: [*value.keys(), *value.values()],
+    bytearray: lambda states, value: (states.same(bytes(value)),),
+    contextvars.ContextVar: _of_variable,
+    weakref.ReferenceType: _of_reference,
+    torch.Generator: _refused,
+    CACHED: _of_cached,
+}
+BASES: dict[type, Reader] = {
+    OrderedDict: _of_dict,
+    defaultdict: _of_dict,
+    dict: _of_dict,
+    list: lambda states, value: list(list.__iter__(value)),
+    tuple: lambda states, value: list(tuple.__iter__(value)),
+    set: lambda states, value: list(set.__iter__(value)),
+    frozenset: lambda states, value: list(frozenset.__iter__(value)),
+    deque: lambda states, value: list(deque.__iter__(value)),
+    str: lambda states, value: (states.same(str.__str__(value)),),
+    int: lambda states, value: (states.same(int.__int__(value)),),
+    float: lambda states, value: (states.same(float.__float__(value)),),
+}
+"""What is inside of an object of a class that is made of one of these."""
+
+
+def _reader_of(kind: type) -> Reader | None:
+    if issubclass(kind, torch.nn.Module):
+        return _of_module
+    if issubclass(kind, torch.Tensor):
+        return _of_tensor
+    if issubclass(kind, type):
+        return _of_function
+    if (
+        issubclass(kind, UNCHANGING)
+        or kind.__module__.partition(".")[0] in NAMED_LIBRARIES
+        or _is_a_number(kind)
+    ):
+        return None
+    base = next((base for base in BASES if issubclass(kind, base)), object)
+    slots = _slots_of(kind)
+    if kind.__basicsize__ > _known_size(kind, base, len(slots)):
+        return _refused
+    contents = BASES.get(base)
+
+    def read(states: States, value: Any) -> list[Any]:
+        states.functions[id(kind)] = kind
+        parts = [] if contents is None else list(contents(states, value))
+        parts += [getattr(value, name, None) for name in slots]
+        attributes = getattr(value, "__dict__", None)
+        return parts if attributes is None else [*parts, *_of_dict(states, attributes)]
+
+    return read
+
+
+def _is_a_number(kind: type) -> bool:
+    """Of numpy's, or what computes with them: neither changes."""
+    return kind.__module__ == "numpy" and not UNCHANGING_OF_NUMPY.isdisjoint(
+        base.__name__ for base in kind.__mro__
+    )
+
+
+def _slots_of(kind: type) -> list[str]:
+    return [
+        name
+        for owner in kind.__mro__
+        for name, value in vars(owner).items()
+        if isinstance(value, types.MemberDescriptorType)
+    ]
+
+
+def _known_size(kind: type, base: type, slots: int) -> int:
+    """Of an object with nothing but its attributes and what is in its base. A larger one holds what Python can't see."""
+    pointer = object.__basicsize__ // 2
+    return base.__basicsize__ + pointer * (slots + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0))
