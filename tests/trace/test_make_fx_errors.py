@@ -240,3 +240,15 @@ def test_fakes_that_were_given_can_be_traced_again_after_an_error() -> None:
         make_fx(fails, tracing_mode="symbolic")(x)
     graph = make_fx(lambda x: x.cos(), tracing_mode="symbolic")(x)
     assert [node.op for node in graph.graph.nodes] == ["placeholder", "call_function", "output"]
+
+
+class Unknown(torch.Tensor):
+    """A subclass that says nothing of its own."""
+
+
+def test_a_subclass_that_no_mode_knows() -> None:
+    x = torch.ones(3, 3).as_subclass(Unknown)
+    with pytest.raises(
+        TypeError, match=r"(?s)Multiple dispatch failed.*of the class Unknown.*test_make_fx_errors"
+    ):
+        make_fx(lambda: torch.ops.aten.t.default(x), tracing_mode="fake")()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -236,3 +237,20 @@ def test_wrappers_of_transforms_are_left_alone(mode: str) -> None:
     x = torch.randn(5, 3)
     gm = make_fx(program, tracing_mode=mode, _allow_non_fake_inputs=True)(x)
     torch.testing.assert_close(gm(x), program(x))
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_copies_inside_of_a_trace(mode: str) -> None:
+    model = net()
+
+    def program(x: torch.Tensor) -> Any:
+        twin, y = copy.deepcopy(model), copy.deepcopy(x)
+        with torch.no_grad():
+            twin[0].weight.mul_(2)
+        return twin(y.add_(1)), model(x)
+
+    x = torch.randn(5, 3)
+    gm = make_fx(program, tracing_mode=mode)(x)
+    with torch.no_grad():
+        for pair in zip(gm(x), program(x), strict=True):
+            torch.testing.assert_close(*pair)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.associative_scan import associative_scan, associative_scan_op
 from torch._higher_order_ops.map import map as map_over
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
@@ -195,8 +195,8 @@ TRANSFORMS: dict[str, Callable[[Program], Program]] = {
 }
 
 
-AT_ONE_SIZE = {"associative_scan", "scan of structures, backwards"}
-"""Written out step by step; and C++ makes zeros for `x * 2` under jvp, with the sizes at hand, which is a guard."""
+AT_ONE_SIZE = {"associative_scan"}
+"""Written out step by step."""
 
 
 def given(rows: int = 4) -> tuple[Tensor, Tensor]:
@@ -249,6 +249,22 @@ def test_ordinary_gradients_and_gradients_of_these(name: str, mode: str) -> None
     x, w = given()
     gm = make_fx(f, tracing_mode=mode)(*given())
     torch.testing.assert_close(gm(x, w), plain(x, w))
+
+
+def test_hessian_of_an_associative_scan_with_symbolic_sizes() -> None:
+    gm = make_fx(hessian(products, (0, 1)), tracing_mode="symbolic")(*given())
+    x, w = given()
+    torch.testing.assert_close(gm(x, w), hessian(plain_products, (0, 1))(x, w))
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_vmap_of_the_operator_that_scans_pointwise(mode: str) -> None:
+    def f(x: Tensor) -> Any:
+        return vmap(lambda x: associative_scan_op(lambda a, b: (a * b,), (x,), ())[0])(x)
+
+    gm = make_fx(f, tracing_mode=mode)(torch.rand(3, 4))
+    x = torch.rand(3, 4)
+    torch.testing.assert_close(gm(x), x.cumprod(1))
 
 
 def test_a_backward_pass_does_not_compute_the_forward_pass_again() -> None:

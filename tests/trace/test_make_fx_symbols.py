@@ -208,3 +208,31 @@ def test_guards_that_say_more_than_a_range() -> None:
     names = ["a", "b"]
     shown = gm.shape_env.produce_guards(fx_placeholder_vals(gm), names, _simplified=True)
     assert shown == ["a.size(0) <= 19", "a.size(1)*b.size(1) >= 21"]
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        lambda n: torch.div(n, 4, rounding_mode="trunc").item(),
+        lambda n: torch.mul(n, 3).item(),
+        lambda n: (torch.tensor(2) * n).item(),
+        lambda n: (torch.zeros(2) + n).tolist()[0],
+    ],
+)
+def test_values_computed_from_a_size_are_those_at_hand(number: Any) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x + number(x.size(1))
+
+    x = torch.randn(3, 8)
+    gm = make_fx(program, tracing_mode="symbolic")(x)
+    assert torch.equal(gm(x), program(x))
+    assert [str(guard.condition) for guard in gm.shape_env.guards] == ["x_1 == 8"]
+
+
+@pytest.mark.parametrize("number", [lambda n: (torch.tensor(2) * n).item(), lambda n: torch.full((), n).item()])
+def test_values_computed_from_a_number_of_data_are_of_data(number: Any) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x + number(x.sum().long().item())
+
+    gm = make_fx(program, tracing_mode="fake")(torch.ones(3))
+    assert torch.equal(gm(torch.full((3,), 4.0)), program(torch.full((3,), 4.0)))

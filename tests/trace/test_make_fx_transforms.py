@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -72,6 +73,23 @@ ONE = {
     "functionalize of grad": functionalize(grad(lambda x: writes(x).sum())),
 }
 
+
+def pushed(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: jvp(f, (x,), (torch.ones_like(x),))[1]
+
+
+ONE |= {
+    f"jvp of {name}": pushed(f)
+    for name, f in {
+        "a product with a number": lambda x: x * 2,
+        "jvp of zero": pushed(lambda x: x * 0),
+        "jvp of a product with a number": pushed(lambda x: 2 * x),
+        "jvp of a sum": pushed(lambda x: (x / 2).sum()),
+        "jvp of jvp": pushed(pushed(lambda x: x**3)),
+        "grad": grad(lambda x: (x.relu() * 3).sum()),
+    }.items()
+}
+
 MANY = {
     "vmap": vmap(wave),
     "vmap of grad": vmap(grad(wave)),
@@ -90,6 +108,13 @@ AT_ONE_SIZE = {"vmap in parts", "vmap over the second"}
 @pytest.mark.parametrize("name", ONE)
 def test_of_a_vector(name: str) -> None:
     check(ONE[name], torch.randn(3), others=((torch.randn(5),),))
+
+
+def test_where_cpp_asks_for_plain_sizes() -> None:
+    """The derivative of `sgn` is zeros of sizes that C++ reads as integers: that is a guard, and no more."""
+    f = pushed(pushed(lambda x: x.abs().sum()))
+    graph = check(f, torch.randn(4))["symbolic"]
+    assert [str(guard.condition) for guard in graph.shape_env.guards] == ["x_0 == 4"]
 
 
 @pytest.mark.parametrize("name", MANY)

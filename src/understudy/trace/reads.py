@@ -48,8 +48,13 @@ def _places(args: Any, kwargs: Any) -> list[Any]:
 
 
 def _within_lists(args: Any, kwargs: Any) -> list[Any]:
-    data = args[0] if args else kwargs.get("data")
-    return list(flat(torch.Tensor, (data,), {})) if isinstance(data, (list, tuple)) else []
+    given = [value for value in (*args, *kwargs.values()) if isinstance(value, (list, tuple))]
+    return list(flat(torch.Tensor, (given,), {}))
+
+
+def _past_dispatch(args: Any, kwargs: Any) -> list[Any]:
+    """C++ reads a number, for `torch.Tensor([x[0], x[1]])`; in a call of the program, an operator tells of it."""
+    return list(args[:1]) if _torch.is_past_dispatch() else []
 
 
 STACK = "torch.stack makes a tensor of tensors, and is recorded"
@@ -57,9 +62,26 @@ READS: dict[Any, tuple[str, Callable[[Any, Any], list[Any]], str]] = {
     torch.Tensor.tolist: ("Tensor.tolist", _first, HINT),
     torch.Tensor.numpy: ("Tensor.numpy", _first, HINT),
     torch.Tensor.__array__: ("Tensor.__array__", _first, HINT),
+    torch.Tensor.__dlpack__: ("Tensor.__dlpack__", _first, HINT),
     torch.tensor_split: ("torch.tensor_split", _places, HINT),
     torch.Tensor.tensor_split: ("Tensor.tensor_split", _places, HINT),
     torch.tensor: ("torch.tensor of a list of tensors", _within_lists, STACK),
+    torch.as_tensor: ("torch.as_tensor of a list of tensors", _within_lists, STACK),
+    torch.asarray: ("torch.asarray of a list of tensors", _within_lists, STACK),
+    torch.Tensor.new_tensor: ("Tensor.new_tensor of a list of tensors", _within_lists, STACK),
+    torch.Tensor.new: ("Tensor.new of a list of tensors", _within_lists, STACK),
+    torch.sparse_coo_tensor: ("torch.sparse_coo_tensor of a list of tensors", _within_lists, STACK),
+    torch.sparse_csr_tensor: ("torch.sparse_csr_tensor of a list of tensors", _within_lists, STACK),
+    torch.sparse_compressed_tensor: (
+        "torch.sparse_compressed_tensor of a list of tensors",
+        _within_lists,
+        STACK,
+    ),
+    torch.Tensor.__float__: ("a tensor made of a list of tensors", _past_dispatch, STACK),
+    torch.Tensor.__int__: ("a tensor made of a list of tensors", _past_dispatch, STACK),
+    torch.Tensor.__index__: ("a tensor made of a list of tensors", _past_dispatch, STACK),
+    torch.Tensor.__bool__: ("a tensor made of a list of tensors", _past_dispatch, STACK),
+    torch.Tensor.__complex__: ("a tensor made of a list of tensors", _past_dispatch, STACK),
 }
 """Function → its name, the tensors whose values it reads, what to do."""
 
@@ -71,13 +93,14 @@ def check(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> None:
         return
     name, reads, hint = READS[func]
     tensors = [value for value in reads(args, kwargs) if isinstance(value, torch.Tensor)]
-    if any(_varies(tracer, tensor) for tensor in tensors):
+    if any(varies(tracer, tensor) for tensor in tensors):
         raise refused(name, tensors, hint)
 
 
-def _varies(tracer: PythonKeyTracer, tensor: torch.Tensor) -> bool:
+def varies(tracer: PythonKeyTracer, tensor: torch.Tensor) -> bool:
     """Whether a run of the graph may find another value: it depends on inputs, parameters or chance."""
-    node = tracer.recorded(tensor)
+    tensor = _torch.innermost(tensor)  # inside of a transform
+    node = tracer.recorded(tensor) if tensor.numel() else None
     todo = [] if node is None or tensor in tracer.known_values else [node]
     seen: set[Node] = set()
     while todo:

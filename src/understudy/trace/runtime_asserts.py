@@ -2,7 +2,8 @@
 
 `torch._check(n >= 2)`, for a number `n` that was read off a tensor, is a promise: the graph is right where it holds. Each
 promise becomes a node `aten._assert_scalar` behind the one that makes the number known, so that a run with other data
-fails where it is broken, before anything is computed from it.
+fails where it is broken, before anything is computed from it. What an operator of the graph checks itself, as that a size
+is not negative, is left to it.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Writer:
         self._symbols = self._tracer.symbols
         self._symbols.simplifies = False  # by the promises themselves there would be nothing to check
         written = {node.meta.get("promise") for node in graph.find_nodes(op="call_function", target=ASSERT)}
-        self._open = [promise for promise in env.runtime_asserts if promise.text not in written]
+        self._open = [p for p in env.runtime_asserts if p.text not in written and not p.is_refused_else]
         self._is_new = False
         self.has_written = False
 

@@ -10,7 +10,7 @@ import torch
 from torch.fx import Proxy
 
 from understudy import _torch
-from understudy.errors import UnderstudyError
+from understudy.errors import UntrackedValueError
 from understudy.shapes.bindings import compute_unbacked_bindings
 from understudy.trace.node_meta import as_val, set_val
 from understudy.trace.tracer import SYMBOLIC, ProxyTensor, PythonKeyTracer
@@ -62,7 +62,7 @@ def get_proxy_slot(
         return transform(slot)
     if default is not NOTHING:
         return default
-    raise UnderstudyError(
+    raise UntrackedValueError(
         f"{_described(obj)} is not known to this tracer: nothing in its graph made it. Say what it is with "
         "track_tensor_tree(value, proxy, constant=None, tracer=tracer)"
     )

@@ -68,9 +68,7 @@ class Batch:
     def run(self, function: Function, in_dims: Dims, values: Sequence[Any]) -> tuple[list[Any], Dims]:
         """The results, batches at dimension 0, and which of them are batches."""
         results, dims = _torch.over_batches(function, tuple(in_dims), self._size, self._randomness)(*values)
-        moved = [
-            value if dim is None else value.movedim(dim, 0) for value, dim in zip(results, dims, strict=True)
-        ]
+        moved = [value.movedim(dim, 0) if dim else value for value, dim in zip(results, dims, strict=True)]
         return moved, [None if dim is None else 0 for dim in dims]
 
     def settled(self, call: Callable[[Any], Any], foreseen: Dims) -> tuple[Any, Any]:

@@ -19,7 +19,7 @@ import torch
 from torch.fx import Node
 
 from understudy import _torch
-from understudy.errors import UnderstudyError
+from understudy.errors import UntrackedValueError
 from understudy.shapes.bindings import symbols_in
 from understudy.shapes.conditions import Condition
 from understudy.shapes.expr import Expr
@@ -172,7 +172,7 @@ class SymbolNodes:
             return self._made(RELATIONS[value.relation], sides, number)
         if isinstance(value, (Condition, Combination)):
             return self._of_condition(value, number)
-        raise UnderstudyError(f"{number}: no way to compute this symbolic number in a graph")
+        raise UntrackedValueError(f"{number}: no way to compute this symbolic number in a graph")
 
     def _of_symbol(self, number: SymNode, symbol: Expr) -> Any:
         env = number.shape_env
@@ -181,7 +181,7 @@ class SymbolNodes:
         solved = self._solved(env, symbol)
         if solved is not None:
             return solved
-        raise UnderstudyError(
+        raise UntrackedValueError(
             f"the size {symbol} is not among the inputs of this graph, and nothing in it says what it is: pass the "
             "tensor or the number that it belongs to as an input"
         )

@@ -91,8 +91,10 @@ def subclass_of(original: Function) -> Any:
     @functools.wraps(original)
     def made(kind: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(kind, data, *args, **kwargs)
-        tracer = active_tracer() if type(result) is not FakeTensor else None
-        source = tracer.recorded(data) if tracer is not None else None
+        tracer = active_tracer()
+        if tracer is None or type(result) is FakeTensor:
+            return result
+        source = tracer.recorded(data)
         if source is not None:
             node = tracer.append_call(aten.detach.default, (source,), {})
             set_val(node, result)
@@ -164,6 +166,20 @@ def apply_function(original: Any) -> Any:
         return original.__func__(cls, *args, **kwargs)
 
     return classmethod(applied)
+
+
+@while_active("tolist")
+def tolist(original: Function) -> Function:
+    """Functions of torch that are written in Python read lists, too, and of those a mode for functions does not hear."""
+
+    @functools.wraps(original)
+    def read(tensor: torch.Tensor) -> Any:
+        tracer = active_tracer() if type(tensor) is not FakeTensor else None
+        if tracer is not None:
+            reads.check(tracer, original, (tensor,), {})
+        return original(tensor)
+
+    return read
 
 
 SET_DATA: Function = torch.Tensor.data.__set__  # type: ignore[attr-defined]
