@@ -16,7 +16,7 @@ import numpy as np
 from understudy.shapes.expr import Expr
 from understudy.shapes.facts import Facts, Proof
 
-from .worlds import Question, TooLarge, Value, World, on_grid
+from .worlds import Question, TooLarge, Value, World, on_grid, truth_on_grid
 
 
 @dataclass
@@ -55,13 +55,8 @@ def run(count: int, seed: int, progress: int | None = None) -> Tally:
 def explore(world: World, tally: Tally) -> None:
     """One world: some expressions, some facts, questions before and after each fact."""
     rng = world.rng
-    pool = list(world.symbols)
-    for _ in range(8):
-        try:
-            pool.append(world.expression(rng.choice((1, 2, 2, 3))))
-        except TooLarge:
-            continue
-    facts = Facts(world.algebra)
+    pool = [*world.symbols, *expressions(world, 8)]
+    facts = Facts(world.algebra, world.example() if rng.random() < 0.5 else None)
     learned: list[str] = []
     admitted = np.ones_like(world.symbols[0].legal)
     cache = {s.expr: s.values for s in world.symbols if isinstance(s.expr, Expr)}
@@ -71,12 +66,23 @@ def explore(world: World, tally: Tally) -> None:
         for value in rng.sample(pool, 2):
             check_simplified(world, facts, value, admitted, learned, tally, cache)
         fact = random_fact(world, pool)
+        check_shorter(world, facts, fact, admitted, learned, tally, cache)
         holds = admitted & fact.truth & fact.legal
         if fact.condition is False or not holds.any():
             continue  # no size of the grid would be left to check with
         facts.learn(fact.condition)
         learned.append(fact.text)
         admitted = holds
+
+
+def expressions(world: World, count: int) -> list[Value]:
+    found = []
+    for _ in range(count):
+        try:
+            found.append(world.expression(world.rng.choice((1, 2, 2, 3))))
+        except TooLarge:
+            continue
+    return found
 
 
 def random_fact(world: World, pool: list[Value]) -> Question:
@@ -116,6 +122,22 @@ def check_simplified(
         tally.unsound.append(report(world, learned, value.text, f"{value.expr} simplified to {simple}, then to {facts.simplify(simple)}"))
     if expected.size and ((low is not None and expected.min() < low) or (high is not None and expected.max() > high)):
         tally.unsound.append(report(world, learned, value.text, f"{value.expr} in [{low}, {high}]"))
+
+
+def check_shorter(
+    world: World, facts: Facts, fact: Question, admitted: np.ndarray, learned: list[str], tally: Tally, cache: dict[Expr, np.ndarray]
+) -> None:
+    """What a guard says must be true of the same sizes as what was asked."""
+    if isinstance(fact.condition, bool):
+        return
+    where = admitted & fact.legal
+    shorter = facts.simplify_condition(fact.condition)
+    try:
+        actual = truth_on_grid(world, shorter, cache)
+    except OverflowError:
+        return
+    if not (actual[where] == fact.truth[where]).all():
+        tally.unsound.append(report(world, learned, fact.text, f"{fact.condition} shortened to {shorter}"))
 
 
 def report(world: World, learned: list[str], text: str, claim: str) -> str:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 
-from understudy.shapes.conditions import Condition, both, either, eq, ge, gt, le, lt, ne, negated
+from understudy.shapes.conditions import Condition, both, conjunction, either, eq, ge, gt, le, lt, ne, negated
 from understudy.shapes.expr import Algebra
 
 from .trees import Tree, build_question, holds, questions
@@ -122,3 +122,17 @@ def test_normal_form_holds_where_the_question_does(tree: Tree) -> None:
         if expected is not None:
             point = dict(zip(symbols, values, strict=True))
             assert (condition if isinstance(condition, bool) else condition.evaluate(point)) is expected
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        ([eq(d, 1), eq(d * s0, 1)], "d == 1 and s0 == 1"),
+        ([eq(d * s0, 1), eq(d, 1), either(eq(s0, 1), eq(d, 16))], "d == 1 and s0 == 1"),
+        ([eq(s0 // 4, 1), eq(s0 // 4 * (s1 // 4), 1)], "s0//4 == 1 and s1//4 == 1"),
+        ([eq(d, 2), eq(d * s0, 1)], "False"),
+        ([ge(d, 1), eq(d * s0, 1)], "d >= 1 and d*s0 == 1"),
+    ],
+)
+def test_what_one_part_of_a_conjunction_says_the_others_use(parts: list[bool | Condition], text: str) -> None:
+    assert set(str(conjunction(parts)).split(" and ")) == set(text.split(" and "))

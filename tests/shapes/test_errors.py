@@ -58,6 +58,11 @@ def without_a_name(x: torch.Tensor) -> None:
         pass
 
 
+def of_a_tensor(x: torch.Tensor) -> None:
+    if x.sum() > 3:
+        pass
+
+
 def loop_over_experts(x: torch.Tensor) -> None:
     hit = (x > 0).nonzero()
     for expert in hit:
@@ -86,7 +91,11 @@ MESSAGES: list[tuple[Program, str, str, str, str]] = [
     (in_a_list, "whether u0 > u1", "sizes = x.argmax(1)[:2].tolist()", "if sizes[0] > sizes[1]:",
      "say which it is, before it is needed: torch._check(sizes[0] > sizes[1]) or torch._check(sizes[0] <= sizes[1])"),
     (without_a_name, "whether u0 >= 4", "if x.argmax().item() > 3:", "if x.argmax().item() > 3:",
-     "say which it is, before it is needed: torch._check(u0 >= 4) or torch._check(u0 <= 3)"),
+     "keep what made it in a variable, u0 = …, and say which it is, before it is needed: torch._check(u0 >= 4) or "
+     "torch._check(u0 <= 3)"),
+    (of_a_tensor, "whether u0 == 1", "if x.sum() > 3:", "if x.sum() > 3:",
+     "keep what made it in a variable, u0 = …, and say which it is, before it is needed: torch._check(u0) or "
+     "torch._check(not u0)"),
 ]  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import random
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +14,9 @@ from understudy.shapes.conditions import Condition, both, either, eq, ge, gt, le
 from understudy.shapes.expr import Algebra, Expr
 from understudy.shapes.facts import Facts, Proof
 
-from .proofs import run
+from .proofs import expressions, random_fact, run
 from .trees import Tree, build, build_question, compute, holds, questions, relations, trees
+from .worlds import World
 
 algebra = Algebra()
 b, s, h = (algebra.symbol(name, 1) for name in ("b", "s", "h"))
@@ -147,6 +150,57 @@ def test_a_proof_is_no_bool() -> None:
 def test_no_unsound_answers_in_random_worlds() -> None:
     tally = run(20_000, seed=2)
     assert not tally.unsound, "\n".join(tally.unsound[:5])
+
+
+def test_an_example_costs_no_answer() -> None:
+    """With sizes that meet the facts, half of each search is left out: what is found is the same."""
+    rng = random.Random(7)
+    answers = Counter[Proof]()
+    while answers.total() < 3000:
+        world = World.random(rng)
+        pool = [*world.symbols, *expressions(world, 6)]
+        place = rng.randrange(world.symbols[0].values.size)
+        example = {x.expr: int(x.values[place]) for x in world.symbols if isinstance(x.expr, Expr)}
+        without, beside = Facts(world.algebra), Facts(world.algebra, example)
+        for _ in range(3):
+            for question in [world.question(pool) for _ in range(10)]:
+                if question.legal[place]:
+                    answer = without.prove(question.condition)
+                    answers[answer] += 1
+                    assert beside.prove(question.condition) is answer, question.text
+            fact = random_fact(world, pool)
+            if fact.condition is not False and (fact.truth & fact.legal)[place]:
+                without.learn(fact.condition)
+                beside.learn(fact.condition)
+    assert min(answers[proof] for proof in Proof) > 100
+
+
+def test_facts_beat_an_example_that_breaks_them() -> None:
+    own = Algebra()
+    x, y = own.symbol("x"), own.symbol("y")
+    facts = Facts(own, {x: 5})
+    facts.learn(le(y, 3))  # says nothing of x
+    assert facts.prove(le(x, 3)) is Proof.UNKNOWN
+    facts.learn(eq(x, y))
+    assert facts.prove(le(x, 3)) is Proof.YES
+
+
+@pytest.mark.parametrize(
+    ("known", "asked", "text"),
+    [
+        ([ge(d, 1)], gt(d * t, d), "t >= 2"),
+        ([ge(d, 4)], gt(d // 4 * (t // 4), d // 4), "t >= 8"),
+        ([ge(d, 3)], ge(d * t - d, 3), "t >= 2"),
+        ([], gt(d * t, d), "d*t > d"),  # d may be 0
+        ([eq(d % 8, 0)], gt(d, 17), "d >= 24"),
+    ],
+)
+def test_a_guard_goes_without_factors_that_are_known(known: list[Condition], asked: Condition, text: str) -> None:
+    facts = knowing(*known)
+    assert str(facts.simplify_condition(asked)) == text
+    facts.learn(asked)
+    assert facts.prove(asked) is Proof.YES
+    assert facts.prove(knowing(*known).simplify_condition(asked)) is Proof.YES
 
 
 RANGES = (range(6), range(1, 7), range(-2, 4))

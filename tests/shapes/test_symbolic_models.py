@@ -95,7 +95,7 @@ MODELS: dict[str, Model] = {
     "swin": Model(
         swin, {"pixel_values": ((2, 3, 32, 32), IMAGE)}, "f32[batch, 3]",
         ("width % 2 == 0", "height % 2 == 0", "height <= width", "height >= 10",
-         "width % 8 == 0", "height % 8 == 0", "height >= 18", "width % 16 == 0", "height % 16 == 0"),
+         "width % 8 == 0", "height % 8 == 0", "height >= 24", "width % 16 == 0", "height % 16 == 0"),
         {"batch": 3, "height": 48, "width": 64},
     ),
 }  # fmt: skip

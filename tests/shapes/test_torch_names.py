@@ -206,7 +206,7 @@ def test_examples_ranges_and_replacements() -> None:
     n, m, u = env.create_symint(8, "n"), env.create_symint(8, "m"), env.create_unbacked_symint(low=0, high=5)
     assert bool(n == m) and bool(m < 10)
     torch._check(u == 3)
-    sn, sm, su = n.node.expr, m.node.expr, u.node.expr
+    sn, sm, su = n.node._expr, m.node._expr, u.node._expr
     assert env.var_to_val == env.backed_var_to_val == {sn: 8, sm: 8}
     assert (env.var_to_range[sm].lower, env.var_to_range[sm].upper) == (2, 9)
     assert env.replacements in ({sn: sm, su: 3}, {sm: sn, su: 3})

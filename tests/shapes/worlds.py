@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from understudy.shapes import conditions
-from understudy.shapes.conditions import Condition
+from understudy.shapes.conditions import HOLDS, Condition
 from understudy.shapes.expr import Algebra, Expr
 
 LIMIT = 2.0**61  # beyond, 64-bit arithmetic could overflow
@@ -76,6 +76,11 @@ class World:
             symbol = world.algebra.symbol(f"s{i}", low, high)
             world.symbols.append(Value(symbol, values, everywhere, f"s{i}"))
         return world
+
+    def example(self) -> dict[Expr, int]:
+        """Sizes out of the grid, of most symbols. Facts may not hold there: then they have to do without."""
+        place = self.rng.randrange(self.symbols[0].values.size)
+        return {s.expr: int(s.values[place]) for s in self.symbols if isinstance(s.expr, Expr) and self.rng.random() < 0.9}
 
     # -- expressions ---------------------------------------------------------------------------------
 
@@ -200,3 +205,11 @@ def on_grid(world: World, size: int | Expr, cache: dict[Expr, np.ndarray]) -> np
             with np.errstate(divide="ignore"):
                 cache[size] = ATOMS[size.kind](*[on_grid(world, arg, cache) for arg in size.args])
     return cache[size]
+
+
+def truth_on_grid(world: World, condition: Condition, cache: dict[Expr, np.ndarray]) -> np.ndarray:
+    """Where a condition of the algebra holds on the world's grid."""
+    if condition.parts:
+        combine = np.logical_and if condition.kind == "and" else np.logical_or
+        return np.asarray(combine.reduce([truth_on_grid(world, part, cache) for part in condition.parts]))
+    return np.asarray(HOLDS[condition.kind](on_grid(world, condition.expr, cache)))

@@ -45,7 +45,16 @@ class Arithmetic(State):
         found = self.nodes.get(key)
         if found is None:
             found = self.nodes[key] = SymNode(self, value, kind)  # type: ignore[arg-type]
+            if self._specialised and kind is int and not found.is_plain:
+                self.tell(found)
         return found
+
+    def tell(self, node: SymNode) -> None:
+        """C++ asks nodes of whole numbers whether they are plain after all: some have become so."""
+        if not self._specialised.isdisjoint(node.value.symbols):
+            number = self.facts.simplify(node.value)
+            if isinstance(number, int):
+                node.maybe_as_int = number.__index__
 
     def node_of(self, number: Any) -> SymNode:
         """The node of a plain number, of a symbolic one, or the node itself."""
@@ -140,6 +149,8 @@ class Arithmetic(State):
     def to_float(self, a: SymNode) -> SymNode:
         if a.kind is float:
             return a
+        if a.kind is bool and not a.is_plain and a.value not in self.truths:
+            return self.node(self.float_expr("ite", a.value, 1.0, 0.0), float)
         value = self._as_number(a)
         return self.node(float(value) if isinstance(value, int) else self.float_expr("to_float", value), float)
 
@@ -188,7 +199,9 @@ class Arithmetic(State):
         expression = self.float_expr("ite", condition.value, then.value, otherwise.value)
         if then.kind is float or otherwise.kind is float:
             return self.node(expression, float)
-        return self.opaque(expression)
+        number = self.opaque(expression)
+        self.choices[number.value] = expression
+        return number
 
     # --- conditions ----------------------------------------------------------------------------------------
 
@@ -268,12 +281,14 @@ class Arithmetic(State):
 
     def is_known(self, condition: Any) -> bool:
         """Whether it is proved to hold. Asking records nothing."""
-        if isinstance(condition, Condition) and self._fails_at_hand(condition):
+        if self.fails_at_hand(condition):
             return False  # a search for a proof would be in vain
         return self.known_truth(condition) is True
 
-    def _fails_at_hand(self, condition: Condition) -> bool:
-        """Whether the example is one of the sizes for which it does not hold."""
+    def fails_at_hand(self, condition: Any) -> bool:
+        """Whether the example is one of the sizes for which a condition on sizes does not hold."""
+        if not isinstance(condition, Condition):
+            return False
         found = self._failing.get(condition)
         if found is None:
             try:
@@ -296,7 +311,13 @@ class Arithmetic(State):
         return evaluated(value, self.hints)
 
     def simplify(self, value: Any) -> Any:
-        return self.facts.simplify(value) if isinstance(value, Expr) else value
+        if isinstance(value, Expr):
+            return self.facts.simplify(value)
+        if isinstance(value, FloatExpr) and value.operation != "value":
+            known = {symbol: self.facts.simplify(symbol) for symbol in value.symbols}
+            if all(isinstance(number, int) for number in known.values()):
+                return float(value.evaluate(known))
+        return value
 
 
 KNOWN: dict[str, bool | None] = {"YES": True, "NO": False, "UNKNOWN": None}

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from understudy.errors import SymbolMismatch
 from understudy.shapes import conditions
 from understudy.shapes.expr import Expr
 from understudy.shapes.node import SymNode, value_of
@@ -71,10 +72,29 @@ def constrain_range(a: int | torch.SymInt, *, min: int | None, max: int | None =
             raise ValueError(f"{a} is not in the range from {min} to {max}")
         return
     env, value = a.node.shape_env, a.node.value
-    if min is not None:
-        env.expect(conditions.ge(value, min))
-    if max is not None:
-        env.expect(conditions.le(value, max))
+    wanted = [] if min is None else [conditions.ge(value, min)]
+    wanted += [] if max is None else [conditions.le(value, max)]
+    if not all(map(env.expect, wanted)):
+        raise ValueError(f"{a} is not in the range from {min} to {max}")
+
+
+def constrain_unify(a: Any, b: Any) -> None:
+    """The two numbers are one. Where they depend on data, that is a promise; an error if they differ at hand."""
+    same = a == b
+    holds = expect_true(same) if isinstance(same, torch.SymBool) else same
+    if not holds:
+        raise SymbolMismatch(f"{a} and {b} are not the same")
+
+
+def check_consistent(new: Any, old: Any) -> None:
+    """Two tensors have the same sizes, or two numbers are one: as `constrain_unify`. Of anything else nothing is asked."""
+    if isinstance(new, torch.Tensor):
+        if not isinstance(old, torch.Tensor) or old.dim() != new.dim():
+            raise SymbolMismatch(f"{old} and {new} are not the same")
+        for before, now in zip(old.shape, new.shape, strict=True):
+            constrain_unify(before, now)
+    elif isinstance(new, (int, float, *SYMBOLIC[:2])) and not isinstance(new, bool):
+        constrain_unify(old, new)
 
 
 # --- what is known of it, without assuming anything -----------------------------------------------------------------------
@@ -83,6 +103,17 @@ def constrain_range(a: int | torch.SymInt, *, min: int | None, max: int | None =
 def is_symbolic(value: Any) -> bool:
     """Whether this is a symbol, or computed from symbols."""
     return isinstance(value, SYMBOLIC) and bool(value.node.is_symbolic())
+
+
+def is_nested_int(value: Any) -> bool:
+    """Whether this is the size of the rows of a jagged tensor, which is a number of its own kind."""
+    return isinstance(value, torch.SymInt) and bool(value.node.is_nested_int())
+
+
+def has_symbolic_sizes_strides(tensor: torch.Tensor) -> bool:
+    """Whether there are symbols in a tensor's sizes, strides or offset."""
+    numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+    return any(isinstance(number, torch.SymInt) for number in numbers)
 
 
 def is_concrete_int(a: int | torch.SymInt) -> bool:
@@ -152,6 +183,11 @@ def sym_and(first: Any, *others: Any) -> Any:
 def sym_or(first: Any, *others: Any) -> Any:
     """Any of them, as one condition."""
     return reduce(operator.or_, others, first)
+
+
+def cast_symbool_to_symint_guardless(condition: bool | torch.SymBool) -> int | torch.SymInt:
+    """1 where it holds and 0 where it does not."""
+    return torch.sym_ite(condition, 1, 0) if isinstance(condition, torch.SymBool) else int(condition)
 
 
 def sym_eq(x: Any, y: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
+from understudy.errors import PendingUnbackedSymbolNotFound
 from understudy.shapes.checking import origins
 from understudy.shapes.expr import Expr
 from understudy.shapes.floats import FloatExpr
@@ -18,6 +20,7 @@ from understudy.shapes.node import SymNode
 if TYPE_CHECKING:
     from understudy.shapes.env import ShapeEnv
 
+UNBACKED_NAME = re.compile(r"(u|zuf)\d+")
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -135,8 +138,9 @@ def free_symbols(value: Any) -> set[Any]:
 
 
 def free_unbacked_symbols(value: Any) -> set[Any]:
-    """Those of them that only data tells."""
-    return {env.to_sympy(symbol) for symbol, env in _free(value) if symbol in env.births}
+    """Those of them that only data tells; in sympy expressions, those that are called so: `u0`, `zuf0`."""
+    called_so = {symbol for symbol in _free_in_sympy(value) if UNBACKED_NAME.fullmatch(symbol.name)}
+    return {env.to_sympy(symbol) for symbol, env in _free(value) if symbol in env.births} | called_so
 
 
 def _free_in_sympy(value: Any) -> set[Any]:
@@ -178,7 +182,7 @@ def compute_unbacked_bindings(
         lost = [s for s in pending if s not in found and not isinstance(shape_env.simplify(s), int)]
         if lost:
             names = ", ".join(f"{symbol.name} (made by {shape_env.births[symbol]})" for symbol in lost)
-            raise ValueError(
+            raise PendingUnbackedSymbolNotFound(
                 f"the result does not say what {names} is; if that is nobody's concern, make it within "
                 "shape_env.ignore_fresh_unbacked_symbols()"
             )
@@ -253,6 +257,26 @@ def fx_placeholder_vals(graph_module: Any) -> list[Any]:
 def fx_placeholder_targets(graph_module: Any) -> list[str]:
     """The names of the inputs of a graph, in their order."""
     return [node.target for node in graph_module.graph.nodes if node.op == "placeholder"]
+
+
+def is_symbol_binding_fx_node(node: Any) -> Any:
+    """The symbol that a node of a graph is the first to know, None if there is none."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.SymInt) or type(value.node) is not SymNode:
+        return None
+    symbol = value.node.expr
+    binds = symbol.is_Symbol and (node.op == "placeholder" or unbacked_symbols_in(value))
+    return symbol if binds else None
+
+
+def find_symbol_binding_fx_nodes(graph: Any) -> dict[Any, Any]:
+    """For each symbol that is a number of a graph: the first node that knows it."""
+    found: dict[Any, Any] = {}
+    for node in graph.nodes:
+        symbol = is_symbol_binding_fx_node(node)
+        if symbol is not None:
+            found.setdefault(symbol, node)
+    return found
 
 
 def bind_symbols(graph_module: Any, *args: Any) -> dict[Any, int]:

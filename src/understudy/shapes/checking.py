@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import keyword
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,9 +30,18 @@ class Requirement:
     inputs: tuple[str, ...]
     is_static: bool
     holds: Callable[[Mapping[Expr, int], Sequence[Any]], bool]
+    place: InputSize | None = None
+    """The number of an input that the text begins with, if it does."""
 
     def __str__(self) -> str:
         return because(self.text, self.why)
+
+    def as_code(self, symbols: Mapping[str, str], arguments: Mapping[str, str]) -> str:
+        """As Python reads it, where symbols and inputs are called otherwise."""
+        if self.place is None:
+            return renamed(self.text, symbols)
+        asked = self.place.called(arguments.get(self.place.source, self.place.source))
+        return asked + renamed(self.text[len(self.place.text) :], symbols)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +114,7 @@ class Checking(Arithmetic):
         return [*_of_inputs(inputs, bindings), *_of_ranges(bindings), *self._of_guards(bindings)]
 
     def _of_guards(self, bindings: Bindings) -> Iterator[Requirement]:
-        for guard in self.guards:
+        for guard in (*self.guards, *self.runtime_asserts):  # promises are about inputs where they can be read off them
             plain = {s for symbol in guard.condition.symbols for s in origins(symbol, self.definitions)}
             if plain <= bindings.places.keys():
                 about = bindings.sources(guard.condition.symbols, self.definitions)
@@ -140,14 +151,14 @@ class Checking(Arithmetic):
     def _found(
         self, required: Requirement, inputs: Inputs, bindings: Bindings, values: Mapping[Expr, int], given: Any
     ) -> str:
+        asked = required.place
+        text = required.text if asked is None else required.text[len(asked.text) :]
         shown = [
-            f"{symbol.name} = {values[symbol]} ({place.text})"
+            f"{symbol.name} = {values[symbol]}" + (f" ({place.text})" if place.text != symbol.name else "")
             for symbol, (place, _) in bindings.places.items()
-            if re.search(rf"\b{re.escape(symbol.name)}\b", required.text)
+            if re.search(rf"\b{re.escape(symbol.name)}\b", text)
         ]
-        asked = [place for place in inputs.sizes if required.text.startswith(f"{place.text} ")]
-        shown[:0] = [f"{place.text} = {place.of(given)}" for place in asked]
-        return ", ".join(shown)
+        return ", ".join(shown if asked is None else [f"{asked.text} = {asked.of(given)}", *shown])
 
     def _in_order(self, given: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         names = self.inputs.names
@@ -201,7 +212,7 @@ class Checking(Arithmetic):
         names = names_as_code(bindings)
         required = self._of_guards(bindings) if _simplified else self.requirements(inputs)
         wanted = [r for r in required if not (ignore_static and r.is_static)]
-        return [renamed(required.text, names) for required in wanted]
+        return [required.as_code(names, {}) for required in wanted]
 
     def produce_guards_expression(
         self, placeholders: Sequence[Any], *, guards: Any = None, ignore_static: bool = True
@@ -212,7 +223,8 @@ class Checking(Arithmetic):
         return " and ".join(f"({guard})" for guard in found) or None
 
     def evaluate_guards_expression(self, code: str, args: Sequence[Any]) -> bool:
-        return bool(eval(code, {**MATHEMATICS, "args": args}))
+        """Whether the inputs meet such an expression; `L['t0']`, as torch writes the first of them, is understood, too."""
+        return bool(eval(code, {**MATHEMATICS, "math": math, "args": args, "L": {f"t{i}": a for i, a in enumerate(args)}}))
 
     def check_source(self, name: str = "check") -> str:
         """The source of a function of the inputs that raises ValueError with the guards that they break."""
@@ -264,13 +276,13 @@ def _of_inputs(inputs: Inputs, bindings: Bindings) -> Iterator[Requirement]:
             def equals(values: Mapping[Expr, int], given: Any, place: InputSize = place, value: Any = value) -> bool:
                 return bool(place.of(given) == value.evaluate(values))
 
-            yield Requirement(f"{place.text} == {value}", "", (place.source,), False, equals)
+            yield Requirement(f"{place.text} == {value}", "", (place.source,), False, equals, place)
         elif isinstance(value, (int, float)):
 
             def is_number(_: Any, given: Any, place: InputSize = place, value: Any = value) -> bool:
                 return bool(place.of(given) == value)
 
-            yield Requirement(f"{place.text} == {value}", "", (place.source,), True, is_number)
+            yield Requirement(f"{place.text} == {value}", "", (place.source,), True, is_number, place)
 
 
 def _of_ranges(bindings: Bindings) -> Iterator[Requirement]:
@@ -307,17 +319,30 @@ def renamed(text: str, names: Mapping[str, str]) -> str:
     return re.sub(rf"(?<![\w.])(?:{pattern})(?!\w)", lambda found: names[found[0]], text)
 
 
-def place_as_code(place: InputSize, expr: Expr) -> str:
+def place_as_code(place: InputSize, expr: Expr, source: str) -> str:
     if expr.is_symbol:
-        return place.text
+        return place.called(source)
     (symbol,) = expr.symbols
     start = expr.evaluate({symbol: 0})
-    return f"(({place.text} - {start})//{expr.evaluate({symbol: 1}) - start})"
+    return f"(({place.called(source)} - {start})//{expr.evaluate({symbol: 1}) - start})"
 
 
-def names_as_code(bindings: Bindings) -> dict[str, str]:
+def names_as_code(bindings: Bindings, arguments: Mapping[str, str] | None = None) -> dict[str, str]:
     """How each symbol is read off the inputs."""
-    return {symbol.name: place_as_code(place, expr) for symbol, (place, expr) in bindings.places.items()}
+    called = arguments or {}
+    return {
+        symbol.name: place_as_code(place, expr, called.get(place.source, place.source))
+        for symbol, (place, expr) in bindings.places.items()
+    }
+
+
+def variable(name: str, taken: set[str], otherwise: str) -> str:
+    """The name, or another one, that nothing has and that Python takes for one."""
+    found = name if name.isidentifier() and not keyword.iskeyword(name) else otherwise
+    while found in taken:
+        found += "_"
+    taken.add(found)
+    return found
 
 
 TEMPLATE = '''\
@@ -347,17 +372,26 @@ def {name}({arguments}):
 '''
 
 
+NAMES_OF_TEMPLATE = "what tensor rank guards broken guard holds fine sizes tuple ValueError ArithmeticError".split()
+
+
 def source_of_check(name: str, inputs: Inputs, bindings: Bindings, required: list[Requirement]) -> str:
-    symbols = names_as_code(bindings)
+    taken = {name, *NAMES_OF_TEMPLATE, *MATHEMATICS}
+    arguments = {
+        source: variable(source, taken, f"arg{position}") for position, source in enumerate(inputs.names)
+    }
+    places = names_as_code(bindings, arguments)
+    symbols = {symbol: variable(symbol, taken, "size") for symbol in places}
     ranked = [(name, rank) for name, rank in zip(inputs.names, inputs.ranks, strict=True) if rank is not None]
-    shapes = [f"{name}: {{tuple({name}.shape)}}" for name, _ in ranked]
-    sizes = ", ".join([*(f"{symbol} = {{{symbol}}}" for symbol in symbols), *shapes])
+    quoted = {name: name.replace('"', "'") for name, _ in ranked}
+    shapes = [f"{quoted[name]}: {{tuple({arguments[name]}.shape)}}" for name, _ in ranked]
+    sizes = ", ".join([*(f"{symbol} = {{{symbols[symbol]}}}" for symbol in symbols), *shapes])
     return TEMPLATE.format(
         name=name,
         functions=", ".join(MATHEMATICS),
-        arguments=", ".join(inputs.names),
-        ranks="".join(f"({name!r}, {name}, {rank}), " for name, rank in ranked).rstrip(),
-        bindings="\n".join(f"    {symbol} = {code}" for symbol, code in symbols.items()),
-        guards="\n".join(f"        ({str(r)!r}, lambda: {r.text})," for r in required),
+        arguments=", ".join(arguments.values()),
+        ranks="".join(f"({name!r}, {arguments[name]}, {rank}), " for name, rank in ranked).rstrip(),
+        bindings="\n".join(f"    {symbols[symbol]} = {code}" for symbol, code in places.items()),
+        guards="\n".join(f"        ({str(r)!r}, lambda: {r.as_code(symbols, arguments)})," for r in required),
         sizes=f'f"{sizes}"',
     )

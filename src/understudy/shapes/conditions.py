@@ -17,7 +17,7 @@ from typing import Any
 
 from . import polynomials as poly
 from .expr import Algebra, Expr
-from .intervals import Interval, compact, excludes_zero, is_nonnegative
+from .intervals import Interval, Knowledge, compact, excludes_zero, is_nonnegative
 from .polynomials import Monomial, Size, constant_of
 from .printing import relation_text
 
@@ -184,16 +184,22 @@ def _has_sign(kind: str, interval: Interval) -> bool:
 
 def _of_product(p: Expr) -> bool | Condition | None:
     """m*q >= n is q >= 1, for m >= n >= 1."""
-    algebra = p.algebra
+    cofactor = cofactor_of_product(p.algebra, p)
+    return None if cofactor is None else ge(cofactor, 1)
+
+
+def cofactor_of_product(knowledge: Knowledge, p: Expr) -> Size | None:
+    """The q of m*q - n, if it is that with m >= n >= 1: then m*q >= n exactly where q >= 1."""
     n = -constant_of(p)
-    product = [term for term in p.terms if term[0]]
-    factor = poly.common_monomial(tuple(product))
-    if n < 1 or len(product) < 2 or not factor:
+    if n < 1 or len(p.terms) < 3:
         return None
-    least = algebra.interval(algebra.normal({factor: 1}))[0]
-    if least is None or least < n:
+    product = p.terms[:-1]
+    factor = poly.common_monomial(product)
+    if not factor:
         return None
-    return ge(algebra.normal(poly.divided(tuple(product), factor)), 1)
+    normal = knowledge.algebra.normal
+    least = knowledge.interval(normal({factor: 1}))[0]
+    return None if least is None or least < n else normal(poly.divided(product, factor))
 
 
 # -- one operation compared with a number: what the operation is about, compared with a number -------------
@@ -352,6 +358,37 @@ def joined(kind: str, conditions: list[bool | Condition]) -> bool | Condition:
         return next(iter(parts))
     ordered = tuple(sorted(parts, key=lambda part: part.order))
     return _interned(ordered[0].algebra, kind, 0, ordered)
+
+
+def conjunction(conditions: list[bool | Condition]) -> bool | Condition:
+    """All of them. What one says an atom is, it is in the others: `x == 1 and x*y == 1` becomes `x == 1 and y == 1`."""
+    left, values = conditions, dict[Expr, int]()
+    said: list[bool | Condition] = []
+    while found := [(condition, *value) for condition in left if (value := _as_value(condition))]:
+        said += [condition for condition, _, _ in found]
+        values |= {atom: number for _, atom, number in found}
+        known = {condition for condition, _, _ in found}
+        left = [_with_atoms(condition, values) for condition in left if condition not in known]
+    return joined("and", [*said, *left])
+
+
+def _as_value(condition: bool | Condition) -> tuple[Expr, int] | None:
+    """(atom, number) if it says that the atom is the number."""
+    if isinstance(condition, bool) or condition.kind != "eq":
+        return None
+    atom = condition.algebra.sub(condition.expr, constant_of(condition.expr))
+    return (atom, -constant_of(condition.expr)) if isinstance(atom, Expr) and atom.is_atom else None
+
+
+def _with_atoms(condition: bool | Condition, values: Mapping[Expr, int]) -> bool | Condition:
+    """With numbers in the place of atoms of the outermost sums."""
+    if isinstance(condition, bool):
+        return condition
+    if condition.parts:
+        return joined(condition.kind, [_with_atoms(part, values) for part in condition.parts])
+    if all(atom not in values for atom in condition.expr.atoms):
+        return condition
+    return relation(condition.kind, condition.algebra.mapped(condition.expr, lambda atom: values.get(atom, atom)))
 
 
 def negated(a: bool | Condition) -> bool | Condition:

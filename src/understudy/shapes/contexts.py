@@ -64,8 +64,13 @@ MARKS = {
 def _marked(tensor: Any, dim: int) -> Policy | None:
     for kind, attributes in MARKS.items():
         if any(dim in getattr(tensor, attribute, ()) for attribute in attributes):
+            low, high = None, None
+            if kind == UNBACKED:
+                low, high = getattr(tensor, "_dynamo_unbacked_bounds", {}).get(dim, (None, None))
+                return Policy(kind, getattr(tensor, "_dynamo_shape_ids", {}).get(dim), low, high)
             bounds = [r for r in getattr(tensor, "_dynamo_dynamic_range", ()) if r.dim == dim]
-            low, high = (bounds[0].min, bounds[0].max) if bounds and kind == DYNAMIC else (None, None)
+            if bounds and kind == DYNAMIC:
+                low, high = bounds[0].min, bounds[0].max
             return Policy(kind, None, low, high)
     return None
 
@@ -75,9 +80,14 @@ def _given(context: Any, ndim: int) -> list[Policy | None]:
         return [None] * ndim
     if hasattr(context, "dynamic_sizes"):  # torch's own contexts
         constraints = getattr(context, "constraint_sizes", None) or [None] * ndim
-        return [
-            from_torch(kind, bound) for kind, bound in zip(context.dynamic_sizes, constraints, strict=True)
-        ]
+        if not len(context.dynamic_sizes) == len(constraints) == ndim:
+            raise ValueError(f"a symbolic context has one entry for each of the {ndim} dimensions, got {context!r}")
+        given = [from_torch(kind, bound) for kind, bound in zip(context.dynamic_sizes, constraints, strict=True)]
+        bounds, names = (getattr(context, name, None) or {} for name in ("unbacked_bounds", "shape_ids"))
+        for dim, policy in enumerate(given):
+            if policy.kind == UNBACKED and (dim in bounds or dim in names):
+                given[dim] = Policy(UNBACKED, names.get(dim), *bounds.get(dim, (policy.low, policy.high)))
+        return list(given)
     if isinstance(context, dict):  # as in torch.export: by dimension, the others static
         return [_policy(context.get(dim, STATIC)) for dim in range(ndim)]
     if isinstance(context, Sequence) and not isinstance(context, str) and len(context) == ndim:
@@ -119,9 +129,13 @@ def _from_export(entry: Any) -> Policy | None:
 def from_torch(kind: Any, constraint: Any = None) -> Policy:
     """What a `DimDynamic` and a constraint ask for, torch's or ours."""
     name = getattr(kind, "name", str(kind)).lower()
+    return Policy(name if name in KINDS else DYNAMIC, None, *range_of(constraint))
+
+
+def range_of(constraint: Any) -> tuple[int | None, int | None]:
+    """The least and the largest size that a constraint allows."""
     bounds = getattr(constraint, "vr", None)
-    low, high = (None, None) if bounds is None else (_number(bounds.lower), _number(bounds.upper))
-    return Policy(name if name in KINDS else DYNAMIC, None, low, high)
+    return (None, None) if bounds is None else (_number(bounds.lower), _number(bounds.upper))
 
 
 def _number(bound: Any) -> int | None:
@@ -137,13 +151,23 @@ def size_of(env: Any, policy: Policy, example: int, source: str) -> Any:
     if policy.kind == STATIC:
         return example
     if policy.kind == UNBACKED:
-        return env.create_unbacked_symint(low=policy.low or 0, high=policy.high, what=source).node
+        return _unbacked(env, policy, source)
     if policy.derive is not None:
         return _derived(env, policy, example, source)
     return env.create_symbol(
-        example, source, name=policy.name, low=policy.low, high=policy.high, duck=policy.kind == DUCK,
-        keep_dynamic=policy.kind == DYNAMIC,
+        example, source, name=policy.name, low=policy.low, high=policy.high,
+        duck=policy.kind == DUCK and env.settings.duck_shape, keep_dynamic=policy.kind == DYNAMIC,
     )  # fmt: skip
+
+
+def _unbacked(env: Any, policy: Policy, source: str) -> Any:
+    """A size without example; those with the same name, torch's `shape_id`, are one."""
+    size = env.unbacked_by_name.get(policy.name)
+    if size is None:
+        size = env.create_unbacked_symint(low=policy.low or 0, high=policy.high, what=source).node
+        if policy.name is not None:
+            env.unbacked_by_name[policy.name] = size
+    return size
 
 
 def _derived(env: Any, policy: Policy, example: int, source: str) -> Any:

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from understudy.errors import GuardOnDataDependentSymNode
+from understudy.errors import ConstraintViolationError, GuardOnDataDependentSymNode, GuardsFrozen
 from understudy.lines import user_line
 from understudy.shapes import conditions, undecidable
-from understudy.shapes.arithmetic import LEAST
+from understudy.shapes.arithmetic import LEAST, MOST
 from understudy.shapes.conditions import Condition, separate
 from understudy.shapes.contexts import DUCK, STATIC, UNBACKED, from_torch, name_of, size_of
 from understudy.shapes.expr import Expr
@@ -74,8 +74,9 @@ class ShapeEnv(TorchSide):
             return self.node(self._by_example[example], int)
         least = low if low is not None else (2 if self.settings.specialize_zero_one and example >= 2 else 0)
         if example < least or (high is not None and example > high):
-            raise ValueError(
-                f"{source or name}: the example is {example}, which is not in {least}..{high or '∞'}"
+            called = name if source is None else name_of(source)
+            raise ConstraintViolationError(
+                f"{called}: the example is {example}, which is not in {least}..{'∞' if high is None else high}"
             )
         symbol = self.algebra.symbol(name or self._name_from(source), least, high)
         self.hints[symbol] = example
@@ -97,6 +98,11 @@ class ShapeEnv(TorchSide):
     def create_symintnode(self, symbol: Any, *, hint: int | None = None, source: Any = None) -> Any:
         """The `SymInt` of a symbol, of an expression or of a node; a plain int as it is."""
         return self.node(value_of(self.from_sympy(symbol)), int).symbolic
+
+    def create_symfloatnode(self, symbol: Any, *, hint: float | None = None, source: Any = None) -> Any:
+        """The `SymFloat` of a number in sympy's words, or of a node; a plain one as it is."""
+        value = value_of(self.from_sympy(symbol))
+        return self.node(self.float_expr("to_float", value) if isinstance(value, Expr) else value, float).symbolic
 
     def create_symint(self, example: int, name: str, **options: Any) -> Any:
         """A number among the inputs that may vary, as a `SymInt`: `n = env.create_symint(16, "n")`."""
@@ -166,15 +172,16 @@ class ShapeEnv(TorchSide):
         return symbol
 
     def _name_from(self, source: Any) -> str:
-        """`x_0` for `x.size(0)`, if nothing has that name."""
-        place = re.fullmatch(r"([A-Za-z_]\w*)\.size\((\d+)\)", source) if isinstance(source, str) else None
+        """`x_0` for `x.size(0)`, and for `L['x'].size(0)`, which is how torch says it, if nothing has that name."""
+        place = re.fullmatch(r"(?:L\[')?([A-Za-z_]\w*)(?:'\])?\.size\((\d+)\)", source) if isinstance(source, str) else None
         name = f"{place[1]}_{place[2]}" if place else ""
         return name if name and name not in self.algebra.symbols else self._fresh_name("s")
 
     def _fresh_name(self, prefix: str) -> str:
         while True:
-            self._named += 1
-            name = f"{prefix}{self._named - 1}"
+            number = self._named.get(prefix, 0)
+            self._named[prefix] = number + 1
+            name = f"{prefix}{number}"
             if name not in self.algebra.symbols:
                 return name
 
@@ -206,7 +213,7 @@ class ShapeEnv(TorchSide):
 
     def _comparison(self, relation: str, a: Any, b: Any) -> Any:
         a, b = self.node_of(a), self.node_of(b)
-        if a.kind is int and b.kind is int:
+        if a.kind is int and b.kind is int and (type(b.value) is not int or b.value < MOST):
             return INTEGER_RELATIONS[relation](a.value, b.value)
         return self.condition(relation, a, b)
 
@@ -315,8 +322,10 @@ class ShapeEnv(TorchSide):
             self._assume(equal, is_specialisation=True)
         return number
 
-    def expect(self, condition: Any) -> bool:
-        """`torch._check`: a decision if there is an example, else a fact to be checked when the program runs."""
+    def expect(self, condition: Any, is_refused_else: bool = False) -> bool:
+        """`torch._check`: a decision if there is an example, else a fact to be checked when the program runs.
+
+        `is_refused_else`: the operator that asks does so itself, and nobody else has to."""
         answer = self.known_truth(condition)
         if answer is not None:
             return answer
@@ -324,9 +333,15 @@ class ShapeEnv(TorchSide):
         if answer is not None and not (answer and self.settings.prefer_deferred_runtime_asserts_over_guards):
             self._assume(condition if answer else self.negated(condition))
             return bool(answer)
-        self.runtime_asserts.append(Guard(condition, user_line()))
+        self._promise(condition, is_refused_else)
         self._learn(condition)
         return True
+
+    def _promise(self, condition: Any, is_refused_else: bool) -> None:
+        if not self.runtime_asserts_frozen:
+            line = user_line()
+            promise = Guard(condition, line, is_refused_else=is_refused_else, definitions=self.definitions)
+            self.runtime_asserts.append(promise)
 
     def _assume(self, condition: Any, is_specialisation: bool = False) -> None:
         if isinstance(condition, bool) or self._suppressed:
@@ -337,11 +352,13 @@ class ShapeEnv(TorchSide):
                 if self.known_truth(part) is None:
                     self._assume(part, is_specialisation)
             return
+        if self._guards_are_errors:
+            raise GuardsFrozen(f"it would have to be assumed that {condition}, where nothing more was to be")
         shorter = self.facts.simplify_condition(condition) if isinstance(condition, Condition) else condition
         self._learn(condition)
         if shorter is not condition and shorter.kind == "eq":
             self._learn(shorter)  # said like that, it may teach more
-        guard = Guard(shorter, user_line(), is_specialisation)
+        guard = Guard(shorter, user_line(), is_specialisation, definitions=self.definitions)
         self.guards.append(guard)
         self._report_specialised(guard, condition.symbols)
 
@@ -351,6 +368,20 @@ class ShapeEnv(TorchSide):
         else:
             self.float_facts[condition] = True
             self.float_facts[self.negated(condition)] = False
+        if self.choices:
+            self._settle_choices()
+
+    def _settle_choices(self) -> None:
+        """What `sym_ite` gave is one of the two, as soon as it is known which."""
+        for symbol, choice in list(self.choices.items()):
+            condition, then, otherwise = choice.arguments
+            answer = self.known_truth(condition)
+            if answer is None or symbol not in self.choices:
+                continue
+            del self.choices[symbol]
+            equal = conditions.eq(symbol, then if answer else otherwise)
+            if isinstance(equal, Condition):
+                self._learn(equal)
 
     def _report_specialised(self, guard: Guard, symbols: frozenset[Expr]) -> None:
         """Each of the symbols that the guard leaves one value is reported, once."""
@@ -358,6 +389,9 @@ class ShapeEnv(TorchSide):
             number = self.facts.simplify(symbol)
             if isinstance(number, int) and symbol not in self.definitions:
                 self._specialised.add(symbol)
+                for node in list(self.nodes.values()):
+                    if node.kind is int and not node.is_plain and symbol in node.value.symbols:
+                        self.tell(node)
                 reason = "" if guard.is_specialisation else guard.text
                 self.specialisations.append(Specialisation(symbol.name, number, guard.line, reason))
 
@@ -379,6 +413,15 @@ class ShapeEnv(TorchSide):
             yield
         finally:
             self._suppressed -= 1
+
+    @contextmanager
+    def error_on_new_guards(self) -> Iterator[None]:
+        """Whatever would have to be assumed is an error."""
+        before, self._guards_are_errors = self._guards_are_errors, True
+        try:
+            yield
+        finally:
+            self._guards_are_errors = before
 
     @contextmanager
     def from_memory(self) -> Iterator[None]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 
 from .conditions import Condition, by_remainder, decided_by_interval, joined, relation
 from .expr import Algebra, Expr
 from .intervals import Interval, expanded
 from .knowledge import Store
-from .learning import Lesson
+from .learning import Lesson, without_factors
 from .polynomials import Size, constant_of, variable_content
 from .prover import Search
 
@@ -34,10 +35,14 @@ class Facts:
 
     Whatever `prove`, `simplify` and `interval` say is true for all sizes that are within the declared
     ranges and meet all learned facts, as far as the expression can be computed at them.
+
+    `example`: sizes that meet the facts, for some of the symbols or all. What holds there can't be refuted, and what does
+    not can't be proved, so that half of a search is left out.
     """
 
-    def __init__(self, algebra: Algebra) -> None:
+    def __init__(self, algebra: Algebra, example: Mapping[Expr, int] | None = None) -> None:
         self.algebra = algebra
+        self.example: Mapping[Expr, int] = {} if example is None else example
         self.version = 0
         self._store = Store(algebra)
         self._learned: dict[Condition, None] = {}
@@ -45,6 +50,8 @@ class Facts:
         self._decided: dict[Condition, Proof] = {}  # for good: facts are never taken back
         self._undecided: dict[Condition, int] = {}  # the version that did not know
         self._simplified: dict[Expr, Size] = {}
+        self._at_example: dict[Condition, bool] = {}
+        self._has_example = True  # until a fact is learned that may not hold there
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
@@ -66,6 +73,7 @@ class Facts:
         if condition in self._learned:
             return
         self._learned[condition] = None
+        self._has_example = self._has_example and self._agrees_with_example(condition)
         self.version += 1
         self._simplified.clear()
         self._take(condition)
@@ -86,11 +94,44 @@ class Facts:
         while changed and self._alternatives:
             changed = False
             for alternatives in list(self._alternatives):
-                open_parts = [part for part in alternatives.parts if self._answer(part) is not NO]
+                open_parts = self._open_parts(alternatives)
                 if len(open_parts) == 1:
                     self._alternatives.remove(alternatives)
+                    self.version += 1  # what was not known before may be now
                     self._take(open_parts[0])
                     changed = True
+
+    def _open_parts(self, alternatives: Condition) -> list[Condition]:
+        """The parts that are not refuted; of many, two."""
+        found = [part for part in alternatives.parts if self._at_hand(part)][:2]
+        for part in alternatives.parts:
+            if len(found) > 1:
+                break
+            if part not in found and self.prove(part) is not NO:
+                found.append(part)
+        return found
+
+    # -- the example -----------------------------------------------------------------------------------
+
+    def _agrees_with_example(self, condition: Condition) -> bool:
+        """Whether a fact leaves the example as it is: it holds there, or is only about symbols that are not in it."""
+        if condition.symbols.isdisjoint(self.example):
+            return True
+        return self._at_hand(condition) is True
+
+    def _at_hand(self, condition: Condition) -> bool | None:
+        """Whether it holds at the example's sizes; None if they don't tell."""
+        if not self._has_example:
+            return None
+        found = self._at_example.get(condition)
+        if found is None:
+            if not self.example.keys() >= condition.symbols:
+                return None
+            try:
+                found = self._at_example[condition] = condition.evaluate(self.example)
+            except ArithmeticError:  # it can't be computed there
+                return None
+        return found
 
     # -- questions -------------------------------------------------------------------------------------
 
@@ -124,28 +165,39 @@ class Facts:
         if condition.parts:
             return self._combined(condition)
         try:
-            return self._relation(condition.kind, condition.expr)
+            return self._relation(condition.kind, condition.expr, self._at_hand(condition))
         except ArithmeticError:  # it can't be computed at any of the sizes that are left
             return UNKNOWN
 
     def _combined(self, condition: Condition) -> Proof:
-        decisive = NO if condition.kind == "and" else YES
-        answers = [self._answer(part) for part in condition.parts]
-        if decisive in answers:
-            return decisive
-        return UNKNOWN if UNKNOWN in answers else OPPOSITE[decisive]
+        """By its parts; without those that can't decide, where the example tells which answer there can be."""
+        decisive, at_hand = (NO, False) if condition.kind == "and" else (YES, True)
+        known = self._at_hand(condition)
+        found = OPPOSITE[decisive]
+        for part in condition.parts:
+            if known is at_hand and self._at_hand(part) is not at_hand:
+                found = UNKNOWN
+                continue
+            answer = self._answer(part)
+            if answer is decisive:
+                return decisive
+            if answer is UNKNOWN:
+                found = UNKNOWN
+                if known is not None and known is not at_hand:
+                    break
+        return found
 
-    def _relation(self, kind: str, expr: Expr) -> Proof:
+    def _relation(self, kind: str, expr: Expr, at_hand: bool | None) -> Proof:
         """In both forms: with c*(p // c), where a product shows its sign, and with p - p % c, where sums cancel."""
         store = self._store
         inside = store.inside(expr)
-        found = self._compared(kind, inside)
+        found = self._compared(kind, inside, at_hand)
         if found is UNKNOWN:
             longer = expanded(store, inside)
-            return found if longer is inside else self._compared(kind, longer)
+            return found if longer is inside else self._compared(kind, longer, at_hand)
         return found
 
-    def _compared(self, kind: str, p: Size) -> Proof:
+    def _compared(self, kind: str, p: Size, at_hand: bool | None) -> Proof:
         store = self._store
         if not isinstance(p, int):
             number = variable_content(p.terms)
@@ -154,14 +206,17 @@ class Facts:
         decided = decided_by_interval(kind, store.interval(p))
         if decided is not None:
             return YES if decided else NO
+        may_hold, may_fail = at_hand is not False, at_hand is not True
         if kind == "ge":
-            if Search(store).nonnegative(p):
+            if may_hold and Search(store).nonnegative(p):
                 return YES
-            return NO if Search(store).nonnegative(self.algebra.sub(-1, p)) else UNKNOWN
-        is_equal = YES if kind == "eq" else NO
-        if Search(store).nonzero(p):
+            return NO if may_fail and Search(store).nonnegative(self.algebra.sub(-1, p)) else UNKNOWN
+        is_equal = YES
+        if kind == "ne":
+            is_equal, may_hold, may_fail = NO, may_fail, may_hold
+        if may_fail and Search(store).nonzero(p):
             return OPPOSITE[is_equal]
-        return is_equal if Search(store).zero(p) else UNKNOWN
+        return is_equal if may_hold and Search(store).zero(p) else UNKNOWN
 
     def simplify(self, expr: Size) -> Size:
         """The expression with all that is known, in the user's symbols."""
@@ -188,6 +243,7 @@ class Facts:
             store = self._store
             try:
                 kind, inside = self._narrowed(condition.kind, self._rounded(store.inside(condition.expr)))
+                inside = without_factors(store, kind, inside)
                 found = relation(kind, store.outside(self.algebra.mul(store.whole(inside), inside)))
             except ArithmeticError:
                 return condition

@@ -11,11 +11,13 @@ from understudy.shapes.expr import Expr
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A condition on sizes under which the recorded answers hold."""
+    """A condition on sizes under which the recorded answers hold. `is_refused_else`: by the operator that it is about."""
 
     condition: Any
     line: str = ""
     is_specialisation: bool = False
+    is_refused_else: bool = False
+    definitions: Mapping[Expr, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def holds(self, values: Mapping[Expr, int]) -> bool:
         """Whether it holds at these sizes. What can't be computed at them does not hold."""
@@ -32,9 +34,9 @@ class Guard:
     def expr(self) -> Any:
         """The condition in sympy's words, for tools that want it."""
         # why: sympy is slow, and only other tools want it
-        from understudy.shapes.sympify_floats import to_sympy
+        from understudy.shapes.sympify_floats import expanded
 
-        return to_sympy(self.condition)
+        return expanded(self.condition, self.definitions)
 
     def __iter__(self) -> Iterator[Any]:
         """As torch's guards unpack: the condition, where it comes from, whether it leaves out sizes of 0 and 1."""
@@ -91,15 +93,19 @@ class InputSize:
     @property
     def text(self) -> str:
         """As Python reads it off the input."""
-        if self.what == "number":
-            return self.source
-        return (
-            f"{self.source}.storage_offset()"
-            if self.what == "offset"
-            else f"{self.source}.{self.what}({self.dim})"
-        )
+        return self.called(self.source)
 
     name = text  # torch's sources have one
+
+    def called(self, source: str) -> str:
+        """The same where the input is called otherwise."""
+        if self.what == "number":
+            return source
+        return f"{source}.storage_offset()" if self.what == "offset" else f"{source}.{self.what}({self.dim})"
+
+    def is_ephemeral(self) -> bool:
+        """Whether nobody can be asked for it: torch calls such sources `<ephemeral…>`."""
+        return self.source.startswith("<ephemeral")
 
     def of(self, inputs: Sequence[Any]) -> Any:
         """The number that another input has in this place."""

@@ -16,9 +16,7 @@ Sizes = tuple[Any, ...]
 def symbolic_sizes(env: Any, t: torch.Tensor, source: Any, context: Any) -> tuple[str, Sizes, Sizes]:
     """The name of the input, its sizes and its strides: numbers, and nodes of this environment."""
     name = _name(env, source, context)
-    default = (
-        STATIC if env.settings.assume_static_by_default else (DUCK if env.settings.duck_shape else DYNAMIC)
-    )
+    default = STATIC if env.settings.assume_static_by_default else DUCK
     shape = tuple(
         _once(env, context, policy, example, f"{name}.size({dim})")
         for dim, (policy, example) in enumerate(zip(policies(t, context, default), t.shape, strict=True))

@@ -339,8 +339,8 @@ def without_floors(knowledge: Knowledge, expr: Size) -> tuple[int, Size]:
             scale = lcm(scale, needed)
         if abs(scale * total) > LARGEST_SCALE:
             break
-        larger = expanded(knowledge, knowledge.algebra.mul(scale, expr))
-        if larger is expr:
+        larger = _expanded(knowledge, {m: c * scale for m, c in expr.terms})
+        if larger is None:
             break
         total, expr = total * abs(scale), larger
     return total, expr
@@ -350,15 +350,20 @@ def expanded(knowledge: Knowledge, size: Size) -> Size:
     """With c*(p // c) written as p - p % c, wherever the coefficients allow it and some of p cancels."""
     if isinstance(size, int):
         return size
+    longer = _expanded(knowledge, dict(size.terms))
+    return size if longer is None else longer
+
+
+def _expanded(knowledge: Knowledge, table: dict[Monomial, int]) -> Size | None:
+    """None if nothing cancels. The table is used up."""
     # All of them before the sum is put together: what does not cancel folds to what it was.
-    table = dict(size.terms)
     cancels = False
     for _ in range(MOST_EXPANSIONS):
         found = next(expandable(table.items()), None)
         if found is None:
             break
         cancels |= _expand(knowledge, table, *found)
-    return knowledge.algebra.normal(table) if cancels else size
+    return knowledge.algebra.normal(table) if cancels else None
 
 
 def _expand(knowledge: Knowledge, table: dict[Monomial, int], atom: Expr, rest: Monomial, count: int) -> bool:
@@ -385,14 +390,14 @@ def compact(knowledge: Knowledge, size: Size) -> Size:
 def expandable(terms: Iterable[tuple[Monomial, int]]) -> Iterator[tuple[Expr, Monomial, int]]:
     """(floor-division p // q, rest, n) for each term that contains n * rest * q * (p // q)."""
     for monomial, coefficient in terms:
-        for atom, _ in monomial:
+        for place, (atom, exponent) in enumerate(monomial):
             if atom.kind != "floordiv":
                 continue
-            rest = poly.over(monomial, ((atom, 1),))
             divisor = poly.terms_of(atom.args[1])
-            if rest is None or len(divisor) != 1:
-                continue
-            rest = poly.over(rest, divisor[0][0])
             count = poly.truncated(coefficient, divisor[0][1])
-            if rest is not None and count:
+            if not count or len(divisor) != 1:
+                continue
+            left = ((atom, exponent - 1),) if exponent > 1 else ()
+            rest = poly.over((*monomial[:place], *left, *monomial[place + 1 :]), divisor[0][0])
+            if rest is not None:
                 yield atom, rest, count

@@ -14,7 +14,7 @@ from collections import deque
 from math import gcd
 
 from . import polynomials as poly
-from .conditions import HOLDS
+from .conditions import HOLDS, cofactor_of_product
 from .expr import Expr
 from .intervals import Interval, by_terms, compact, excludes_zero, is_nonnegative
 from .knowledge import Store
@@ -81,24 +81,7 @@ class Lesson:
 
     def simplest(self, kind: str, p: Size) -> Size:
         """The relation without what is known, common factors, or a leading minus (unless it is >=)."""
-        store, normal = self.store, self.algebra.normal
-        p = compact(store, store.inside(p))
-        while not isinstance(p, int):
-            factor = poly.common_monomial(p.terms)
-            interval = store.interval(normal({factor: 1})) if factor else (None, None)
-            positive = interval[0] is not None and interval[0] > 0
-            number = poly.variable_content(p.terms)
-            if positive or (factor and kind != "ge" and excludes_zero(interval)):
-                p = normal(poly.divided(p.terms, factor))
-            elif kind != "ge" and constant_of(p) % number:
-                return 1
-            elif number > 1:
-                p = normal({m: c // number for m, c in p.terms})
-            elif kind != "ge" and p.terms[0][1] < 0:
-                p = self.algebra.neg(p)
-            else:
-                break
-        return p
+        return without_factors(self.store, kind, compact(self.store, self.store.inside(p)))
 
     # -- p >= 0 ----------------------------------------------------------------------------------------
 
@@ -223,8 +206,10 @@ class Lesson:
             return atom.kind != "mod"
         if atom.is_symbol:
             return atom not in value.symbols
-        # An operation gives way to a polynomial in symbols only, so that replacing always ends.
-        return atom.kind != "mod" and all(a.is_symbol and a not in atom.symbols for a in value.atoms)
+        # An operation gives way to a polynomial in other symbols, or in parts of its own, so that replacing always ends.
+        if atom.kind == "mod":
+            return False
+        return all(a.is_symbol and a not in atom.symbols for a in value.atoms) or parts_of(atom).issuperset(value.atoms)
 
     def replace(self, atom: Expr, value: Size) -> None:
         store = self.store
@@ -300,6 +285,38 @@ class Lesson:
             self.tasks.append(("ge", self.algebra.sub(-1, p)))
         elif not excludes_zero((low, high)):
             self.store.nonzero[p] = None
+
+
+def without_factors(store: Store, kind: str, p: Size) -> Size:
+    """The relation p == 0, p != 0 or p >= 0 divided by what is known to be positive, or not zero where that will do.
+
+    A number other than 0 stands for p == 0 if it can't be.
+    """
+    normal = store.algebra.normal
+    while not isinstance(p, int):
+        factor = poly.common_monomial(p.terms)
+        interval = store.interval(normal({factor: 1})) if factor else (None, None)
+        positive = interval[0] is not None and interval[0] > 0
+        number = poly.variable_content(p.terms)
+        if positive or (factor and kind != "ge" and excludes_zero(interval)):
+            p = normal(poly.divided(p.terms, factor))
+        elif kind != "ge" and constant_of(p) % number:
+            return 1
+        elif number > 1:
+            p = normal({m: c // number for m, c in p.terms})
+        elif kind != "ge" and p.terms[0][1] < 0:
+            p = store.algebra.neg(p)
+        elif kind == "ge" and (cofactor := cofactor_of_product(store, p)) is not None:
+            p = store.algebra.sub(cofactor, 1)
+        else:
+            break
+    return p
+
+
+def parts_of(atom: Expr) -> frozenset[Expr]:
+    """The atoms that an operation is made of, at any depth, that are operations themselves."""
+    direct = [part for arg in atom.args if isinstance(arg, Expr) for part in arg.atoms if not part.is_symbol]
+    return frozenset(direct).union(*map(parts_of, direct))
 
 
 TEACH = {"ge": Lesson.nonnegative, "eq": Lesson.zero, "ne": Lesson.nonzero}

@@ -138,7 +138,8 @@ class SymNode:
         """What follows from value and kind."""
         value, kind = self.value, self.kind
         self.is_plain = isinstance(value, (int, float))
-        self.constant = value if self.is_plain else None
+        # What has a constant, torch takes for a plain number; of floats it expects that they stay nodes.
+        self.constant = value if self.is_plain and kind is not float else None
         self.is_constant = YES if self.is_plain and kind is not float else NO
         self.is_int = YES if kind is int else NO
         self.is_float = YES if kind is float else NO
@@ -180,7 +181,7 @@ class SymNode:
         return self.kind
 
     def maybe_as_float(self) -> float | None:
-        return self.constant if self.kind is float else None
+        return self.value if self.kind is float and self.is_plain else None
 
     def maybe_as_bool(self) -> bool | None:
         return self.constant if self.kind is bool else None
@@ -211,10 +212,14 @@ class SymNode:
 
     @property
     def expr(self) -> Any:
-        """As a sympy expression, for tools of torch that want one."""
-        return self.shape_env.to_sympy(self.value)
+        """As a sympy expression, for tools of torch that want one, in which symbols that became numbers or were merged
+        with others are what they became."""
+        return self.shape_env.to_sympy(self.shape_env.with_merged_symbols(self.value))
 
-    _expr = expr
+    @property
+    def _expr(self) -> Any:
+        """As it was computed."""
+        return self.shape_env.to_sympy(self.value)
 
     @property
     def fx_node(self) -> None:
@@ -330,7 +335,13 @@ class SymNode:
         return self.shape_env.node(self.shape_env.negated(self.value), bool)
 
     def sym_ite(self, then: SymNode, otherwise: SymNode) -> SymNode:
-        return self.shape_env.chosen(self, then, otherwise)
+        chosen = self.shape_env.chosen(self, then, otherwise)
+        if chosen.constant is None:
+            return chosen
+        # What torch gets has to be a node, and no number.
+        number = SymNode(self.shape_env, chosen.value, chosen.kind)
+        number.constant = None
+        return number
 
     # --- decisions ---------------------------------------------------------------------------------------
 
@@ -349,7 +360,8 @@ class SymNode:
         return self._settle(bool(self.shape_env.decide_in_kernel(self.value)))
 
     def bool_(self) -> bool:
-        return bool(self.shape_env.decide(self.value))
+        asked = self if self.kind is bool else self.ne(self.shape_env.node(self.kind(0), self.kind))
+        return bool(self.shape_env.decide(asked.value))
 
     def guard_int(self, file: Any = "", line: int = 0) -> int:
         return int(self.shape_env.specialise(self.value))
@@ -370,8 +382,17 @@ class SymNode:
             file.endswith(CONTENT_WITH_WHAT_IS_KNOWN)
             or (file.endswith(SUMS_TO_SIZES) and conditions.is_about_one(self.value))
         ):
-            return self._statically_known_true(file, line)
+            found = self._statically_known_true(file, line)
+            if self.guard_or_false not in SETTLED and self.shape_env.fails_at_hand(self.value):
+                self.guard_or_false = self._guard_or_false_where_it_fails
+            return found
         return self._settle(bool(self.shape_env.decide(self.value, fallback=False)))
+
+    def _guard_or_false_where_it_fails(self, file: Any, line: Any) -> bool:
+        """As `_guard_or_false`, of what does not hold at hand and so is never known to hold."""
+        if type(file) is str and file.endswith(CONTENT_WITH_WHAT_IS_KNOWN):
+            return False
+        return self._guard_or_false(file, line)
 
     def _guard_or_true(self, file: Any, line: Any) -> bool:
         if type(file) is str and file.endswith(CONTENT_WITH_WHAT_IS_KNOWN):

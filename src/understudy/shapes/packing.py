@@ -55,7 +55,7 @@ def _condition(
                 continue
             parts.append(conditions.either(is_one, follows))
         step, with_ones = step * counted, with_ones * counted
-    return conditions.joined("and", parts)
+    return conditions.conjunction(parts)
 
 
 def _suffix_products(env: Any, sizes: Sequence[Any], order: Sequence[int], at_least_one: bool) -> dict[int, Any]:

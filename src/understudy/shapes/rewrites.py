@@ -383,6 +383,9 @@ def folded_division(algebra: Algebra, terms: Terms) -> Size | None:
 
 def folded_half(algebra: Algebra, terms: Terms) -> Size | None:
     """p - p//2 == (p + 1)//2 and p - (p + 1)//2 == p//2, where p is an atom."""
+    signs = {coefficient > 0 for monomial, coefficient in terms if monomial}
+    if len(signs) < 2:
+        return None
     table = dict(terms)
     for monomial, coefficient in terms:
         for atom, exponent in monomial:

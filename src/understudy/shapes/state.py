@@ -44,14 +44,15 @@ class State:
     def __init__(self, *, settings: Settings | None = None, **options: Any) -> None:
         self.settings = replace(settings or Settings(), **options)
         self.algebra = Algebra()
-        self.facts = Facts(self.algebra)
+        self.hints: dict[Expr, int] = {}
+        self.facts = Facts(self.algebra, self.hints)
         self.guards: list[Guard] = []
         self.runtime_asserts: list[Guard] = []
         self.specialisations: list[Specialisation] = []
         self.inputs = Inputs()
-        self.hints: dict[Expr, int] = {}
         self.births: dict[Expr, Birth] = {}
         self.definitions: dict[Expr, FloatExpr] = {}
+        self.choices: dict[Expr, FloatExpr] = {}  # definitions of which it is open what they choose
         self.truths: dict[Condition, Expr] = {}
         self.float_facts: dict[Any, bool] = {}
         self.pending_fresh_unbacked_symbols: list[Expr] = []
@@ -66,12 +67,15 @@ class State:
         self._ordinaries: dict[Expr, Expr] = {}
         self._by_example: dict[int, Expr] = {}
         self._by_name: dict[str, Expr] = {}
+        self.unbacked_by_name: dict[str, SymNode] = {}
         self._specialised: set[Expr] = set()
         self.frozen = False
+        self.runtime_asserts_frozen = False
+        self._guards_are_errors = False
         self._suppressed = 0
         self._from_memory = False
         self._ignoring_fresh = 0
-        self._named = 0
+        self._named: dict[str, int] = {}
 
     # --- answered by ShapeEnv ----------------------------------------------------------------------------------
 
@@ -81,7 +85,7 @@ class State:
     def specialise(self, value: Any) -> Any:
         raise NotImplementedError
 
-    def expect(self, condition: Any) -> bool:
+    def expect(self, condition: Any, is_refused_else: bool = False) -> bool:
         raise NotImplementedError
 
     def undecidable(self, asked: Any) -> GuardOnDataDependentSymNode:

@@ -47,6 +47,13 @@ class SymbolicContext:
     """How the sizes of one input become symbols."""
 
 
+@dataclass(frozen=True)
+class SymIntSymbolicContext(SymbolicContext):
+    """What must hold of a number among the inputs."""
+
+    constraint: Any
+
+
 @dataclass(frozen=True, kw_only=True)
 class StatelessSymbolicContext(SymbolicContext):
     """A `DimDynamic` for each size, and for each stride if these do not follow from the sizes."""
@@ -55,7 +62,11 @@ class StatelessSymbolicContext(SymbolicContext):
     dynamic_strides: Sequence[Any] | None = None
     constraint_sizes: Sequence[Any] | None = None
     constraint_strides: Sequence[Any] | None = None
+    specialize_on: Sequence[Any] | None = None
     view_base_context: Any = None
+    shape_ids: dict[int, str | None] | None = None
+    """By dimension: those of the same name are one symbol, if they are `UNBACKED`."""
+    unbacked_bounds: dict[int, tuple[int | None, int | None]] | None = None
 
     def __post_init__(self) -> None:
         rank = len(self.dynamic_sizes)
@@ -64,6 +75,8 @@ class StatelessSymbolicContext(SymbolicContext):
             "constraint_sizes": None,
             "constraint_strides": None,
         }
+        if self.specialize_on is None:
+            object.__setattr__(self, "specialize_on", [[]] * rank)
         for name, default in defaults.items():
             given = getattr(self, name)
             if given is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from understudy.shapes import conditions
+from understudy.shapes.arithmetic import MOST
 from understudy.shapes.expr import Expr
 from understudy.shapes.floats import FloatExpr
 from understudy.shapes.torch_tables import TorchTables
@@ -44,6 +45,19 @@ class TorchSide(TorchTables):
         return fallback if hint is None else hint
 
     size_hint = optimization_hint
+
+    def has_guarding_hint(self, expression: Any) -> bool:
+        return self.hint_of(self.from_sympy(expression)) is not None
+
+    def freeze_runtime_asserts(self) -> None:
+        """From here on nothing more is written down to be checked when the program runs."""
+        self.runtime_asserts_frozen = True
+
+    def constrain_symbol_range(self, symbol: Any, compiler_min: int, compiler_max: int) -> None:
+        number = self.from_sympy(symbol)
+        self.expect(conditions.ge(number, compiler_min))
+        if compiler_max < MOST:
+            self.expect(conditions.le(number, compiler_max))
 
     def is_unbacked_symint(self, symbol: Any) -> bool:
         return self.from_sympy(symbol) in self.births

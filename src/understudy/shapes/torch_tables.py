@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from understudy import _torch
-from understudy.shapes.checking import Checking, linear, origins
+from understudy.errors import ConstraintViolationError
+from understudy.shapes.checking import (
+    Checking,
+    bindings_of,
+    inputs_of,
+    linear,
+    names_as_code,
+    origins,
+    placeholders_of,
+)
 from understudy.shapes.conditions import Condition
 from understudy.shapes.expr import Expr
 from understudy.shapes.from_sympy import is_sympy, translated
-from understudy.shapes.guards import Guard, InputSize
+from understudy.shapes.guards import Guard, InputSize, Specialisation
 from understudy.shapes.node import value_of
+
+
+@dataclass(frozen=True)
+class GuardTexts:
+    """Guards in one language."""
+
+    exprs: list[str]
 
 
 class TorchTables(Checking):
@@ -22,9 +40,9 @@ class TorchTables(Checking):
         found = self._sympy.get(value)
         if found is None:
             # why: sympy is slow, and only other tools want it
-            from understudy.shapes.sympify_floats import to_sympy
+            from understudy.shapes.sympify_floats import expanded
 
-            found = self._sympy[value] = to_sympy(value)
+            found = self._sympy[value] = expanded(value, self.definitions)
             self._from_sympy[found] = value
         return found
 
@@ -44,6 +62,14 @@ class TorchTables(Checking):
         return super().simplify(value)
 
     replace = simplify
+
+    def with_merged_symbols(self, value: Any) -> Any:
+        """The value with numbers, and with symbols that took the place of others."""
+        if not isinstance(value, (Expr, Condition)):
+            return super().simplify(value)
+        known = {symbol: super(TorchTables, self).simplify(symbol) for symbol in value.symbols}
+        merged = {s: now for s, now in known.items() if now is not s and (isinstance(now, int) or now.is_symbol)}
+        return value.substitute(merged) if merged else value
 
     # --- settings ---------------------------------------------------------------------------------------------
 
@@ -94,6 +120,8 @@ class TorchTables(Checking):
             value = value_of(place.size)
             if isinstance(value, Expr) and value.is_symbol:
                 found.setdefault(self.to_sympy(value), []).append(place)
+        for places in found.values():
+            places.sort(key=InputSize.is_ephemeral)
         return found
 
     @property
@@ -106,6 +134,22 @@ class TorchTables(Checking):
         """For each symbol that was merged or became a number: what it is."""
         simple = {symbol: super(TorchTables, self).simplify(symbol) for symbol in self._symbols()}
         return {self.to_sympy(s): self.to_sympy(other) for s, other in simple.items() if other is not s}
+
+    @property
+    def source_to_var(self) -> dict[str, Any]:
+        """For each place in the inputs where a symbol stands alone: the symbol."""
+        return {place.text: symbol for symbol, places in self.var_to_sources.items() for place in places}
+
+    @property
+    def val_to_var(self) -> dict[int, Any]:
+        """For each example that dimensions share a symbol for: the symbol."""
+        return {example: self.to_sympy(symbol) for example, symbol in self._by_example.items()}
+
+    @property
+    def size_like(self) -> set[Any]:
+        """The symbols that only data tells, and of which it is known that they are sizes: they are at least 0."""
+        least = {symbol: self.facts.interval(symbol)[0] for symbol in self.births}
+        return {self.to_sympy(symbol) for symbol, number in least.items() if number is not None and number >= 0}
 
     def bind_symbols(self, placeholders: Any, *args: Any) -> dict[Any, int]:
         """What each symbol is for these inputs: in place of stand-ins, a graph's placeholders, or (None) the run's."""
@@ -134,16 +178,49 @@ class TorchTables(Checking):
             found.setdefault(self.to_sympy(unbacked[-1]) if unbacked else None, []).append(promise)
         return found
 
+    def produce_guards(
+        self, placeholders: Any = None, sources: Any = None, *args: Any, input_contexts: Any = None, **options: Any
+    ) -> list[str]:
+        """As above; with the contexts of the inputs, an error if the run has not kept what they ask for."""
+        found = super().produce_guards(placeholders, sources, **options)
+        if input_contexts:
+            # why: it reads an environment, and this is a part of one
+            from understudy.shapes.constraints import ADVICE, violations
+
+            inputs = self.inputs if placeholders is None else inputs_of(placeholders_of(placeholders), sources)
+            broken = violations(self, inputs, input_contexts)
+            if broken:
+                lines = "\n  ".join(["the run does not keep what was asked of its inputs:", *broken, f"to do: {ADVICE}"])
+                raise ConstraintViolationError(lines)
+        return found
+
+    def produce_guards_verbose(
+        self, placeholders: Any = None, sources: Any = None, *args: Any,
+        langs: Sequence[str] = ("python", "verbose_python"), **options: Any,
+    ) -> list[GuardTexts]:  # fmt: skip
+        """The same for each of the languages; the verbose one has the lines of code that made them, as comments."""
+        plain = self.produce_guards(placeholders, sources, **options)
+        inputs = self.inputs if placeholders is None else inputs_of(placeholders_of(placeholders), sources)
+        names = names_as_code(bindings_of(inputs))
+        why = {required.as_code(names, {}): required.why for required in self.requirements(inputs)}
+        commented = [f"{text}  # {why[text]}" if why.get(text) else text for text in plain]
+        return [GuardTexts(commented if lang == "verbose_python" else plain) for lang in langs]
+
+    def get_pruned_guards(self, symints: Sequence[Any]) -> list[Guard]:
+        """The guards that are about these numbers, and no others."""
+        symbols = {s for number in symints for s in getattr(self.from_sympy(value_of(number)), "symbols", ())}
+        return [guard for guard in self.guards if guard.condition.symbols <= symbols]
+
     def format_guards(self, verbose: bool = False) -> str:
         """The guards, one a line; `verbose`: with the lines of code that made them."""
         return "\n".join(f" - {guard if verbose else guard.text}" for guard in self.guards)
 
     def get_nontrivial_guards(self) -> list[Any]:
         """The guards that are more than a range or the value of one symbol, or that two symbols are one."""
-        merged = [self._with_merged_symbols(guard.condition) for guard in self.guards]
+        merged = [self._with_known_symbols(guard.condition) for guard in self.guards]
         return [self.to_sympy(condition) for condition in merged if not is_trivial(condition)]
 
-    def _with_merged_symbols(self, condition: Any) -> Any:
+    def _with_known_symbols(self, condition: Any) -> Any:
         if not isinstance(condition, Condition):
             return condition
         return condition.substitute({symbol: super(TorchTables, self).simplify(symbol) for symbol in condition.symbols})
@@ -156,6 +233,16 @@ class TorchTables(Checking):
         """From here on decisions are made, and not recorded."""
         self.frozen = True
         self._suppressed += 1
+
+    @property
+    def num_deferred_runtime_asserts(self) -> int:
+        """How much is to be checked when the program runs."""
+        return len(self.runtime_asserts)
+
+    @property
+    def specializations(self) -> list[Specialisation]:
+        """The other spelling."""
+        return self.specialisations
 
 
 def is_trivial(condition: Any) -> bool:

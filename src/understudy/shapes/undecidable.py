@@ -33,9 +33,11 @@ def error(env: ShapeEnv, asked: Any) -> GuardOnDataDependentSymNode:
     made = GuardOnDataDependentSymNode(
         f"the program needs to know {question}, and that is data-dependent: {born}",
         context=Context(
-            "a decision on sizes", str(asked), line, advice_on_loops(line) + advice(env, asked, names)
+            "a decision on sizes", str(asked), line,
+            advice_on_loops(line) + advice_on_names([s.name for s in unbacked if s.name not in names])
+            + advice(env, asked, names),
         ),
-    )
+    )  # fmt: skip
     made.cond = asked
     return made
 
@@ -63,6 +65,13 @@ def advice_on_loops(line: str) -> str:
         "how many rounds the loop has is data: go through all that there can be, with torch.where for what does not "
         f"count, or do the work of all rounds in one call{grouped if 'expert' in line else ''}; if it is known, "
     )
+
+
+def advice_on_names(unnamed: list[str]) -> str:
+    """No variable holds these: a line about them needs one."""
+    if not unnamed:
+        return ""
+    return f"keep what made it in a variable, {', '.join(f'{name} = …' for name in unnamed)}, and "
 
 
 def checked(env: ShapeEnv, condition: Any, names: dict[str, str]) -> str:

@@ -1,0 +1,180 @@
+"""Symbolic numbers and environments where code that was written for torch's asks more of them than operators do."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from understudy import (
+    FakeTensorMode,
+    PendingUnbackedSymbolNotFound,
+    ShapeEnv,
+    cast_symbool_to_symint_guardless,
+    check_consistent,
+    compute_unbacked_bindings,
+    constrain_range,
+    constrain_unify,
+    find_symbol_binding_fx_nodes,
+    free_unbacked_symbols,
+    has_symbolic_sizes_strides,
+    is_nested_int,
+    make_fx,
+    statically_known_true,
+)
+
+
+def sizes(*shape: int) -> tuple[ShapeEnv, Any]:
+    env = ShapeEnv(duck_shape=False)
+    return env, FakeTensorMode(shape_env=env).from_tensor(torch.empty(shape), source="x")
+
+
+def test_floats_are_true_or_not() -> None:
+    env, x = sizes(6)
+    assert torch.sym_float(x.shape[0]) and not torch.sym_not(x.shape[0] / 2)
+    with pytest.raises(RuntimeError, match=r"whether zuf0 != 0\.0"):
+        bool(env.create_unbacked_symfloat())
+
+
+def test_a_choice_between_numbers_that_is_known() -> None:
+    _, x = sizes(6)
+    chosen = torch.sym_ite(x.shape[0] >= 2, 2, 3)
+    assert chosen == 2 and torch.sym_ite(x.shape[0] < 2, 2, 3) == 3
+
+
+def test_truth_as_a_number_without_a_guard() -> None:
+    env, x = sizes(6, 4)
+    a, b = x.shape
+    assert str(torch.sym_float(a > b)) == "(1.0 if x_0 > x_1 else 0.0)"
+    assert str(cast_symbool_to_symint_guardless(a > b)) == "(1 if x_0 > x_1 else 0)"
+    assert cast_symbool_to_symint_guardless(True) == 1
+    assert not env.guards
+
+
+def test_each_kind_of_symbol_is_counted_for_itself() -> None:
+    env = ShapeEnv()
+    made = [env.create_symbol(5), env.create_symbol(6), env.create_unbacked_symint(), env.create_unbacked_symfloat(),
+            env.create_unbacked_symbool()]  # fmt: skip
+    assert [str(number) for number in made] == ["s0", "s1", "u0", "zuf0", "u1 == 1"]
+
+
+def test_expressions_say_what_became_of_symbols() -> None:
+    _, x = sizes(8, 6, 6)
+    a, b, c = x.shape
+    assert b == c and int(a) == 8
+    assert str((b + c).node.expr) == "2*x_1" and str((b + c).node._expr) == "x_1 + x_2"
+    assert (a * 2).node.expr == 16 and (a * 2).node.maybe_as_int() == 16 and a.node.maybe_as_int() == 8
+    assert str(torch.sym_float(a)) == "8.0"
+
+
+def test_expressions_are_in_the_symbols_of_the_environment() -> None:
+    env, x = sizes(8, 6)
+    a, b = x.shape
+    numbers = [a & 3, a | b, a ^ 1, torch.sym_ite(a > b, a, b), math.trunc(a / b), round(a / 3), math.floor(a * 0.3) + 1]
+    for number in numbers:
+        expression = number.node.expr
+        assert expression.free_symbols <= set(env.var_to_val)
+        assert expression.subs(env.var_to_val) == number.node.hint
+    assert (a & 3) == 0
+    assert str(env.guards[-1].expr) == "Eq(BitwiseFn_bitwise_and(x_0, 3), 0)"
+
+
+def test_numbers_that_are_to_be_one() -> None:
+    env, x = sizes(4, 4)
+    u, v = env.create_unbacked_symint(), env.create_unbacked_symint()
+    constrain_unify(u, v)
+    constrain_unify(u, 7)
+    assert u == v and v == 7
+    check_consistent(x, x.t())
+    assert [guard.text for guard in env.guards] == ["x_0 == x_1"]
+    for wrong in ((3, 4), (v, 8)):
+        with pytest.raises(AssertionError, match="are not the same"):
+            constrain_unify(*wrong)
+    with pytest.raises(ValueError, match="not in the range from 30 to 80"):
+        constrain_range(x.shape[0], min=30, max=80)
+
+
+def test_questions_about_values() -> None:
+    env, x = sizes(4)
+    u = env.create_unbacked_symint()
+    assert has_symbolic_sizes_strides(x) and not has_symbolic_sizes_strides(torch.empty(3))
+    assert not is_nested_int(u) and not is_nested_int(3)
+    assert free_unbacked_symbols((u + x.shape[0]).node.expr) == {u.node.expr}
+    assert env.has_guarding_hint(x.shape[0].node.expr) and not env.has_guarding_hint(u.node.expr)
+    assert env.size_like == set()
+    torch._check(u >= 0)
+    assert env.size_like == {u.node.expr} and env.num_deferred_runtime_asserts == 1
+    env.constrain_symbol_range(u.node.expr, 3, 9)
+    assert statically_known_true(u <= 9) and statically_known_true(u >= 3)
+
+
+def test_no_more_guards() -> None:
+    env, x = sizes(4)
+    with env.error_on_new_guards():
+        assert x.shape[0] > 1  # it is known
+        with pytest.raises(RuntimeError, match="it would have to be assumed that x_0 >= 4"):
+            bool(x.shape[0] > 3)
+    assert x.shape[0] > 3 and len(env.guards) == 1
+    env.freeze_runtime_asserts()
+    torch._check(env.create_unbacked_symint() > 3)
+    assert not env.runtime_asserts
+
+
+def test_a_symbol_that_is_lost() -> None:
+    env = ShapeEnv()
+    with FakeTensorMode(shape_env=env):
+        torch.randn(4).nonzero()
+        with pytest.raises(PendingUnbackedSymbolNotFound, match=r"does not say what u0 \(made by aten\.nonzero"):
+            compute_unbacked_bindings(env, torch.empty(3))
+
+
+def test_which_nodes_know_symbols() -> None:
+    graph = make_fx(lambda x: torch.zeros(x.item()), tracing_mode="symbolic")(torch.tensor(3))
+    ((symbol, node),) = find_symbol_binding_fx_nodes(graph.graph).items()
+    assert str(symbol) == "u0" and node.target is torch.ops.aten._local_scalar_dense.default
+
+
+def test_nothing_in_nothing() -> None:
+    env = ShapeEnv()
+    with FakeTensorMode(shape_env=env):
+        empty = torch.empty(0, 3)
+        assert empty.nonzero().shape == (0, 2) and empty[empty > 0].shape == (0,) and torch.unique(empty).shape == (0,)
+
+
+@pytest.mark.parametrize("flags", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("name", ["unique_dim", "unique_dim_consecutive", "unique_consecutive"])
+def test_what_kernels_give_besides_distinct_slices(name: str, flags: tuple[bool, bool]) -> None:
+    """With a dimension, they give where each went and how often it was there whether that is asked for or not."""
+    real = torch.tensor([[1, 2], [1, 2], [3, 4]])
+
+    def run(x: torch.Tensor) -> list[int]:
+        by_name = {
+            "unique_dim": lambda: torch.ops.aten.unique_dim(x, 0, True, *flags),
+            "unique_dim_consecutive": lambda: torch.ops.aten.unique_dim_consecutive(x, 0, *flags),
+            "unique_consecutive": lambda: torch.ops.aten.unique_consecutive(x, *flags, 0),
+        }
+        return [result.shape[0] for result in by_name[name]()]
+
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+    with mode:
+        found = run(mode.from_tensor(real, static_shapes=True))
+    assert [str(size).replace("u0", "2") for size in found] == [str(size) for size in run(real)]
+    with mode, pytest.raises(RuntimeError, match="nothing in the slices"):
+        run(torch.empty(3, 0))
+
+
+def test_truth_of_a_tensor() -> None:
+    _, x = sizes(4)
+    with x.fake_mode, pytest.raises(RuntimeError, match="more than one value is ambiguous"):
+        bool(x)
+
+
+def test_complex_numbers_are_two() -> None:
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        number = torch.randn((), dtype=torch.complex64)
+        with pytest.raises(RuntimeError, match=r"x\.real\.item\(\)"):
+            number.item()
+        assert str(number.imag.item()) == "zuf0"
