@@ -9,6 +9,9 @@ import sys
 import understudy
 
 NAMES = """
+    ConstraintViolationError PendingUnbackedSymbolNotFound SymIntSymbolicContext
+    cast_symbool_to_symint_guardless check_consistent constrain_unify find_symbol_binding_fx_nodes
+    has_symbolic_sizes_strides is_nested_int is_symbol_binding_fx_node
     DataDependentOutputException DecompositionInterpreter Dim DimDynamic DispatchCacheInfo
     DynamicOutputShapeException FakeCopyMode FakeTensor FakeTensorConverter FakeTensorDeviceMismatchError
     FakeTensorMode FakeTensorProp GuardOnDataDependentSymNode KeyPath MetaTraceError MetaTracer

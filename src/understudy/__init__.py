@@ -2,6 +2,7 @@
 
 from understudy import rules as _rules  # noqa: F401  (registers the rules)
 from understudy.errors import (
+    ConstraintViolationError,
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorDeviceMismatchError,
@@ -10,6 +11,7 @@ from understudy.errors import (
     MixedTensorsError,
     NoDataError,
     OperatorError,
+    PendingUnbackedSymbolNotFound,
     UnderstudyError,
     UnsupportedFakeTensorException,
     UnsupportedMutationAliasingException,
@@ -30,7 +32,10 @@ from understudy.fake.tensor import FakeTensor
 from understudy.infer.cache import DispatchCacheInfo
 from understudy.infer.engine import mark_pure, rule
 from understudy.shapes.asking import (
+    cast_symbool_to_symint_guardless,
+    check_consistent,
     constrain_range,
+    constrain_unify,
     expect_true,
     guard_bool,
     guard_float,
@@ -40,9 +45,11 @@ from understudy.shapes.asking import (
     guarding_hint_or_throw,
     has_guarding_hint,
     has_static_value,
+    has_symbolic_sizes_strides,
     is_concrete_bool,
     is_concrete_float,
     is_concrete_int,
+    is_nested_int,
     is_symbolic,
     optimization_hint,
     sym_and,
@@ -54,6 +61,7 @@ from understudy.shapes.bindings import (
     bind_symbols,
     compute_unbacked_bindings,
     eval_guards,
+    find_symbol_binding_fx_nodes,
     free_symbols,
     free_unbacked_symbols,
     fx_placeholder_targets,
@@ -62,6 +70,7 @@ from understudy.shapes.bindings import (
     guard_or_true,
     has_free_symbols,
     has_free_unbacked_symbols,
+    is_symbol_binding_fx_node,
     rebind_unbacked,
     resolve_unbacked_bindings,
     statically_known_false,
@@ -77,6 +86,7 @@ from understudy.shapes.torch_contexts import (
     StrictMinMaxConstraint,
     SubclassSymbolicContext,
     SymbolicContext,
+    SymIntSymbolicContext,
 )
 from understudy.spec import New, Same, TensorSpec, Value, View
 from understudy.trace.blocks import run_every_layer
@@ -130,6 +140,7 @@ ShapeEnvSettings = Settings
 __version__ = "0.1.0"
 
 __all__ = [
+    "ConstraintViolationError",
     "DataDependentOutputException",
     "DecompositionInterpreter",
     "Dim",
@@ -151,6 +162,7 @@ __all__ = [
     "New",
     "NoDataError",
     "OperatorError",
+    "PendingUnbackedSymbolNotFound",
     "PropagationError",
     "ProxySymDispatchMode",
     "ProxyTorchDispatchMode",
@@ -164,6 +176,7 @@ __all__ = [
     "StatelessSymbolicContext",
     "StrictMinMaxConstraint",
     "SubclassSymbolicContext",
+    "SymIntSymbolicContext",
     "SymbolicContext",
     "TensorMetadata",
     "TensorSpec",
@@ -175,8 +188,11 @@ __all__ = [
     "View",
     "bind_symbols",
     "capture_step",
+    "cast_symbool_to_symint_guardless",
+    "check_consistent",
     "compute_unbacked_bindings",
     "constrain_range",
+    "constrain_unify",
     "decompose",
     "dims",
     "disable_autocast_cache",
@@ -187,6 +203,7 @@ __all__ = [
     "extract_tensor_metadata",
     "extract_val",
     "fake_signature",
+    "find_symbol_binding_fx_nodes",
     "free_symbols",
     "free_unbacked_symbols",
     "fx_placeholder_targets",
@@ -210,12 +227,15 @@ __all__ = [
     "has_guarding_hint",
     "has_proxy_slot",
     "has_static_value",
+    "has_symbolic_sizes_strides",
     "insert_deferred_runtime_asserts",
     "is_concrete_bool",
     "is_concrete_float",
     "is_concrete_int",
     "is_fake",
+    "is_nested_int",
     "is_sym_node",
+    "is_symbol_binding_fx_node",
     "is_symbolic",
     "make_fx",
     "manual_meta_overrides",

@@ -14,7 +14,12 @@
     ├── UnsupportedFakeTensorException (RuntimeError) a tensor that can't be stood in for
     ├── UnsupportedMutationAliasingException (RuntimeError)
     ├── MixedTensorsError (RuntimeError, AssertionError)  a real tensor, or a fake of another mode, among fakes
+    │   └── UnknownSubclassError (TypeError)      a real tensor of a class of its own
+    ├── UntrackedValueError (RuntimeError)        a value that no node of the graph gives
     ├── SymbolMismatch (ValueError, AssertionError)   inputs that give a symbol two values
+    ├── ConstraintViolationError (RuntimeError, ValueError)  a run that does not keep what was asked of a dimension
+    ├── PendingUnbackedSymbolNotFound (RuntimeError, ValueError)  a new symbol that is nowhere in the result
+    ├── GuardsFrozen (RuntimeError)               a guard where there were to be no more
     ├── MetadataMismatchError (RuntimeError)      a cross-check found two different answers
     └── NoDataError (RuntimeError)                data pointer, numpy array, … of a tensor without data
 
@@ -146,8 +151,28 @@ class MixedTensorsError(UnderstudyError, RuntimeError, AssertionError):
     """
 
 
+class UnknownSubclassError(MixedTensorsError, TypeError):
+    """As above, of a subclass that no mode knows: a `TypeError` too, because that is how dispatch fails in torch."""
+
+
+class UntrackedValueError(UnderstudyError, RuntimeError):
+    """A value of which the graph that is being recorded knows nothing, where its node was asked for."""
+
+
 class SymbolMismatch(UnderstudyError, ValueError, AssertionError):
     """Inputs that give a symbol two values. An `AssertionError` too, because that is what torch's environment raises."""
+
+
+class ConstraintViolationError(UnderstudyError, RuntimeError, ValueError):
+    """What was asked of a dimension of an input (to stay dynamic, to lie in a range) is not so."""
+
+
+class PendingUnbackedSymbolNotFound(UnderstudyError, RuntimeError, ValueError):
+    """A symbol was made that is nowhere in the result: nothing could say what it is when the program runs."""
+
+
+class GuardsFrozen(UnderstudyError, RuntimeError):
+    """Something new would have to be assumed, where that was ruled out."""
 
 
 class MetadataMismatchError(UnderstudyError, RuntimeError):

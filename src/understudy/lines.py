@@ -13,6 +13,7 @@ import torch
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_WRAPPERS = ("typing_extensions.py",)  # torch wraps functions by it that it advises against
 _NOT_THE_USERS = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, _OURS, "<frozen ")
 
 
@@ -20,6 +21,8 @@ _NOT_THE_USERS = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, _OU
 def is_the_users(file: str) -> bool:
     """Neither torch's, nor ours, nor Python's own library (but packages that are installed inside it)."""
     if file.startswith(_NOT_THE_USERS):
+        return False
+    if os.path.basename(file) in _WRAPPERS:
         return False
     return not file.startswith(_LIBRARY) or file[len(_LIBRARY) :].split(os.sep)[0].endswith("-packages")
 

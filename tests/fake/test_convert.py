@@ -342,6 +342,13 @@ def test_parameters_stay_parameters(mode: FakeTensorMode) -> None:
     assert not isinstance(mode.from_tensor(torch.randn(3)), nn.Parameter)
 
 
+def test_buffers_can_be_set_again(mode: FakeTensorMode) -> None:
+    module = nn.Module()
+    module.scale = mode.from_tensor(nn.Buffer(torch.randn(3), persistent=False))
+    module.scale = module.scale.to("cpu")
+    assert not module.state_dict()
+
+
 def test_buffers_stay_buffers(mode: FakeTensorMode) -> None:
     fake = mode.from_tensor(nn.Buffer(torch.randn(3)))
     assert isinstance(fake, nn.Buffer)

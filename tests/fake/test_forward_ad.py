@@ -52,3 +52,6 @@ def test_zeros_that_are_known_to_be_zeros(device: str) -> None:
         assert (zero * torch.ones(3, dtype=torch.float64, device=device))._is_zerotensor()
         assert not (zero + torch.ones(3, dtype=torch.float64, device=device))._is_zerotensor()
         assert zero.clone().shape == (2, 3)
+        views = [zero.detach(), zero.t(), zero[0], zero.expand(4, 2, 3)]
+        assert all(view._is_zerotensor() and view.device == zero.device for view in views)
+        assert zero[0, 0].item() == 0

@@ -137,7 +137,8 @@ def test_the_result_is_the_same_without_listeners(name: str, device: str) -> Non
             assert result._is_view() == expected._is_view()
             if expected._is_view() and expected._base is not None:
                 assert sizes(result._base) == sizes(expected._base)  # type: ignore[arg-type]
-    assert mode._cache.recipes
+    # C++ has nothing to ask of a contiguous tensor that it reshapes.
+    assert bool(mode._cache.recipes) == (name != "reshape")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

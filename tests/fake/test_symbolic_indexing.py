@@ -37,6 +37,22 @@ def test_reads_and_writes_by_a_number_of_data(index: Any, mode: str) -> None:
             assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("index", INDICES, ids=range(len(INDICES)))
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_reads_and_writes_by_a_tensor_of_one_number(index: Any, mode: str) -> None:
+    def program(x: torch.Tensor, count: torch.Tensor) -> Any:
+        y = x.clone()
+        y[index(count)] = 7.0
+        return x[index(count)], y
+
+    x = torch.randn(3, 3, 3, 3)
+    gm = make_fx(program, tracing_mode=mode, _allow_non_fake_inputs=True)(x, torch.tensor(2))
+    for count in (1, 2):
+        given = x, torch.tensor(count)
+        for found, expected in zip(gm(*given), program(*given), strict=True):
+            assert torch.equal(found, expected)
+
+
 def test_a_size_is_not_fixed_by_indexing_with_it() -> None:
     gm = make_fx(lambda x: x[x.shape[0] - 1], tracing_mode="symbolic")(torch.randn(5, 3))
     assert not gm.shape_env.specialisations

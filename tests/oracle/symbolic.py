@@ -26,6 +26,7 @@ from tests.oracle.engines import is_data_dependent
 from tests.oracle.run import Verdict, _said, _text
 from understudy import FakeTensorMode
 from understudy.errors import GuardOnDataDependentSymNode
+from understudy.shapes.contexts import DYNAMIC
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.sizes import from_torch
 
@@ -58,9 +59,14 @@ NEVER_EMPTY = frozenset({"nn.functional.pdist"})
 QUESTIONS = frozenset({"aten::size", "aten::stride", "aten::numel", "aten::storage_offset", "aten::sym_size", "aten::sym_numel"})
 """What C++ asks of tensors: no steps of a computation."""
 
+SLICES = frozenset({"aten::alias", "aten::slice.Tensor", "aten::slice_backward"})
+"""What is heard of `x[..., :k]`: an alias, which has no gradient of its own, if plain numbers say that it is all of x. Of
+symbols that is not asked, and a slice of all there is gives the same."""
+
 Sizes = Mapping[Any, int]
-Step = tuple[str, list[Any], list[Any]]
-"""The name of an operator, its results, and the whole numbers among its arguments."""
+Step = tuple[str, list[Any], list[Any], list[int]]
+"""The name of an operator, its results, the whole numbers among its arguments (for `SLICES`, what it was given), and the
+arguments whose storage is a result's."""
 
 
 @dataclass
@@ -131,7 +137,9 @@ class SymbolicRun:
     def _converted(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        fake = self.mode.from_tensor(leaf, source=f"x{len(self.inputs)}")
+        # Without duck sizing, sizes of 0 and 1 are symbols, too, which may be any number elsewhere.
+        context = None if self.env.settings.duck_shape else [DYNAMIC] * leaf.ndim
+        fake = self.mode.from_tensor(leaf, source=f"x{len(self.inputs)}", symbolic_context=context)
         self.inputs.append((leaf, fake._spec))
         return fake
 
@@ -172,16 +180,16 @@ class SymbolicRun:
         In the same way, numbers among the arguments are compared where they are written alike at the example's sizes: a
         size that C++ has read, and handed on as a number, is recorded as that number.
         """
-        recorded = self._steps()
-        real, example = self.real_steps(sizes), self.real_steps(self.env.hints)
-        if [name for name, _, _ in real] != [name for name, _, _ in example]:
+        real, example = (without_full_slices(self.real_steps(each), {}) for each in (sizes, self.env.hints))
+        recorded = without_full_slices(self._steps(), self._as_heard(self.env.hints))
+        if [(name, shared) for name, _, _, shared in real] != [(name, shared) for name, _, _, shared in example]:
             return False
         hints, here = self._as_heard(self.env.hints), self._as_heard(sizes)
-        if [(name, at(found, hints)) for name, found, _ in recorded] != [(name, found) for name, found, _ in example]:
+        if [(step[0], at(step[1], hints)) for step in recorded] != [step[:2] for step in example]:
             return True
         return all(
             at(found, here) == result and (at(given, hints) != before or at(given, here) == numbers)
-            for (_, found, given), (_, result, numbers), (_, _, before) in zip(recorded, real, example, strict=True)
+            for (_, found, given, _), (_, result, numbers, _), (_, _, before, _) in zip(recorded, real, example, strict=True)
         )
 
     def real_steps(self, sizes: Sizes) -> list[Step]:
@@ -203,6 +211,16 @@ class SymbolicRun:
         return {symbol: by_name[symbol.name] for symbol in symbols if symbol.name in by_name}
 
 
+def without_full_slices(steps: list[Step], sizes: Sizes) -> list[Step]:
+    """Without those that take all there is, at these sizes."""
+
+    def shape(description: list[Any]) -> Any:
+        ((_, rank, *numbers),) = at(description, sizes)
+        return numbers[:rank]
+
+    return [step for step in steps if step[0] not in SLICES or shape(step[1]) != shape(step[2])]
+
+
 class Listener(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
@@ -211,8 +229,20 @@ class Listener(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func.namespace == "aten" and func.name() not in QUESTIONS:
-            self.heard.append((func.name(), described(result), described(tree_map(_number_in, (args, kwargs)))))
+            given = args[0] if func.name() in SLICES else tree_map(_number_in, (args, kwargs))
+            shared = storages_of(result, (args, kwargs))
+            self.heard.append((func.name(), described(result), described(given), shared))
         return result
+
+
+def storages_of(result: Any, given: Any) -> list[int]:
+    """Which of the tensors given has the storage of each result, as far as there is one: a view is no copy."""
+    storages = [_storage(tensor) for tensor in tensors_in(given)]
+    return [storages.index(_storage(each)) for each in tensors_in(result) if _storage(each) in storages]
+
+
+def _storage(tensor: torch.Tensor) -> Any:
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
 
 
 def _number_in(argument: Any) -> Any:

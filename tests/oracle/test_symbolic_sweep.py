@@ -63,6 +63,16 @@ def test_steps_of_a_real_run_are_those_of_the_operator() -> None:
     assert run.is_recorded(run.env.hints)
 
 
+def test_a_result_that_is_an_input_is_not_as_recorded() -> None:
+    """What shuffles channels makes a copy, but of nothing gives its input back."""
+    limits = {variant: 1 if variant == "function" else 0 for variant in static_variants()}
+    case = next(iter(cases_of(OPS["nn.functional.channel_shuffle"], "float32", Limits(**limits))))
+    run = SymbolicRun(case, duck_shape=False)
+    batch = run.inputs[0][1].shape[0].value
+    assert run.is_recorded({**run.env.hints, batch: 2})
+    assert not run.is_recorded({**run.env.hints, batch: 0})
+
+
 @pytest.mark.conformance
 def test_all_samples() -> None:
     check(list(sweep(FULL, operator_names(None), jobs=2)), GAPS_OF_FULL)

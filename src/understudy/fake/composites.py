@@ -13,6 +13,7 @@ from understudy.fake import composites_linalg as _linalg  # noqa: F401  (part of
 from understudy.fake import composites_nn as _nn  # noqa: F401  (part of the same table)
 from understudy.fake import composites_numeric as _numeric  # noqa: F401  (part of the same table)
 from understudy.fake import composites_products as _products  # noqa: F401  (part of the same table)
+from understudy.fake import composites_scans as _scans  # noqa: F401  (part of the same table)
 from understudy.fake import composites_signal as _signal  # noqa: F401  (part of the same table)
 from understudy.fake.composite_table import broadcast, composite
 from understudy.rules.dims import wrap_dim
@@ -98,6 +99,28 @@ def tensor_split(x: Tensor, places: Tensor, dim: int = 0) -> Any:
     if places.dim() == 0:
         return torch.tensor_split(x, int(places.item()), dim)
     return aten.tensor_split.indices(x, [places[i].item() for i in range(int(places.shape[0]))], dim)
+
+
+@composite("is_nonzero")
+def is_nonzero(x: Tensor) -> bool:
+    """`bool(x)`"""
+    if x.numel() != 1:
+        many = "more than one value" if x.numel() != 0 else "no values"
+        raise RuntimeError(f"Boolean value of Tensor with {many} is ambiguous")
+    return bool(x.item())
+
+
+@composite("one_hot")
+def one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
+    """As many classes as there are is data; otherwise C++ knows."""
+    if num_classes != -1 or x.dtype is not torch.int64:
+        return NotImplemented
+    return among_classes(x, x.max().item() + 1)
+
+
+def among_classes(x: Tensor, count: Any) -> Tensor:
+    """1 for the class that each number names, 0 for all others."""
+    return torch.eq(x.unsqueeze(-1), torch.arange(count, device=x.device, dtype=x.dtype)).to(torch.int64)
 
 
 @composite("unsafe_chunk")

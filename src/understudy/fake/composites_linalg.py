@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from understudy.fake.composite_table import broadcast, composite, taught
 from understudy.fake.tensor import FakeTensor
 from understudy.rules.dims import wrap_dim
 from understudy.rules.view_strides import view_strides
-from understudy.shapes.sizes import from_torch
+from understudy.shapes.sizes import at_hand, from_torch
 from understudy.spec import product, real_type
 
 aten = torch.ops.aten
@@ -62,58 +63,14 @@ def _extreme(x: Tensor, ord: Any, dim: int, keepdim: bool) -> Tensor:
 # --- ranks --------------------------------------------------------------------------------------------------------
 
 
-@composite("linalg_matrix_rank.atol_rtol_tensor")
-def matrix_rank(x: Tensor, *, atol: Maybe = None, rtol: Maybe = None, hermitian: bool = False) -> Any:
-    if not _has_default_tolerance(x, rtol):
-        return NotImplemented
-    count = torch.empty(x.shape[:-2], dtype=torch.int64, device=x.device)
-    wide: Any = {"dtype": torch.float64, "device": x.device}
-    least = torch.zeros((), **wide) if atol is None else atol
-    relative = torch.full((), _default_tolerance(x), **wide)
-    if atol is not None:
-        nothing = torch.zeros((), **wide)
-        relative = torch.where(aten.gt.Scalar(atol, 0), nothing, relative)
-    return _rank(x, least, relative, hermitian, count)
+Tolerances = Callable[[], tuple[Tensor, Tensor]]
+"""Makes the absolute tolerance and the relative one, when their turn comes."""
 
 
-@composite("linalg_matrix_rank.atol_rtol_float")
-def matrix_rank_by_numbers(
-    x: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False
-) -> Any:
-    if not _has_default_tolerance(x, rtol):
-        return NotImplemented
-    count = torch.empty(x.shape[:-2], dtype=torch.int64, device=x.device)
-    least, relative = _default_tolerances(x, atol)
-    return _rank(x, least, relative, hermitian, count)
-
-
-@composite("linalg_pinv.atol_rtol_float")
-def pseudo_inverse(
-    x: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False
-) -> Any:
-    if not _has_default_tolerance(x, rtol):
-        return NotImplemented
-    least, relative = _default_tolerances(x, atol)
-    return aten.linalg_pinv.atol_rtol_tensor(x, atol=least, rtol=relative, hermitian=hermitian)
-
-
-def _has_default_tolerance(x: Tensor, rtol: Any) -> bool:
-    return rtol is None and x.dim() >= 2 and (x.is_floating_point() or x.is_complex())
-
-
-def _default_tolerance(x: Tensor) -> Any:
-    return torch.finfo(real_type(x.dtype)).eps * torch.sym_max(x.shape[-1], x.shape[-2])
-
-
-def _default_tolerances(x: Tensor, atol: float | None) -> tuple[Tensor, Tensor]:
-    """Nothing is relative to the values if there is an absolute tolerance."""
-    wide: Any = {"dtype": torch.float64, "device": x.device}
-    least = torch.full((), atol or 0.0, **wide)
-    return least, torch.full((), 0.0 if atol is not None and atol > 0 else _default_tolerance(x), **wide)
-
-
-def _rank(x: Tensor, least: Tensor, relative: Tensor, hermitian: bool, count: Tensor) -> Tensor:
+def rank(x: Tensor, tolerances: Tolerances, hermitian: bool) -> Tensor:
     """How many values there are above the tolerance."""
+    count = torch.empty(x.shape[:-2], dtype=torch.int64, device=x.device)
+    least, relative = tolerances()
     if x.numel() == 0:
         return count.fill_(0)
     if hermitian:
@@ -124,6 +81,50 @@ def _rank(x: Tensor, least: Tensor, relative: Tensor, hermitian: bool, count: Te
         largest = values.narrow(-1, 0, 1)
     largest = relative.unsqueeze(-1) * largest
     return (values > torch.maximum(least.unsqueeze(-1), largest)).sum(-1)
+
+
+def pseudo_inverse(x: Tensor, tolerances: Tolerances, hermitian: bool) -> Any:
+    least, relative = tolerances()
+    return aten.linalg_pinv.atol_rtol_tensor(x, atol=least, rtol=relative, hermitian=hermitian)
+
+
+def _beside_tensor(x: Tensor, atol: Maybe) -> tuple[Tensor, Tensor]:
+    """Nothing is relative to the values if there is an absolute tolerance."""
+    wide: Any = {"dtype": torch.float64, "device": x.device}
+    least = torch.zeros((), **wide) if atol is None else atol
+    relative = torch.full((), _default_tolerance(x), **wide)
+    if atol is not None:
+        nothing = torch.zeros((), **wide)
+        relative = torch.where(aten.gt.Scalar(atol, 0), nothing, relative)
+    return least, relative
+
+
+def _beside_number(x: Tensor, atol: float | None) -> tuple[Tensor, Tensor]:
+    wide: Any = {"dtype": torch.float64, "device": x.device}
+    least = torch.full((), atol or 0.0, **wide)
+    return least, torch.full((), 0.0 if atol is not None and atol > 0 else _default_tolerance(x), **wide)
+
+
+def _default_tolerance(x: Tensor) -> Any:
+    return torch.finfo(real_type(x.dtype)).eps * torch.sym_max(x.shape[-1], x.shape[-2])
+
+
+def _by_default_tolerance(
+    steps: Callable[[Tensor, Tolerances, bool], Any], beside: Callable[[Tensor, Any], tuple[Tensor, Tensor]]
+) -> Callable[..., Any]:
+    """Those steps, unless a relative tolerance is given: how large it is by default depends on the sizes."""
+
+    def kernel(x: Tensor, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
+        if rtol is not None or x.dim() < 2 or not (x.is_floating_point() or x.is_complex()):
+            return NotImplemented
+        return steps(x, partial(beside, x, atol), hermitian)
+
+    return kernel
+
+
+composite("linalg_matrix_rank.atol_rtol_tensor")(_by_default_tolerance(rank, _beside_tensor))
+composite("linalg_matrix_rank.atol_rtol_float")(_by_default_tolerance(rank, _beside_number))
+composite("linalg_pinv.atol_rtol_float")(_by_default_tolerance(pseudo_inverse, _beside_number))
 
 
 # --- batches ------------------------------------------------------------------------------------------------------
@@ -178,32 +179,52 @@ def multi_dot(tensors: Sequence[Tensor]) -> Any:
             raise ShapeMismatch(
                 f"multi_dot: matrices of {[list(t.shape) for t in tensors]} can't be multiplied"
             )
-    return _multiplied(chain, _cheapest(sizes), 0, len(chain) - 1).view(shape)
+    return _multiplied(chain, Cheapest(sizes), 0, len(chain) - 1).view(shape)
 
 
-def _cheapest(sizes: Sequence[Any]) -> dict[tuple[int, int], int]:
-    """After which matrix each part of a chain is to be split."""
-    count = len(sizes) - 1
-    if count == 2:
-        return {(0, 1): 0}
-    if count == 3:
-        a, b, c, d = sizes
-        return {(0, 2): 0 if (a * c) * (b + d) > (b * d) * (a + c) else 1, (0, 1): 0, (1, 2): 1}
-    costs: dict[tuple[int, int], Any] = {(i, i): 0 for i in range(count)}
-    splits: dict[tuple[int, int], int] = {}
-    for length in range(1, count):
-        for i in range(count - length):
-            j = i + length
-            for k in range(i, j):
-                cost = costs[i, k] + costs[k + 1, j] + sizes[i] * sizes[k + 1] * sizes[j + 1]
-                if k == i or cost < costs[i, j]:
-                    costs[i, j], splits[i, j] = cost, k
-    return splits
+class Cheapest:
+    """After which matrix each part of a chain is to be split. Asked is only of the parts that are."""
+
+    def __init__(self, sizes: Sequence[Any]) -> None:
+        self.sizes = sizes
+        count = len(sizes) - 1
+        self._costs: dict[tuple[int, int], Any] = {(i, i): 0 for i in range(count)}
+        if count > 3:
+            for length in range(1, count):
+                for i in range(count - length):
+                    self._costs[i, i + length] = reduce(torch.sym_min, self._ways(i, i + length))
+
+    def _ways(self, i: int, j: int) -> list[Any]:
+        """What it costs to multiply matrices i to j, for each place to split them at."""
+        costs, sizes = self._costs, self.sizes
+        return [costs[i, k] + costs[k + 1, j] + sizes[i] * sizes[k + 1] * sizes[j + 1] for k in range(i, j)]
+
+    def split(self, i: int, j: int) -> int:
+        """The place; of several that are as good, the first."""
+        if j - i == 1:
+            return i
+        if len(self.sizes) == 4:
+            a, b, c, d = self.sizes
+            return 0 if (a * c) * (b + d) > (b * d) * (a + c) else 1
+        costs = self._ways(i, j)
+        at_example = [at_hand(from_torch(cost)) for cost in costs]
+        if None in at_example:  # known to data alone: as they come
+            return i + reduce(lambda best, k: k if costs[k] < costs[best] else best, range(len(costs)))
+        best = i + at_example.index(min(at_example))
+        for part in ((i, best), (best + 1, j)):  # what is known of these says more plainly what they cost
+            if part[0] < part[1]:
+                self.split(*part)
+        costs = self._ways(i, j)
+        for k, cost in enumerate(costs, i):
+            is_as_at_hand = costs[best - i] < cost if k < best else costs[best - i] <= cost
+            assert is_as_at_hand
+        self._costs[i, j] = costs[best - i]
+        return best
 
 
-def _multiplied(chain: Sequence[Tensor], splits: dict[tuple[int, int], int], i: int, j: int) -> Tensor:
+def _multiplied(chain: Sequence[Tensor], cheapest: Cheapest, i: int, j: int) -> Tensor:
     if i == j:
         return chain[i]
-    k = splits[i, j]
-    right = _multiplied(chain, splits, k + 1, j)
-    return torch.mm(_multiplied(chain, splits, i, k), right)
+    k = cheapest.split(i, j)
+    right = _multiplied(chain, cheapest, k + 1, j)
+    return torch.mm(_multiplied(chain, cheapest, i, k), right)

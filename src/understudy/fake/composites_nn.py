@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from typing import Any
 
 import torch
@@ -78,6 +80,49 @@ def embedding_bag(
         weight, indices.contiguous(), offsets.contiguous(), scale_grad_by_freq, mode, sparse, per_sample_weights,
         include_last_offset, number,
     )  # fmt: skip
+
+
+# --- convolutions -------------------------------------------------------------------------------------------------
+
+
+@composite("_convolution_mode")
+def convolution_with_named_padding(
+    x: Tensor, weight: Tensor, bias: Maybe, stride: Any, padding: str, dilation: Any, groups: Any
+) -> Any:
+    """For `same`, C++ asks of each dimension whether it needs as much on both sides. It matters whether all do."""
+    sizes = weight.shape[2:]
+    if padding != "same" or len(dilation) != len(sizes) or any(step != 1 for step in stride):
+        return NotImplemented
+    if not any(isinstance(size, torch.SymInt) for size in sizes):
+        return NotImplemented
+    totals = [step * (size - 1) for step, size in zip(dilation, sizes, strict=True)]
+    rests = [total % 2 for total in totals]
+    if not functools.reduce(operator.or_, [rest != 0 for rest in rests]):
+        return NotImplemented
+    x = aten.constant_pad_nd.default(x, [each for rest in reversed(rests) for each in (0, rest)])
+    sides = [total // 2 for total in totals]
+    return aten.convolution.default(x, weight, bias, stride, sides, dilation, False, [0] * len(sizes), groups)
+
+
+# --- pooling ------------------------------------------------------------------------------------------------------
+
+
+def _register_pooling(dimensions: int) -> None:
+    op = getattr(aten, f"_adaptive_avg_pool{dimensions}d").default
+
+    @composite(f"adaptive_avg_pool{dimensions}d")
+    def adaptive_avg_pool(x: Tensor, output_size: Any) -> Any:
+        """C++ asks size by size whether it is 1. That matters only if they all are: of one cell, it is the mean."""
+        sizes = list(output_size)
+        if len(sizes) != dimensions or not any(isinstance(size, torch.SymInt) for size in sizes):
+            return NotImplemented
+        if any(size < 0 for size in sizes) or functools.reduce(operator.and_, [size == 1 for size in sizes]):
+            return NotImplemented
+        return op(x, sizes)
+
+
+for _dimensions in (2, 3):
+    _register_pooling(_dimensions)
 
 
 # --- upsampling ---------------------------------------------------------------------------------------------------

@@ -210,9 +210,9 @@ class FakeTensorConverter:
             if not t.is_leaf:  # computed from nothing in particular
                 with torch.enable_grad():
                     fake = _torch.as_result(fake)
-        for mark in ("_is_param", "_is_buffer"):
-            if getattr(t, mark, False):
-                setattr(fake, mark, True)
+        for mark in ("_is_param", "_is_buffer", "persistent"):
+            if getattr(t, mark, None) is not None:
+                setattr(fake, mark, getattr(t, mark))
         if isinstance(t, torch.nn.Parameter):
             fake._is_param = True
         if t.is_leaf and t.grad is not None:

@@ -19,7 +19,7 @@ from understudy.spec.tensor_spec import _rebuild as rebuild_spec
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
 
-NOT_COPIED = frozenset("_spec fake_mode _known _nonzero_memo _item_memo _unique_memo nested_int_memo".split())
+NOT_COPIED = frozenset("_spec fake_mode _known _node _nonzero_memo _item_memo _unique_memo nested_int_memo".split())
 
 
 def deep_copy(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, Any]) -> FakeTensor:
@@ -34,7 +34,10 @@ def deep_copy(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, Any]) -> F
     if getattr(fake, "_is_param", False):
         return _parameter_twin(fake, memo)
     with torch.no_grad():
-        twin = _twin(mode, fake, memo)
+        if _torch.active_recorder() is None:
+            twin = _twin(mode, fake, memo)
+        else:  # a graph knows operators only
+            twin = fake.clone(memory_format=torch.preserve_format)  # type: ignore[assignment]
     twin.requires_grad_(fake.requires_grad)
     memo[id(fake)] = twin
     if fake.grad is not None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
+from understudy.errors import ShapeMismatch
+from understudy.fake.boundary import with_line
 from understudy.fake.handlers import handles
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
@@ -54,9 +56,11 @@ def fresh_size(
     env = mode.shape_env
     if env is None or not env.settings.allow_dynamic_output_shape_ops:
         return NotImplemented
+    most = high if type(high) is int else None
+    if most is not None and most <= low:
+        return most
     found = fake.recall_size(question)
     if found is None:
-        most = high if type(high) is int else None
         found = env.create_unbacked_symint(low=low, high=most, what=f"{func} of {fake._spec}")
         fake.remember_size(question, found)
     return from_torch(found)
@@ -110,6 +114,8 @@ def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
         # There is nothing to compare: the kernel makes a fresh tensor, and does not move its dimensions.
         integers = spec.like((0,), dtype=torch.int64)
         return make_new(mode, spec.like()), make_new(mode, integers), make_new(mode, integers)
+    if mode.shape_env is not None and dim is not None and any(type(size) is int and size == 0 for size in spec.shape):
+        raise with_line(ShapeMismatch(f"{func}: there is nothing in the slices of {spec} to compare"), str(func), spec)
     among = spec.numel if dim is None else spec.shape[dim]
     count = fresh_size(mode, func, fake, "consecutive" in func.name(), "unique", dim, high=among)
     if count is NotImplemented:
@@ -118,10 +124,12 @@ def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     distinct = spec.like((count,)) if dim is None else _with_slices(spec, dim % spec.ndim, count)
     inverse_shape = spec.shape if dim is None else (spec.shape[dim],)
     integers = spec.like((0,), dtype=torch.int64)
+    is_flat = dim is None or (func.name() == "aten::unique_consecutive" and spec.ndim == 1)
+    gives_all = not is_flat and spec.device.type == "cpu"  # the kernel has them anyway
     results = (
         make_new(mode, distinct),
-        make_new(mode, integers.like(inverse_shape) if given.get("return_inverse") else integers),
-        make_new(mode, integers.like((count,)) if given.get("return_counts") else integers),
+        make_new(mode, integers.like(inverse_shape) if gives_all or given.get("return_inverse") else integers),
+        make_new(mode, integers.like((count,)) if gives_all or given.get("return_counts") else integers),
     )
     return results[:2] if func.name() == "aten::_unique" else results
 

@@ -1,4 +1,5 @@
-"""`x[n]` where n is a symbolic number: C++ would have Python make a plain one of it, and so fix it or fail.
+"""`x[n]` where n is a symbolic number, or a tensor with one number that only data knows: C++ would have Python make a plain
+one of it, and so fix it or fail.
 
 Every other index goes to C++ as it is. Set up with the first `ShapeEnv`: programs without one pay nothing.
 """
@@ -16,6 +17,7 @@ get, put = torch.Tensor.__getitem__, torch.Tensor.__setitem__
 
 
 def get_item(tensor: torch.Tensor, index: Any) -> Any:
+    index = _without_tensors_of_one(index)
     if not _has_symbol(index):
         return get(tensor, index)
     part, rest = _selected(tensor, index)
@@ -23,11 +25,30 @@ def get_item(tensor: torch.Tensor, index: Any) -> Any:
 
 
 def set_item(tensor: torch.Tensor, index: Any, value: Any) -> None:
+    index = _without_tensors_of_one(index)
     if not _has_symbol(index):
         put(tensor, index, value)
         return
     part, rest = _selected(tensor, index)
     put(part, rest or ..., value)
+
+
+def _without_tensors_of_one(index: Any) -> Any:
+    """A whole number in a tensor without dimensions is the same index as the number itself."""
+    if type(index) is FakeTensor:
+        return index.item() if _is_one_unknown(index) else index
+    if type(index) is tuple and FakeTensor in map(type, index):
+        return tuple([_without_tensors_of_one(part) for part in index])
+    return index
+
+
+def _is_one_unknown(index: FakeTensor) -> bool:
+    spec = index._spec
+    is_number = not spec.shape and spec.dtype in WHOLE
+    return is_number and index._known is None and index.fake_mode.shape_env is not None
+
+
+WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8})
 
 
 def _has_symbol(index: Any) -> bool:

@@ -35,6 +35,8 @@ class Known:
     """What is known of one storage. `content` is None once something undetermined was written to it."""
 
     __slots__ = ("content", "literal")
+    is_zeros = False
+    """Whether it is of one of the tensors without memory that stand for zeros (`zero_tensors`)."""
 
     def __init__(self, content: Any, literal: bool = False) -> None:
         self.content = content
@@ -111,6 +113,8 @@ class Blank(Part):
 
 
 CPU = torch.device("cpu")
+PLAIN: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+SYMBOLIC = tuple(PLAIN)
 NOTHING = Literal(torch.empty(0))
 _computing = threading.RLock()
 
@@ -140,8 +144,12 @@ class Event:
                     self.depth = 0
         return self._tensors
 
+    def _arguments(self) -> Any:
+        """With the numbers that symbols stand for: where a tensor may be, C++ takes a symbol for any number."""
+        return mapped(_number, SYMBOLIC, (self.args, self.kwargs))
+
     def _returned(self) -> list[torch.Tensor]:
-        args, kwargs = mapped(lambda part: part.real(), Part, (self.args, self.kwargs))
+        args, kwargs = mapped(lambda part: part.real(), Part, self._arguments())
         return [output.detach() for output in flat(torch.Tensor, (self.op(*args, **_on_cpu(kwargs)),), {})]
 
     def _written(self) -> list[torch.Tensor]:
@@ -152,9 +160,14 @@ class Event:
             targets.append(part.copied(storages))
             return targets[-1]
 
-        args, kwargs = mapped(own, Part, (self.args, self.kwargs))
+        args, kwargs = mapped(own, Part, self._arguments())
         self.op(*args, **_on_cpu(kwargs))
         return targets
+
+
+def _number(symbol: Any) -> Any:
+    """From here on, it is what it is at hand, and the guards say so."""
+    return PLAIN[type(symbol)](symbol)
 
 
 class Outcome:
@@ -217,8 +230,10 @@ def _laid_out(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 # --- one operator call -----------------------------------------------------------------------------------------
 
 
-def started(op: Any, args: Any, kwargs: Any, spec: TensorSpec) -> Known:
+def started(op: Any, args: Any, kwargs: Any, spec: TensorSpec) -> Known | None:
     """What is known of the one tensor that a call without tensors gives."""
+    if _has_numbers_of_data(args, kwargs):
+        return None
     return Known(Outcome(Event(op, args, kwargs, False, has_parts=False), 0, spec))
 
 
@@ -229,7 +244,13 @@ def before_call(plan: Plan, args: Any, kwargs: Any, inputs: list[Any]) -> Any:
         if _content(fake) is None and (unread is None or plan.written or position >= unread):
             _drop_parameters(inputs)
             return None
-    return None if unread is None else mapped(_part, torch.Tensor, (tuple(args), dict(kwargs)))
+    if unread is None or _has_numbers_of_data(args, kwargs):
+        return None
+    return mapped(_part, torch.Tensor, (tuple(args), dict(kwargs)))
+
+
+def _has_numbers_of_data(args: Any, kwargs: Any) -> bool:
+    return any(not symbol.node.has_hint() for symbol in flat(SYMBOLIC, args, kwargs))
 
 
 def _content(fake: Any) -> Any:

@@ -138,7 +138,7 @@ def broadcast_if_ranks_differ(original: Function) -> Function:
     return input_mask
 
 
-@while_active("linear cross entropy")
+@while_active("linear_cross_entropy")
 def loss_by_ranks(original: Function) -> Function:
     def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
         mode = active_fake_mode()
@@ -358,7 +358,7 @@ def split_at_what_can_be_read(original: Function) -> Function:
     return tensor_split
 
 
-@while_active("classes of one_hot")
+@while_active("one_hot")
 def one_hot_of_symbols(original: Function) -> Function:
     """C++ takes how many classes there are for a plain number. Where only data tells, or it is a symbol: the same steps."""
 

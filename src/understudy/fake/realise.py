@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
-from understudy.fake.native import prepare
+from understudy.fake.known import Known
+from understudy.fake.native import WITHOUT_INDEX, prepare
 from understudy.fake.sparse import make_sparse
 from understudy.fake.templates import make_symbolic
 from understudy.fake.tensor import FakeTensor
@@ -65,7 +66,22 @@ def make_view(mode: FakeTensorMode, base: FakeTensor, spec: TensorSpec, is_asked
     if spec.neg:
         _torch.set_neg(fake, True)
     if base._known is not None:
+        if base._known.is_zeros and not spec.is_symbolic:
+            return make_zeros(mode, spec, base._known)
         fake._known = base._known
+    return fake
+
+
+def make_zeros(mode: FakeTensorMode, spec: TensorSpec, known: Known) -> FakeTensor:
+    """With the bit by which C++ leaves out operators on such tensors, before anybody asks for their data."""
+    keys = _torch.ZERO_TENSOR_KEYS
+    if spec.device.type not in WITHOUT_INDEX:
+        keys = keys | _torch.STAND_IN_KEYS
+    options = prepare(spec)[:7]
+    fake: FakeTensor = make_wrapper(FakeTensor, *options, False, False, None, False, False, keys)
+    fake._spec = spec
+    fake.fake_mode = mode
+    fake._known = known
     return fake
 
 

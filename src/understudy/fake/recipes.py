@@ -32,8 +32,11 @@ if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
 
 COMPOSITES = """linear matmul scaled_dot_product_attention einsum tensordot repeat_interleave.self_int dropout
-    layer_norm group_norm batch_norm cross_entropy_loss reshape""".split()
+    layer_norm group_norm batch_norm cross_entropy_loss""".split()
 """Operators that C++ breaks up on every device, without looking at more than their arguments and `STATES`."""
+
+OF_SCATTERED = ("reshape",)
+"""The same, where C++ has nothing to ask of a tensor that is contiguous: for others only."""
 
 CURIOUS = frozenset({"matmul", "scaled_dot_product_attention", "einsum", "tensordot", "reshape"})
 """Those that ask so much that following a recipe through the dispatcher is quicker, too."""
@@ -64,7 +67,7 @@ class Step(NamedTuple):
                 args[position] = values[number]
             else:
                 kwargs = {**kwargs, position: values[number]}
-        return self.op(*args, **kwargs)
+        return _torch.native_call(self.op)(*args, **kwargs)
 
 
 class Recipe:
@@ -73,7 +76,7 @@ class Recipe:
     `views`: the steps from there to the result. `spoilt`: the inputs that are written to although no schema says so.
     `is_nothing`: the result is an input, as it is."""
 
-    __slots__ = ("is_nothing", "result", "spec", "spoilt", "steps", "views")
+    __slots__ = ("calls", "is_nothing", "result", "spec", "spoilt", "steps", "views")
 
     def __init__(
         self, steps: list[Step], result: int, spec: TensorSpec | None = None, views: tuple[Step, ...] = (),
@@ -85,12 +88,19 @@ class Recipe:
         self.views = views
         self.spoilt = spoilt
         self.is_nothing = not steps and result >= 0
+        self.calls = [(_torch.native_call(step.op), step) for step in steps]
 
     def follow(self, tensors: list[FakeTensor]) -> Any:
-        """Through the dispatcher, operator by operator."""
-        values: list[Any] = list(tensors)
-        for step in self.steps:
-            made = step.call(values)
+        """Through the dispatcher, operator by operator. The list is used up."""
+        values: list[Any] = tensors
+        for run, (_, args, places, kwargs) in self.calls:
+            args = args.copy()
+            for position, number in places:
+                if type(position) is int:
+                    args[position] = values[number]
+                else:
+                    kwargs = {**kwargs, position: values[number]}
+            made = run(*args, **kwargs)
             if type(made) is tuple or type(made) is list:  # (a stand-in takes its time to say what it is an instance of)
                 values.extend(made)
             else:
@@ -358,9 +368,11 @@ def register_kernels() -> None:
     """Once, when the first stand-in with symbolic sizes is made."""
     with _registering:
         if not _libraries:
-            _libraries.extend(_torch.kernel_libraries(_torch.SPARE_WRAPPER))
-            for name in COMPOSITES:
-                _libraries[0].impl(name, _kernel(_torch.operator_named(name)))
+            for key, names in ((_torch.SPARE_WRAPPER, COMPOSITES), (_torch.SPARE_MODE, OF_SCATTERED)):
+                kernels, others = _torch.kernel_libraries(key)
+                _libraries.extend((kernels, others))
+                for name in names:
+                    kernels.impl(name, _kernel(_torch.operator_named(name)))
 
 
 on_first_symbol.append(register_kernels)

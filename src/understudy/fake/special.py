@@ -44,7 +44,8 @@ def item(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     symbol = symbolic_item(mode, func, fake)
     if symbol is not NotImplemented:
         return symbol
-    raise _no_value(fake, func, "reads a value")
+    is_open = mode.allow_scalar_outputs  # and yet there is no symbol for it
+    raise _no_value(fake, func, "reads a value", AS_TWO_SYMBOLS if is_open else "")
 
 
 @handles("aten::equal")
@@ -56,12 +57,16 @@ def equal(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     if first is not None and second is not None:
         with _torch.no_modes():
             return torch.equal(first, second)
-    raise _no_value(a, func, "compares values")
+    raise _no_value(a, func, "compares values", AS_A_SYMBOL if mode.allow_scalar_outputs else "")
 
 
-def _no_value(fake: FakeTensor, func: Any, what: str) -> DataDependentOutputException:
+AS_TWO_SYMBOLS = "symbols are real: x.real.item() and x.imag.item() are two"
+AS_A_SYMBOL = "(a == b).all().item() is the same as a symbol; or keep the decision out of the code that runs on stand-ins"
+
+
+def _no_value(fake: FakeTensor, func: Any, what: str, hint: str = "") -> DataDependentOutputException:
     error = DataDependentOutputException(f"{func} {what}, and {fake._spec} has no data", func=func)
-    error.located(Context(str(func), str(fake._spec), user_line(), hint_for(error)), func)
+    error.located(Context(str(func), str(fake._spec), user_line(), hint or hint_for(error)), func)
     return error
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from understudy.fake.handlers import handles
+from understudy import _torch
+from understudy.fake.handlers import REAL_HANDLERS, handles
 from understudy.fake.native import canonical
 from understudy.shapes.input_sizes import symbolic_sizes
 from understudy.spec import TensorSpec
@@ -27,7 +28,10 @@ def symbolic_spec(env: Any, t: torch.Tensor, source: Any, context: Any) -> Tenso
     )
 
 
-@handles("aten::size", "aten::stride", "aten::numel", "aten::storage_offset")
+NUMBERS = ("aten::size", "aten::stride", "aten::numel", "aten::storage_offset")
+
+
+@handles(*NUMBERS)
 def concrete_numbers(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """C++ reads sizes as plain integers: from here on they are what they are at hand, and the guards say so."""
     spec = args[0]._spec
@@ -39,3 +43,19 @@ def concrete_numbers(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
         case "aten::numel":
             return int(spec.numel)
     return int(spec.offset)
+
+
+@handles(*NUMBERS, table=REAL_HANDLERS)
+def concrete_numbers_of_wrapper(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """As above, of what a transform of torch.func has made of a stand-in."""
+    (tensor,) = args
+    if not _torch.is_functorch_wrapped(tensor):
+        return NotImplemented
+    match func.name():
+        case "aten::size":
+            return [int(size) for size in tensor.shape]
+        case "aten::stride":
+            return [int(step) for step in tensor.stride()]
+        case "aten::numel":
+            return int(tensor.numel())
+    return int(tensor.storage_offset())

@@ -18,6 +18,7 @@ from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import to_torch
 from understudy.shapes.state import NotRemembered
 from understudy.spec import TensorSpec
+from understudy.spec.tensor_spec import contiguous_strides
 
 make_wrapper = _torch.make_wrapper
 give_storage = _torch.give_storage
@@ -47,7 +48,8 @@ class Prepared:
     def __init__(self, spec: TensorSpec) -> None:
         while on_first_symbol:
             on_first_symbol.pop()()
-        plain, keys = prepare(spec)[3:7], _torch.SYMBOLIC_KEYS
+        plain = prepare(spec)[3:7]
+        keys = _torch.SYMBOLIC_KEYS if is_seen_contiguous(spec) else _torch.SCATTERED_KEYS
         if spec.device.type not in WITHOUT_INDEX:
             keys = keys | _torch.STAND_IN_KEYS
         self.options: Any = (*plain, False, False, None, False, False, keys)
@@ -59,6 +61,12 @@ class Prepared:
         self.templates: tuple[list[FakeTensor], list[FakeTensor]] = ([], [])
         self.untold = self.patience = FIRST_ATTEMPT
         spec.prepared = self
+
+
+def is_seen_contiguous(spec: TensorSpec) -> bool:
+    """Whether the strides are those of a contiguous tensor as they are written: nothing is to be proved or assumed."""
+    pairs = zip(spec.stride, contiguous_strides(spec.shape), strict=True)
+    return all(step is wanted or (type(step) is type(wanted) is int and step == wanted) for step, wanted in pairs)
 
 
 def make_symbolic(spec: TensorSpec, base: FakeTensor | None = None, is_asked: bool = True) -> FakeTensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from understudy.infer.devices import device_of
 from understudy.infer.plan import Plan
 from understudy.infer.sources import SOURCES, Stage
 from understudy.rules import Rule, full_name, user_rule
+from understudy.shapes.sizes import expect_sizes
 from understudy.spec import New, Outcomes, Same, TensorSpec, View
 
 KNOWN_LIMIT = 1 << 20
@@ -92,6 +93,9 @@ def infer(call: Call, stage: Stage) -> Plan:
     for source in SOURCES:
         outcomes = source(call, stage)
         if outcomes is not NotImplemented:
+            for spec in specs_in(outcomes):
+                if spec.is_symbolic:
+                    expect_sizes(spec.shape)
             return Plan.of(call, outcomes, written_inputs(call), is_determined(call, outcomes))
     raise UnsupportedOperatorException(f"nothing is known about what {call.op} returns", func=call.op)
 
@@ -118,20 +122,21 @@ def written_inputs(call: Call) -> tuple[int, ...]:
 
 def is_determined(call: Call, outcomes: Outcomes) -> bool:
     op = call.op
-    if any(spec.is_symbolic for spec in call.inputs) or _is_symbolic(outcomes):
+    if any(spec.is_symbolic for spec in (*call.inputs, *specs_in(outcomes))):
         return False
     if torch.Tag.nondeterministic_seeded in op.tags or op.overloadpacket.__name__ in UNDETERMINED:
         return False
     return op.namespace in ("aten", "prims") and _elements(outcomes, call.inputs) <= KNOWN_LIMIT
 
 
-def _is_symbolic(outcomes: Any) -> bool:
+def specs_in(outcomes: Any) -> Iterator[TensorSpec]:
+    """Those of the tensors that a call makes."""
     match outcomes:
         case New(spec) | View(_, spec):
-            return spec.is_symbolic
+            yield spec
         case tuple() | list():
-            return any(_is_symbolic(part) for part in outcomes)
-    return False
+            for part in outcomes:
+                yield from specs_in(part)
 
 
 def _elements(outcomes: Any, inputs: tuple[TensorSpec, ...]) -> Any:

@@ -64,18 +64,23 @@ def _convolved(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, windo
     shape = output_shape(x, weight, window)
     if window.transposed and any(size < 0 for size in shape[2:]):
         raise ShapeMismatch(f"convolution: the result of {x} and {weight} would have shape {list(shape)}")
-    is_plain = (x.ndim > 3 or x.is_symbolic) and is_surely_row_major(x) and is_surely_row_major(weight)
-    if is_plain or x.is_empty:
+    if _are_plain(x, weight) or x.is_empty:
         return x.like(shape)
     return x.like(shape, stride=_strides(shape, _in_channels_last(x, weight, window)))
 
 
 def _check_kernel_dtype(x: TensorSpec, window: Window) -> None:
-    if x.dtype not in FLOATS and not x.is_empty:
-        check_cpu_dtype("convolution", x, {torch.int64} if window.transposed else INTEGERS)
+    accepted = {torch.int64} if window.transposed else INTEGERS
+    if x.dtype not in FLOATS and x.dtype not in accepted and not x.is_empty:
+        check_cpu_dtype("convolution", x, accepted)
 
 
 # --- the layout of results
+
+
+def _are_plain(x: TensorSpec, weight: TensorSpec) -> bool:
+    """Whether all results are contiguous, whatever the symbols are, and whoever computes them."""
+    return (x.ndim > 3 or x.is_symbolic) and is_surely_row_major(x) and is_surely_row_major(weight)
 
 
 def _in_channels_last(x: TensorSpec, weight: TensorSpec, window: Window) -> bool:
@@ -161,6 +166,8 @@ def convolution_backward(
         )
     for_input, for_weight, for_bias = output_mask
     bias = grad.like((shape[1],)) if for_bias else None
+    if x.is_symbolic and x.dtype in FLOATS and (for_weight or not for_bias) and _are_plain(x, weight):
+        return x.like() if for_input else None, weight.like() if for_weight else None, bias
     if x.is_empty:
         return _empty_gradients(x, weight, output_mask, bias)
     check_cpu_dtype("convolution backward", x, FLOATS)

@@ -9,7 +9,7 @@ from understudy.errors import ArgumentError, DimensionError, DynamicOutputShapeE
 from understudy.rules.dims import replaced, with_inserted, wrap_dim, wrap_dims
 from understudy.rules.dtype_sets import BOOL, COMPLEX_HALF, NUMBERS, check_cpu_dtype
 from understudy.rules.joining import joined
-from understudy.rules.layouts import suggested_strides
+from understudy.rules.layouts import is_surely_row_major, suggested_strides
 from understudy.rules.registry import rule
 from understudy.rules.views import narrowed, transposed
 from understudy.shapes.sizes import larger, smaller
@@ -199,7 +199,8 @@ def pixel_unshuffle(spec: TensorSpec, downscale_factor: Any) -> TensorSpec:
     *batch, channels, height, width = spec.shape
     if height % factor != 0 or width % factor != 0:
         raise ShapeMismatch(f"pixel_unshuffle: {height} × {width} of {spec} are not divisible by {factor}")
-    if spec.device.type == "cpu" and spec.is_empty:
+    is_the_same = type(factor) is int and factor == 1 and is_surely_row_major(spec)
+    if spec.device.type == "cpu" and not is_the_same and spec.is_empty:
         return preserved_copy(spec)  # the CPU kernel gives up before it looks at the factor
     return _shuffled(spec, (*batch, channels * factor * factor, height // factor, width // factor))
 

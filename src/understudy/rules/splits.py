@@ -10,7 +10,7 @@ from understudy.errors import ArgumentError, DimensionError, ShapeMismatch
 from understudy.rules.dims import wrap_dim
 from understudy.rules.registry import Rule, rule
 from understudy.rules.views import narrowed, selected, sliced
-from understudy.shapes.sizes import at_hand, at_least_one
+from understudy.shapes.sizes import at_hand, at_least_one, has_to_be
 from understudy.spec import TensorSpec, View
 
 
@@ -65,7 +65,7 @@ def split_with_sizes(spec: TensorSpec, split_sizes: Sequence[Any], dim: int = 0)
         if size < 0:
             raise ArgumentError(f"split_with_sizes: {list(split_sizes)} has a negative size")
         total = total + size
-    if total != spec.shape[dim]:
+    if not has_to_be(total, spec.shape[dim], is_refused_else=True):
         raise ShapeMismatch(
             f"split_with_sizes: {list(split_sizes)} add up to {total}, "
             f"dimension {dim} of {spec} has size {spec.shape[dim]}"

@@ -18,21 +18,30 @@ from understudy.shapes.sizes import (
     surely_less,
 )
 from understudy.spec import TensorSpec, contiguous_strides, same_shape
+from understudy.spec.alternatives import weakly
 
 Size = tuple[Any, ...]
 
 
 def view_strides(spec: TensorSpec, shape: Size) -> Size | None:
     """Strides of `spec` viewed as `shape` (of as many elements), or None where only a copy can do it."""
-    old, stride = spec.shape, spec.stride
-    if not old:
+    if not spec.shape:
         return (1,) * len(shape)
-    if spec.is_symbolic:
-        strides = (
-            _plain_strides(spec, shape) or _unchanged_strides(old, stride, shape) or _strides_by_products(spec, shape)
-        )
-        if strides is not None:
-            return strides
+    if not spec.is_symbolic:
+        return _strides_at_hand(spec, shape)
+    return _plain_strides(spec, shape) or weakly(_strides_of_symbols, spec, shape)
+
+
+def _strides_of_symbols(spec: TensorSpec, shape: Size) -> Size | None:
+    return (
+        _unchanged_strides(spec.shape, spec.stride, shape)
+        or _strides_by_products(spec, shape)
+        or _strides_at_hand(spec, shape)
+    )
+
+
+def _strides_at_hand(spec: TensorSpec, shape: Size) -> Size | None:
+    old, stride = spec.shape, spec.stride
     if spec.is_empty:
         return stride if same_shape(old, shape) else _strides_without_elements(shape)
     if same_shape(stride, contiguous_strides(old)):
@@ -187,8 +196,8 @@ def expand_strides(spec: TensorSpec, sizes: Sequence[Any]) -> tuple[Size, Size]:
                     f"so there is no size to keep"
                 )
             target = size
-        elif type(target) is not int and surely_equal(stride, 0) and surely_less(-1, target) and surely_equal(size, 1):
-            pass  # expanded or not, the stride is 0
+        elif type(target) is not int and _is_expanded_anyhow(size, stride, target):
+            stride = 0
         elif (type(target) is not int and lies_in_data(target) and surely_equal(size, 1)) or target != size:
             if size != 1 and not has_to_be(size, 1):
                 raise ShapeMismatch(
@@ -201,3 +210,12 @@ def expand_strides(spec: TensorSpec, sizes: Sequence[Any]) -> tuple[Size, Size]:
         shape.append(target)
         strides.append(stride)
     return tuple(reversed(shape)), tuple(reversed(strides))
+
+
+def _is_expanded_anyhow(size: Any, stride: Any, target: Any) -> bool:
+    """Whether the stride is 0, as that of an expanded dimension, also if the target is 1."""
+    if differ_at_hand(stride, 0) or not surely_less(-1, target) or not surely_equal(size, 1):
+        return False
+    if surely_equal(stride, 0):
+        return True
+    return not lies_in_data(target, stride) and is_not_one_unless(target, stride, 0)

@@ -20,7 +20,15 @@ from understudy.rules.dims import (
 )
 from understudy.rules.registry import rule
 from understudy.rules.view_strides import expand_strides, view_strides
-from understudy.shapes.sizes import has_place, is_symbolic, larger, lies_in_data, smaller, surely_less
+from understudy.shapes.sizes import (
+    from_start,
+    has_place,
+    is_symbolic,
+    larger,
+    lies_in_data,
+    smaller,
+    surely_less,
+)
 from understudy.spec import TensorSpec, View, complex_type, real_type
 
 
@@ -127,8 +135,7 @@ def selected(spec: TensorSpec, dim: int, index: Any) -> TensorSpec:
     size = spec.shape[dim]
     if not has_place(size, index):
         raise DimensionError(f"select: index {index} is out of range for dimension {dim} of {spec}")
-    if index < 0:
-        index = index + size
+    index = from_start(index, size)
     stride = spec.stride
     return spec.viewed(without(spec.shape, dim), without(stride, dim), spec.offset + index * stride[dim])
 
@@ -163,12 +170,10 @@ def clamped_range(size: Any, start: Any, end: Any) -> tuple[Any, Any]:
 
 def _clamped_in_data(size: Any, start: Any, end: Any) -> tuple[Any, Any]:
     """The same, where nobody can say which of the numbers is the least."""
-    start = larger(start + size, 0) if start < 0 else start
-    start = smaller(start, size)
+    start = smaller(larger(from_start(start, size), 0), size)
     if end is None or (type(end) is int and end == _TO_THE_END):
         return start, size
-    end = end + size if end < 0 else end
-    return start, larger(smaller(end, size), start)
+    return start, larger(smaller(from_start(end, size), size), start)
 
 
 _TO_THE_END = 2**63 - 1
@@ -216,8 +221,7 @@ def narrow(spec: TensorSpec, dim: int, start: Any, length: Any) -> View:
     size = spec.shape[dim]
     if start < -size or start > size:
         raise DimensionError(f"narrow: start {start} is out of range for dimension {dim} of {spec}")
-    if start < 0:
-        start = start + size
+    start = from_start(start, size)
     if start + length > size:
         raise DimensionError(f"narrow: {start} + {length} passes the end of dimension {dim} of {spec}")
     return View(0, narrowed(spec, dim, start, length))

@@ -9,20 +9,22 @@ from understudy.errors import ShapeMismatch
 from understudy.shapes.sizes import differ_at_hand, has_to_be, is_or_is_one, lies_in_data, surely_equal
 from understudy.spec.tensor_spec import Size
 
+Meeting = Callable[[Any, Any], Any]
+"""The size where two meet of which neither is surely 1; None if they don't fit."""
 
-def broadcast_shapes(*shapes: Sequence[Any]) -> Size:
-    """The shape that all of these can be expanded to."""
+
+def broadcast_shapes(*shapes: Sequence[Any], meet: Meeting | None = None) -> Size:
+    """The shape that all of these can be expanded to. `meet`: as it is in `meet_as_at_hand`, if not given."""
     if not shapes:
         return ()
     result = tuple(shapes[0])
     for shape in shapes[1:]:
         if shape is not result:
-            result = _broadcast_pair(result, tuple(shape), _size_of_both)
+            result = _broadcast_pair(result, tuple(shape), meet or meet_as_at_hand)
     return result
 
 
-def _broadcast_pair(a: Sequence[Any], b: Sequence[Any], meet: Callable[[Any, Any], Any]) -> Size:
-    """`meet`: the size where two meet of which neither is surely 1; None if they don't fit."""
+def _broadcast_pair(a: Sequence[Any], b: Sequence[Any], meet: Meeting) -> Size:
     if len(a) < len(b):
         a, b = b, a
     lead = len(a) - len(b)
@@ -42,7 +44,8 @@ def _broadcast_pair(a: Sequence[Any], b: Sequence[Any], meet: Callable[[Any, Any
     return tuple(sizes)
 
 
-def _size_of_both(other: Any, size: Any) -> Any:
+def meet_as_at_hand(other: Any, size: Any) -> Any:
+    """What is expanded at hand is taken to be expanded, and what is not, not."""
     if _is_one_beside_data(other, size):
         return size
     if _is_one_beside_data(size, other) or (not differ_at_hand(other, size) and other == size) or size == 1:
@@ -53,14 +56,12 @@ def _size_of_both(other: Any, size: Any) -> Any:
 
 
 def broadcast_anyhow(a: Sequence[Any], b: Sequence[Any]) -> Size:
-    """As `broadcast_shapes`, for operators of whose result the shape is all that depends on which size is expanded.
-
-    Only that is assumed of symbols then: a size that is equal to the other may be 1 elsewhere.
-    """
-    return _broadcast_pair(a, b, _either_size)
+    """As `broadcast_shapes`, for operators of whose result the shape is all that depends on which size is expanded."""
+    return _broadcast_pair(a, b, meet_anyhow)
 
 
-def _either_size(other: Any, size: Any) -> Any:
+def meet_anyhow(other: Any, size: Any) -> Any:
+    """Only that they fit is assumed: a size that is equal to the other may be 1 elsewhere."""
     if is_or_is_one(size, other):
         return other
     return size if is_or_is_one(other, size) else None
@@ -74,15 +75,20 @@ def check_expandable(shape: Sequence[Any], target: Sequence[Any], what: str) -> 
         for size, wanted in zip(shape, target[lead:], strict=True):
             if surely_equal(size, wanted):  # then it does not matter whether it is 1
                 continue
-            if (differ_at_hand(size, wanted) or size != wanted) and size != 1 and not _is_fitted(size, wanted):
-                fits = False
+            if lies_in_data(size, wanted):
+                fits = _is_fitted(size, wanted)
+            elif differ_at_hand(size, wanted):
+                fits = bool(size == 1)  # autograd wants to know which sizes are expanded
+            else:
+                fits = is_or_is_one(size, wanted)
+            if not fits:
                 break
     if not fits:
         raise ShapeMismatch(f"{what}: shape {list(shape)} can't be expanded to {list(target)}")
 
 
 def _is_fitted(size: Any, wanted: Any) -> bool:
-    return lies_in_data(size, wanted) and (has_to_be(size, wanted) or has_to_be(size, 1))
+    return not (size != wanted and size != 1) or has_to_be(size, wanted) or has_to_be(size, 1)
 
 
 def _is_one_beside_data(size: Any, other: Any) -> bool:

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from understudy.spec.broadcast import broadcast_shapes
+from understudy.shapes.sizes import at_hand
+from understudy.spec.broadcast import Meeting, broadcast_shapes, meet_anyhow, meet_as_at_hand
 from understudy.spec.devices import common_device
-from understudy.spec.strides import elementwise_strides, preserved_strides
+from understudy.spec.strides import elementwise_strides, is_surely_row_major, preserved_strides
 from understudy.spec.tensor_spec import TensorSpec
 
 
@@ -32,7 +33,7 @@ def elementwise(operands: Sequence[Any], dtype: torch.dtype, common: torch.dtype
     if not specs:
         return TensorSpec((), dtype=dtype, device=common_device(()))
     device = common_device(specs)
-    shape = broadcast_shapes(*[spec.shape for spec in specs])
+    shape = broadcast_shapes(*[spec.shape for spec in specs], meet=_meeting(specs))
     numbers = len(specs) != len(given)
     on_cpu = device.type == "cpu"
     specs = [
@@ -42,3 +43,21 @@ def elementwise(operands: Sequence[Any], dtype: torch.dtype, common: torch.dtype
         for spec in specs
     ]
     return TensorSpec(shape, elementwise_strides(shape, specs, numbers), dtype=dtype, device=device)
+
+
+def _meeting(operands: Sequence[TensorSpec]) -> Meeting | None:
+    """Of operands in row-major order the result is, too, expanded or not: then it does not matter what is expanded.
+
+    Asked is that only of sizes that are both 0, or both 1, at hand. Larger ones are taken to be equal, which says more of
+    them; and of others autograd wants to know which one is expanded.
+    """
+    if not any(operand.is_symbolic for operand in operands):
+        return None
+
+    def meet(other: Any, size: Any) -> Any:
+        is_small = at_hand(size) in (0, 1) and at_hand(size) == at_hand(other)
+        if is_small and all(is_surely_row_major(operand.shape, operand.stride) for operand in operands):
+            return meet_anyhow(other, size)
+        return meet_as_at_hand(other, size)
+
+    return meet

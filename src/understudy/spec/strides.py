@@ -18,10 +18,15 @@ from understudy.shapes.sizes import (
     are_packed,
     at_least_one,
     by_example,
+    differ_at_hand,
+    is_not_one_unless,
     is_symbolic,
+    lies_in_data,
+    surely_differ,
     surely_equal,
     surely_less,
 )
+from understudy.spec.alternatives import weakly
 from understudy.spec.tensor_spec import Size, TensorSpec, contiguous_strides, is_contiguous, same_shape
 
 CHANNELS_LAST_ORDER = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}  # from the fastest dimension to the slowest
@@ -102,8 +107,16 @@ def elementwise_strides(shape: Size, operands: Sequence[TensorSpec], numbers: bo
     """
     if len(shape) < 2:
         return (1,) if shape else ()
-    if is_symbolic(shape) and all(_is_surely_row_major(operand.shape, operand.stride) for operand in operands):
+    if not is_symbolic(shape):
+        return _elementwise_strides(shape, operands, numbers)
+    if all(is_surely_row_major(operand.shape, operand.stride) for operand in operands):
         return contiguous_strides(shape)
+    strides = weakly(_elementwise_strides, shape, operands, numbers)
+    assert strides is not None
+    return strides
+
+
+def _elementwise_strides(shape: Size, operands: Sequence[TensorSpec], numbers: bool) -> Size:
     if not numbers and all(operand.shape is shape or same_shape(operand.shape, shape) for operand in operands):
         strides = _strides_of_one_shape(shape, operands)
         if strides is not None:
@@ -114,10 +127,10 @@ def elementwise_strides(shape: Size, operands: Sequence[TensorSpec], numbers: bo
 
 
 def _are_row_major_if_not_empty(operands: Sequence[TensorSpec]) -> bool:
-    return all(_is_surely_row_major(operand.shape, operand.stride, if_not_empty=True) for operand in operands)
+    return all(is_surely_row_major(operand.shape, operand.stride, if_not_empty=True) for operand in operands)
 
 
-def _is_surely_row_major(shape: Size, stride: Size, if_not_empty: bool = False) -> bool:
+def is_surely_row_major(shape: Size, stride: Size, if_not_empty: bool = False) -> bool:
     """Whether no dimension is slower in memory than one before it, expanded ones aside, whatever the symbols are.
 
     Results of such operands are row-major, broadcast or not. Strides may leave gaps; where they leave none, two of them
@@ -146,12 +159,38 @@ def _is_surely_row_major(shape: Size, stride: Size, if_not_empty: bool = False) 
 
 def preserved_strides(shape: Size, stride: Size) -> Size:
     """Strides of a copy that keeps the layout: the same if dense, else dense in the same order of dimensions."""
+    if is_symbolic((*shape, *stride)):
+        if _is_surely_packed(shape, stride, by_example(stride, shape)):
+            return stride
+        twin = None if lies_in_data(*shape, *stride) else _twin(shape, stride)
+        if twin is not None:
+            packed = _packed_by_order(shape, stride)
+            if all(
+                surely_equal(step, given) or is_not_one_unless(shape[twin], step, given)
+                for step, given in zip(packed, stride, strict=True)
+            ):
+                return packed
     if is_dense(shape, stride):
         return stride
     if len(shape) < 2:
         return (1,) if shape else ()
-    if is_symbolic((*shape, *stride)) and _is_surely_row_major(shape, stride):
+    if is_symbolic((*shape, *stride)) and is_surely_row_major(shape, stride):
         return contiguous_strides(shape)
+    return _packed_by_order(shape, stride)
+
+
+def _twin(shape: Size, stride: Size) -> int | None:
+    """A dimension that has to have size 1 for the strides to be dense, because another one has the same stride: then all
+    there is to ask is whether packed strides would be others where it has. None if there is none, or for empty tensors."""
+    for dim, step in enumerate(stride):
+        for other, size in enumerate(shape):
+            if other != dim and surely_equal(stride[other], step) and surely_differ(size, 1):
+                is_open = differ_at_hand(shape[dim], 1) and not surely_differ(shape[dim], 1)
+                return dim if is_open and all(surely_less(0, each) for each in (*shape, step)) else None
+    return None
+
+
+def _packed_by_order(shape: Size, stride: Size) -> Size:
     strides: list[Any] = [0] * len(shape)
     step: Any = 1
     for dim in _memory_order(shape, (stride,)):

@@ -1,0 +1,195 @@
+"""The weakest condition for an answer about layouts: all ways to it that can be found, not only the one at hand.
+
+How eager lays out a result depends on which sizes are 0 or 1, and mostly it comes out the same: a row is packed whatever
+its stride. A function that asks size by size would assume every answer on its way. Of sizes that may be 0 or 1, it is run
+at other sizes as well, in environments of its own, and what is assumed is that one of the ways was taken that lead to the
+same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, product
+from typing import Any
+
+from understudy.errors import UnderstudyError
+from understudy.shapes import conditions
+from understudy.shapes.env import ShapeEnv
+from understudy.shapes.expr import Expr
+from understudy.shapes.facts import Facts, Proof
+from understudy.shapes.node import SymNode, value_of
+from understudy.spec.tensor_spec import Size, TensorSpec
+
+Sizes = Mapping[Expr, int]
+Way = frozenset[Any]
+"""The conditions that lead to an answer, all of which have to hold."""
+
+MOST_TRIALS, MOST_WAYS, MOST_SYMBOLS = 16, 4, 2
+"""Where there are more, the answer is still right, and only more is assumed than need be."""
+SMALL = (0, 1, 2)
+
+
+def weakly(function: Callable[..., Size | None], *args: Any) -> Size | None:
+    """`function(*args)`, a pure function from specs and sizes to strides, with as little assumed as can be."""
+    nodes = list(_nodes_in(args))
+    if not nodes:
+        return function(*args)
+    env = nodes[0].shape_env
+    symbols = frozenset().union(*(node.value.symbols for node in nodes))
+    open_symbols = [symbol for symbol in symbols if symbol.low in (0, 1)]
+    if not 0 < len(open_symbols) <= MOST_SYMBOLS or env.definitions or not env.hints.keys() >= symbols:
+        return function(*args)
+    return _explored(env, sorted(open_symbols, key=lambda symbol: symbol.order), function, args)
+
+
+def _explored(env: Any, symbols: Sequence[Expr], function: Callable[..., Size | None], args: Any) -> Any:
+    recorded = _trial(env, env.hints, function, args)
+    if recorded is None:
+        return function(*args)
+    if not recorded.way:
+        return _moved(recorded.strides, env)
+    ways = [recorded.way]
+    for sizes in islice(_other_sizes(env, symbols), MOST_TRIALS):
+        if len(ways) == MOST_WAYS:
+            break
+        if any(_leads_there(way, sizes) for way in ways):
+            continue
+        trial = _trial(env, sizes, function, args)
+        way = None if trial is None else trial.way_to(recorded.strides)
+        if way is not None:
+            ways.append(way)
+    if len(ways) == 1:
+        return function(*args)
+    env.decide(_condition(_shorter(env, ways)))
+    return _moved(recorded.strides, env)
+
+
+# --- trials -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of a run at some sizes, in an environment that has assumed what was asked there."""
+
+    env: ShapeEnv
+    strides: Size | None
+
+    def way_to(self, strides: Size | None) -> Way | None:
+        """What leads to these strides on the way that was taken here; None if that does not, at these sizes."""
+        if strides is None or self.strides is None:
+            return self.way if strides is self.strides else None
+        for a, b in zip(strides, self.strides, strict=True):
+            if not self.env.decide(conditions.eq(value_of(a), value_of(b))):
+                return None
+        return self.way
+
+    @property
+    def way(self) -> Way:
+        return frozenset(guard.condition for guard in self.env.guards)
+
+
+def _trial(env: Any, sizes: Sizes, function: Callable[..., Size | None], args: Any) -> Trial | None:
+    """None where it is refused."""
+    tried = ShapeEnv(settings=env.settings)
+    tried.algebra, tried.hints = env.algebra, dict(sizes)
+    tried.facts = _facts(env, tried.hints)
+    try:
+        return Trial(tried, function(*_moved(args, tried)))
+    except (UnderstudyError, ArithmeticError):
+        return None
+
+
+def _facts(env: Any, example: Sizes) -> Facts:
+    """What the environment knows, to learn more from."""
+    facts = Facts(env.algebra, example)
+    for condition in env.facts.conditions:
+        facts.learn(condition)
+    return facts
+
+
+def _other_sizes(env: Any, symbols: Sequence[Expr]) -> Iterator[Sizes]:
+    """Sizes that are known to be admitted, with other numbers in the place of those that are small, or may be."""
+    numbers = sorted({*SMALL, *env.hints.values(), max(env.hints.values()) + 2})
+    ways = sorted(product(range(len(numbers)), repeat=len(symbols)), key=sum)
+    for places in ways:
+        sizes = {
+            **env.hints,
+            **{symbol: numbers[place] for symbol, place in zip(symbols, places, strict=True)},
+        }
+        if all(_is_in_range(symbol, sizes[symbol]) for symbol in symbols) and _leads_there(
+            env.facts.conditions, sizes
+        ):
+            yield sizes
+
+
+def _is_in_range(symbol: Expr, number: int) -> bool:
+    return (symbol.low is None or symbol.low <= number) and (symbol.high is None or number <= symbol.high)
+
+
+def _leads_there(way: Any, sizes: Sizes) -> bool:
+    try:
+        return all(condition.evaluate(sizes) for condition in way)
+    except (ArithmeticError, KeyError):  # it can't be computed there, or lies in data
+        return False
+
+
+# --- conditions ---------------------------------------------------------------------------------------------------
+
+
+def _shorter(env: Any, ways: Sequence[Way]) -> list[Way]:
+    """The same, without what makes no difference: where `a and b` leads, and `not a`, it is enough that `b` holds."""
+    found = list(dict.fromkeys(ways))
+    for way in ways:
+        if way in found and len(found) > 1:
+            others = [other for other in found if other is not way]
+            needed = way
+            for condition in _ordered(way):
+                rest = needed - {condition}
+                if _leads_into(env, rest | {conditions.negated(condition)}, others):
+                    needed = rest
+            found = others if _leads_into(env, needed, others) else [needed, *others]
+    return found
+
+
+def _leads_into(env: Any, way: Way, others: Sequence[Way]) -> bool:
+    """Whether one of the others holds wherever this one does."""
+    facts = _facts(env, {})
+    for condition in way:
+        facts.learn(condition)
+    return any(all(facts.prove(condition) is Proof.YES for condition in other) for other in others)
+
+
+def _condition(ways: Sequence[Way]) -> Any:
+    common = frozenset.intersection(*ways)
+    rest = [conditions.joined("and", _ordered(way - common)) for way in ways]
+    return conditions.joined("and", [*_ordered(common), conditions.joined("or", rest)])
+
+
+def _ordered(way: Way) -> list[Any]:
+    return sorted(way, key=lambda condition: condition.order)
+
+
+# --- environments -------------------------------------------------------------------------------------------------
+
+
+def _nodes_in(value: Any) -> Iterator[SymNode]:
+    if type(value) is SymNode:
+        yield value
+    elif type(value) is tuple or type(value) is list:
+        for part in value:
+            yield from _nodes_in(part)
+    elif type(value) is TensorSpec and value.is_symbolic:
+        yield from _nodes_in((value.shape, value.stride))
+
+
+def _moved(value: Any, env: Any) -> Any:
+    """The same with the nodes of another environment."""
+    if type(value) is SymNode:
+        return env.node(value.value, value.kind)
+    if type(value) is tuple or type(value) is list:
+        return type(value)(_moved(part, env) for part in value)
+    if type(value) is TensorSpec and value.is_symbolic:
+        shape, stride = _moved((value.shape, value.stride), env)
+        return TensorSpec(shape, stride, dtype=value.dtype, device=value.device)
+    return value
