@@ -234,3 +234,15 @@ def test_sound(known: list[Tree], asked: list[Tree], tree: Tree) -> None:
             values = dict(zip(symbols, point, strict=True))
             assert (simple.evaluate(values) if isinstance(simple, Expr) else simple) == expected
             assert (low is None or low <= expected) and (high is None or expected <= high)
+
+
+def test_what_was_simplified_stays_so() -> None:
+    """Also where each round finds something more to do."""
+    algebra = Algebra()
+    n, k = algebra.symbol("n", 1, None), algebra.symbol("k", 1, 21)
+    facts = Facts(algebra)
+    facts.learn(conditions.eq(k % 2, 1))
+    simple = facts.simplify((n // -2 - n) * (k + 8))
+    assert facts.simplify(simple) is simple
+    for values in ({n: 5, k: 3}, {n: 8, k: 7}):
+        assert simple.evaluate(values) == (values[n] // -2 - values[n]) * (values[k] + 8)

@@ -224,14 +224,20 @@ class Facts:
             return expr
         found = self._simplified.get(expr)
         if found is None:
-            found = self._simplified_once(expr)
-            for _ in range(MOST_ROUNDS):  # a shorter form may show more
-                again = found if isinstance(found, int) else self._simplified_once(found)
-                if again is found:
-                    break
-                found = again
-            self._simplified[expr] = found
+            found = self._simplified[expr] = self._simplified_fully(expr)
         return found
+
+    def _simplified_fully(self, expr: Expr) -> Size:
+        """What is simple stays as it is: the result is remembered for itself, too."""
+        found = self._simplified_once(expr)
+        for _ in range(MOST_ROUNDS):  # a shorter form may show more
+            if isinstance(found, int) or found in self._simplified:
+                break
+            again = self._simplified_once(found)
+            if again is found:
+                break
+            found = again
+        return found if isinstance(found, int) else self._simplified.setdefault(found, found)
 
     def simplify_condition(self, condition: Condition) -> Condition:
         """What the condition adds to all that is known, if that is shorter to say."""
