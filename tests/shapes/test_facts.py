@@ -241,7 +241,7 @@ def test_what_was_simplified_stays_so() -> None:
     algebra = Algebra()
     n, k = algebra.symbol("n", 1, None), algebra.symbol("k", 1, 21)
     facts = Facts(algebra)
-    facts.learn(conditions.eq(k % 2, 1))
+    facts.learn(eq(k % 2, 1))
     simple = facts.simplify((n // -2 - n) * (k + 8))
     assert facts.simplify(simple) is simple
     for values in ({n: 5, k: 3}, {n: 8, k: 7}):
