@@ -621,15 +621,20 @@ def is_heard_alone(mode: Any) -> bool:
     )
 
 
+def is_function_heard() -> bool:
+    """Whether there is a mode for torch functions that does more than count them."""
+    stack = range(torch._C._len_torch_function_stack())
+    return not all(getattr(torch._C._get_function_stack_at(i), "only_counts", False) for i in stack)
+
+
 def is_recorded_alone(mode: Any, recorder: Any) -> bool:
     """Whether a call reaches this recorder and this fake mode and nothing else: no other mode, transform, cast or hook of
     all modules."""
-    listening = range(torch._C._len_torch_function_stack())
     return (
         torch._C._len_torch_dispatch_stack() == 2
         and torch._C._get_dispatch_mode(FAKE) is mode
         and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is recorder
-        and all(getattr(torch._C._get_function_stack_at(i), "only_counts", False) for i in listening)
+        and not is_function_heard()
         and not torch.nn.modules.module._has_any_global_hook()
         and not any(map(torch.is_autocast_enabled, _CASTING_DEVICES))
         and torch._C._functorch.peek_interpreter_stack() is None
@@ -939,10 +944,6 @@ MODULE_CALL = torch.nn.Module._call_impl.__code__
 def symbolic_function(name: str) -> Callable[..., Any]:
     """`sqrt`, `cos`, … of a number that may be symbolic."""
     return getattr(torch, f"_sym_{name}", None) or getattr(math, name)
-
-
-def has_effect(node: torch.fx.Node) -> bool:
-    return bool(node.is_impure())
 
 
 def is_broken_up(op: Any) -> bool:

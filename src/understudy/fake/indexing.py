@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from understudy import _torch
 from understudy.fake.tensor import FakeTensor
 
 Index = tuple[Any, ...]
@@ -44,8 +45,10 @@ def _without_tensors_of_one(index: Any) -> Any:
 
 def _is_one_unknown(index: FakeTensor) -> bool:
     spec = index._spec
-    is_number = not spec.shape and spec.dtype in WHOLE
-    return is_number and index._known is None and index.fake_mode.shape_env is not None
+    if spec.shape or spec.dtype not in WHOLE or index._known is not None or index.fake_mode.shape_env is None:
+        return False
+    # Transforms have no numbers; and there are modes that make an operator of such an index, for them.
+    return not _torch.is_transformed() and not _torch.is_function_heard()
 
 
 WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8})
