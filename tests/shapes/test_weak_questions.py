@@ -140,3 +140,10 @@ def test_the_gradient_of_a_running_product_is_the_same_to_the_bit(dim: int) -> N
     for shape in ((5, 7), (2, 9)):
         x = torch.randn(shape, generator=generator)
         torch.testing.assert_close(symbolic(x), gradient(x))
+
+
+def test_gradients_where_a_third_operand_expands_the_others() -> None:
+    """Two sizes of 1 meet first, and then a larger one: autograd has to know that they are expanded."""
+    inputs = leaf(1), leaf(5, 4, 1), leaf(1, 3)
+    for program in (torch.addcmul, torch.addcdiv):
+        assert "x_0 == 1" in guards_of(gradients(program), *inputs)

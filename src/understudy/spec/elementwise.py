@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ def _meeting(operands: Sequence[TensorSpec]) -> Meeting | None:
     Asked is that only of sizes that are both 0, or both 1, at hand. Larger ones are taken to be equal, which says more of
     them; and of others autograd wants to know which one is expanded.
     """
-    if not any(operand.is_symbolic for operand in operands):
+    if not any(operand.is_symbolic for operand in operands) or _is_expanded_by_a_third(operands):
         return None
 
     def meet(other: Any, size: Any) -> Any:
@@ -61,3 +62,11 @@ def _meeting(operands: Sequence[TensorSpec]) -> Meeting | None:
         return meet_as_at_hand(other, size)
 
     return meet
+
+
+def _is_expanded_by_a_third(operands: Sequence[TensorSpec]) -> bool:
+    """Whether the sizes that meet first may have to meet a larger one later."""
+    if len(operands) < 3:
+        return False
+    sizes = zip_longest(*[map(at_hand, reversed(operand.shape)) for operand in operands], fillvalue=1)
+    return any(len(set(of_one_dim)) > 1 for of_one_dim in sizes)
