@@ -18,6 +18,16 @@ INDICES: list[Any] = [
 ]  # fmt: skip
 
 
+def check_at_other_numbers(program: Any, mode: str) -> None:
+    """The graph of one number gives what the program gives, for this number and for another."""
+    x = torch.randn(3, 3, 3, 3)
+    gm = make_fx(program, tracing_mode=mode, _allow_non_fake_inputs=True)(x, torch.tensor(2))
+    for count in (1, 2):
+        given = x, torch.tensor(count)
+        for found, expected in zip(gm(*given), program(*given), strict=True):
+            assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("index", INDICES, ids=range(len(INDICES)))
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 def test_reads_and_writes_by_a_number_of_data(index: Any, mode: str) -> None:
@@ -29,12 +39,7 @@ def test_reads_and_writes_by_a_number_of_data(index: Any, mode: str) -> None:
         y[index(n)] = 7.0
         return x[index(n)], y
 
-    x = torch.randn(3, 3, 3, 3)
-    gm = make_fx(program, tracing_mode=mode, _allow_non_fake_inputs=True)(x, torch.tensor(2))
-    for count in (1, 2):
-        given = x, torch.tensor(count)
-        for found, expected in zip(gm(*given), program(*given), strict=True):
-            assert torch.equal(found, expected)
+    check_at_other_numbers(program, mode)
 
 
 @pytest.mark.parametrize("index", INDICES, ids=range(len(INDICES)))
@@ -45,12 +50,7 @@ def test_reads_and_writes_by_a_tensor_of_one_number(index: Any, mode: str) -> No
         y[index(count)] = 7.0
         return x[index(count)], y
 
-    x = torch.randn(3, 3, 3, 3)
-    gm = make_fx(program, tracing_mode=mode, _allow_non_fake_inputs=True)(x, torch.tensor(2))
-    for count in (1, 2):
-        given = x, torch.tensor(count)
-        for found, expected in zip(gm(*given), program(*given), strict=True):
-            assert torch.equal(found, expected)
+    check_at_other_numbers(program, mode)
 
 
 def test_a_size_is_not_fixed_by_indexing_with_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import is_not
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,14 +57,10 @@ def is_marked(tensor: FakeTensor) -> bool:
 def check_unchanged(arguments: Any, leaves: list[Any], structure: Any) -> None:
     """After a run: the lists and dicts that a block was given hold what they held before."""
     now, form = _torch.tree_flatten(arguments)
-    if form != structure or len(now) != len(leaves) or any(map(_differ, now, leaves)):
+    if form != structure or len(now) != len(leaves) or any(map(is_not, now, leaves)):
         raise Unlike
     if any(is_marked(leaf) for leaf in leaves if type(leaf) is FakeTensor):
         raise Unlike
-
-
-def _differ(one: Any, other: Any) -> bool:
-    return one is not other
 
 
 def check_results(result: Any, leaves: list[Any], arguments: Any, seen: Seen) -> None:
