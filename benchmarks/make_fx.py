@@ -34,6 +34,13 @@ from examples.llama import Llama, LlamaSize
 TARGETS = {"fake": 8.0, "symbolic": 8.0}
 SYMBOLIC_OVER_FAKE = 1.5
 JAX_SHARE = 1 / 3
+JAX_DEPTHS = (12, 80)
+"""Layers of the transformers that jax traces as well: of a small model, and of one of 70 billion parameters."""
+JAX_ROWS = (
+    ("warm", "node_seconds", "equation_seconds"),
+    ("warm, all values read", "node_and_value_seconds", "equation_seconds"),
+    ("cold", "cold_node_seconds", "cold_equation_seconds"),
+)
 FULL = Budget(least=5, most=15, seconds=20.0)
 QUICK = Budget(least=2, most=2, seconds=1.0)
 
@@ -95,7 +102,7 @@ def measure_layers() -> dict[str, float]:
     return {"first": one - none, "later": (many - one) / 8}
 
 
-def measure_jax() -> dict[str, Any] | None:
+def measure_jax(depth: int) -> dict[str, Any] | None:
     """Seconds for each equation of `jax.make_jaxpr`, and for each node here, on transformers of one size."""
     try:
         import jax
@@ -103,7 +110,7 @@ def measure_jax() -> dict[str, Any] | None:
         return None
     from benchmarks.jax_transformer import equations, transformer
 
-    size = LlamaSize(layers=12, width=768, heads=12, kv_heads=12, hidden=2048, vocabulary=32_000)
+    size = LlamaSize(layers=depth, width=64, heads=4, kv_heads=4, hidden=128, vocabulary=1000)
     function, arguments = transformer(size, batch=2, length=128)
     count = equations(jax.make_jaxpr(function)(*arguments))
 
@@ -118,17 +125,26 @@ def measure_jax() -> dict[str, Any] | None:
     model, tokens = Llama(size).eval(), torch.randint(1000, (2, 128))
     capture = captures(understudy.make_fx, model, (tokens,), "fake")
     nodes = len(capture().graph.nodes)
-    ours, theirs, ours_cold, theirs_cold = take_turns(
-        [lambda: timed(capture), jaxpr, lambda: timed_cold(capture), jaxpr_cold], FULL
-    )
+
+    def capture_and_read() -> None:
+        for node in capture().graph.nodes:
+            node.meta.get("val")
+
+    ours, read, theirs, ours_cold, theirs_cold = take_turns(
+        [
+            lambda: timed(capture), lambda: timed(capture_and_read), jaxpr,
+            lambda: timed_cold(capture), jaxpr_cold,
+        ], FULL,
+    )  # fmt: skip
     return {
-        "equations": count, "nodes": nodes, "node_seconds": ours / nodes, "equation_seconds": theirs / count,
+        "layers": depth, "equations": count, "nodes": nodes, "node_seconds": ours / nodes,
+        "node_and_value_seconds": read / nodes, "equation_seconds": theirs / count,
         "cold_node_seconds": ours_cold / nodes, "cold_equation_seconds": theirs_cold / count,
     }  # fmt: skip
 
 
 def show(
-    console: Console, rows: list[dict[str, Any]], layers: dict[str, float], jax: dict[str, Any] | None
+    console: Console, rows: list[dict[str, Any]], layers: dict[str, float], jax: list[dict[str, Any]]
 ) -> None:
     table = Table(title="make_fx: milliseconds, and microseconds for each node", title_justify="left")
     for column in ("model", "mode"):
@@ -160,14 +176,15 @@ def show(
     console.print(
         f"a layer: the first {layers['first'] * 1e3:.2f} ms, a later one {layers['later'] * 1e3:.2f} ms"
     )
-    if jax is None:
+    if not jax:
         console.print("jax is not installed: no comparison with make_jaxpr")
-    else:
-        for name, prefix in (("warm", ""), ("cold", "cold_")):
-            theirs, ours = jax[f"{prefix}equation_seconds"] * 1e6, jax[f"{prefix}node_seconds"] * 1e6
+    for found in jax:
+        for name, mine, other in JAX_ROWS:
+            theirs, ours = found[other] * 1e6, found[mine] * 1e6
             console.print(
-                f"{name}: jax.make_jaxpr takes {theirs:.1f} µs for each of {jax['equations']:,} equations, make_fx here "
-                f"{ours:.1f} µs for each of {jax['nodes']:,} nodes: {ours / theirs:.2f} of it (target {JAX_SHARE:.2f})"
+                f"{found['layers']} layers, {name}: jax.make_jaxpr takes {theirs:.1f} µs for each of {found['equations']:,} "
+                f"equations, make_fx here {ours:.1f} µs for each of {found['nodes']:,} nodes: {ours / theirs:.2f} of it "
+                f"(target {JAX_SHARE:.2f})"
             )
 
 
@@ -189,7 +206,7 @@ def main(arguments: list[str] | None = None) -> None:
         console.print(f"{name}: " + ", ".join(f"{row['mode']} {row['ratio']:.1f}×" for row in measured))
         rows += measured
         gc.collect()
-    layers, jax = measure_layers(), measure_jax()
+    layers, jax = measure_layers(), list(filter(None, map(measure_jax, JAX_DEPTHS)))
     show(console, rows, layers, jax)
     options.json.parent.mkdir(parents=True, exist_ok=True)
     about = {"torch": torch.__version__, "python": platform.python_version(), "quick": options.quick}

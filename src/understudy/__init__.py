@@ -79,6 +79,7 @@ from understudy.shapes.bindings import (
 from understudy.shapes.contexts import Dim, dims
 from understudy.shapes.env import Settings, ShapeEnv
 from understudy.shapes.torch_contexts import (
+    Constraint,
     DimDynamic,
     RelaxedUnspecConstraint,
     StatefulSymbolicContext,
@@ -88,6 +89,7 @@ from understudy.shapes.torch_contexts import (
     SymbolicContext,
     SymIntSymbolicContext,
 )
+from understudy.shapes.torch_names import SymIntEqByExpr, create_contiguous, is_accessor_node
 from understudy.spec import New, Same, TensorSpec, Value, View
 from understudy.trace.blocks import run_every_layer
 from understudy.trace.capture import make_fx
@@ -116,6 +118,7 @@ from understudy.trace.meta_overrides import manual_meta_overrides
 from understudy.trace.meta_tracer import MetaTracer, symbolic_trace
 from understudy.trace.prop import FakeTensorProp
 from understudy.trace.prop_errors import PropagationError
+from understudy.trace.rebinding import PropagateUnbackedSymInts
 from understudy.trace.recorder import ProxyTorchDispatchMode
 from understudy.trace.runtime_asserts import insert_deferred_runtime_asserts
 from understudy.trace.show import show
@@ -140,6 +143,7 @@ ShapeEnvSettings = Settings
 __version__ = "0.1.0"
 
 __all__ = [
+    "Constraint",
     "ConstraintViolationError",
     "DataDependentOutputException",
     "DecompositionInterpreter",
@@ -163,6 +167,7 @@ __all__ = [
     "NoDataError",
     "OperatorError",
     "PendingUnbackedSymbolNotFound",
+    "PropagateUnbackedSymInts",
     "PropagationError",
     "ProxySymDispatchMode",
     "ProxyTorchDispatchMode",
@@ -176,6 +181,7 @@ __all__ = [
     "StatelessSymbolicContext",
     "StrictMinMaxConstraint",
     "SubclassSymbolicContext",
+    "SymIntEqByExpr",
     "SymIntSymbolicContext",
     "SymbolicContext",
     "TensorMetadata",
@@ -193,6 +199,7 @@ __all__ = [
     "compute_unbacked_bindings",
     "constrain_range",
     "constrain_unify",
+    "create_contiguous",
     "decompose",
     "dims",
     "disable_autocast_cache",
@@ -229,6 +236,7 @@ __all__ = [
     "has_static_value",
     "has_symbolic_sizes_strides",
     "insert_deferred_runtime_asserts",
+    "is_accessor_node",
     "is_concrete_bool",
     "is_concrete_float",
     "is_concrete_int",

@@ -31,6 +31,7 @@ from torch._library.custom_ops import OPDEFS as _custom_definitions
 from torch._library.simple_registry import singleton as _custom_registry
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nested._internal.nested_int import NestedIntNode as NestedIntNode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import LeafSpec, TreeSpec, tree_flatten, tree_map, tree_unflatten
 
@@ -57,8 +58,7 @@ NoDispatch = torch._C._DisableTorchDispatch
 """While such an object lives, calls go past every `__torch_dispatch__` straight to the C++ kernels."""
 no_torch_function: Any = torch._C._disabled_torch_function_impl
 no_torch_dispatch = torch._C._disabled_torch_dispatch_impl
-set_conj = torch._C._set_conj
-set_neg = torch._C._set_neg
+set_conj, set_neg = torch._C._set_conj, torch._C._set_neg
 negative_view = torch._neg_view
 forbid_data_pointer = torch._C._set_throw_on_mutable_data_ptr
 native_device = torch._C.TensorBase.device.__get__
@@ -66,10 +66,10 @@ native_data: Any = torch._C.TensorBase.data
 set_native_data: Callable[[Tensor, Tensor], None] = native_data.__set__
 DispatchKeySet = torch._C.DispatchKeySet
 ZERO_TENSOR_KEYS = DispatchKeySet(DispatchKey.ZeroTensor)
-native_storage = torch._C.TensorBase.untyped_storage
-native_clone = torch._C.TensorBase.clone
+native_storage, native_clone = torch._C.TensorBase.untyped_storage, torch._C.TensorBase.clone
 NoTorchFunction = torch._C.DisableTorchFunctionSubclass
 NoFunctionModes: Any = torch._C.DisableTorchFunction
+"""Inside, calls go past every `__torch_function__`, those of modes too."""
 
 
 def storage_id(tensor: Tensor) -> int:
@@ -187,13 +187,12 @@ def innermost(value: Any) -> Any:
     return value
 
 
-def new_nested_int() -> Any:
-    """The size of a jagged dimension, equal to no other."""
-    import torch.nested._internal.nested_tensor as nested  # why: only for jagged tensors
-
+def new_nested_int(kind: Any) -> Any:
+    """The size of a jagged dimension, equal to no other. `kind` is the class of its node."""
+    nested: Any = sys.modules["torch.nested._internal.nested_tensor"]
     number = nested._tensor_id_counter
     nested._tensor_id_counter = number + 1
-    return torch.SymInt(nested.NestedIntNode(number, 1))
+    return torch.SymInt(kind(number, 1))
 
 
 def uses_python_dispatch(kind: type) -> bool:
@@ -243,7 +242,8 @@ stand_in_devices: dict[torch.device, torch.device] = {}
 """Which device is meant by each index of the meta device that stands for one."""
 
 Patch = Callable[[Any], Any]
-_INITIAL = ("uniform", "normal", "trunc_normal", "fill", "zero")
+_INITIAL, _DLPACK = ("uniform", "normal", "trunc_normal", "fill", "zero"), ("from_dlpack", "to_dlpack")
+RANDOM_STATE = ("get_rng_state", "set_rng_state", "manual_seed")
 POOLING_TO_INTEGERS = """adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d""".split()
 """Operators to whose schemas the output's size is made of plain integers."""
 PLACES: dict[str, tuple[Any, str]] = {
@@ -252,11 +252,8 @@ PLACES: dict[str, tuple[Any, str]] = {
     "cudnn takes a tensor": (torch.backends.cudnn, "is_acceptable"),
     "leaving autocast": (torch.amp.autocast_mode.autocast, "__exit__"),
     "grouping by device": (torch._C, "_group_tensors_by_device_and_dtype"),
-    "deepcopy of a tensor": (torch.Tensor, "__deepcopy__"),
-    "deepcopy of a parameter": (torch.nn.Parameter, "__deepcopy__"),
-    "device": (torch.Tensor, "device"),
-    "is_cuda": (torch.Tensor, "is_cuda"),
-    "compile": (torch, "compile"),
+    **{f"deepcopy of a {kind.__name__}": (kind, "__deepcopy__") for kind in (torch.Tensor, torch.nn.Parameter)},
+    **{name: (torch, name) for name in ("compile", "ctc_loss", "linspace", "set_default_dtype")},
     "higher-order operators": (HigherOrderOperator, "dispatch"),
     "graphs of functionalization": (sys.modules["torch._higher_order_ops.utils"], "_maybe_fake_tracing"),
     "graphs of flex attention": (sys.modules["torch._higher_order_ops.flex_attention"], "make_fx"),
@@ -264,25 +261,24 @@ PLACES: dict[str, tuple[Any, str]] = {
     "what dynamo leaves alone": (sys.modules["torch._functorch.eager_transforms"], "lazy_dynamo_disallow"),
     "operands of cond": (sys.modules["torch._higher_order_ops.cond"], "validate_subgraph_args_types"),
     **{f"initial {name}": (torch.nn.init, f"_no_grad_{name}_") for name in _INITIAL},
-    "initial linear layer": (torch.nn.Linear, "reset_parameters"),
-    "initial convolution": (torch.nn.modules.conv._ConvNd, "reset_parameters"),
-    "as_subclass": (torch.Tensor, "as_subclass"),
+    **{f"initial {kind.__name__}": (kind, "reset_parameters") for kind in (torch.nn.Linear, torch.nn.modules.conv._ConvNd)},
     "recurrent layers": (sys.modules["torch._decomp.decompositions"], "_rnn_helper"),
     "unpacking a sequence": (torch._VF, "_pad_packed_sequence"),
+    "padding sequences": (torch._C._nn, "pad_sequence"),
     "broadcasting a mask": (torch.masked._ops, "_input_mask"),
-    "least size of a matrix": (torch._lowrank, "min"),
+    **{f"least size in {place.__name__}": (place, "min") for place in (torch._lowrank, torch.nn.functional)},
     **{name: (torch.nn.functional, name) for name in ("linear_cross_entropy", "adaptive_avg_pool1d", "one_hot")},
     **{f"share of {name}": (torch.nn.functional, name) for name in ("fractional_max_pool2d", "fractional_max_pool3d")},
     **{name: (torch._C._nn, name) for name in POOLING_TO_INTEGERS},
     **{f"places of {place.__name__}.tensor_split": (place, "tensor_split") for place in (torch, torch.Tensor)},
-    "lengths of ctc_loss": (torch, "ctc_loss"),
     "applying a function of autograd": (torch.autograd.Function, "apply"),
     "making a subclass": (torch.Tensor, "_make_subclass"),
-    "tolist": (torch.Tensor, "tolist"),
-    **{name: (torch, name) for name in ("from_dlpack", "to_dlpack")},
-    **{f"torch.utils.dlpack.{name}": (torch.utils.dlpack, name) for name in ("from_dlpack", "to_dlpack")},
+    **{name: (torch.Tensor, name) for name in ("device", "is_cuda", "as_subclass", "tolist")},
+    "scripted functions": (torch.jit.ScriptFunction, "__call__"),
     "symbols among arguments": (torch.SymInt, "__torch_function__"),
-    **{f"random state: {name}": (torch, name) for name in ("get_rng_state", "set_rng_state", "manual_seed")},
+    **{f"{place.__name__}.{name}": (place, name) for place in (torch, torch.utils.dlpack) for name in _DLPACK},
+    **{f"{place.__name__}.{name}": (place, name) for place in (torch, torch.random) for name in RANDOM_STATE},
+    **{f"{place.__name__}.Generator": (place, "Generator") for place in (torch, torch._C)},
     **{name: (torch._VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
     **{name: (torch._C._nn, name) for name in dir(torch._C._nn) if name.lstrip("_").startswith("upsample_")},
 }
@@ -303,8 +299,18 @@ def while_active(place: str) -> Callable[[Patch], Patch]:
 WITH_CONCRETE_SIZES = tuple(
     name for name, (place, _) in PLACES.items()
     if place in (torch._C._nn, torch._VF) and name not in POOLING_TO_INTEGERS
-)[1:]  # fmt: skip
+)[2:]  # fmt: skip
 """Functions whose C++ side reads sizes as plain integers; torch has Python versions that do not."""
+
+
+def generator_id(generator: torch.Generator) -> int:
+    return int(generator._cdata)
+
+
+def function_behind(scripted: Any) -> Any:
+    """The Python function that `torch.jit.script` was given; None of what was traced, whose branches are taken already."""
+    kept = vars(scripted)
+    return kept.get("_torchdynamo_inline") if "__qualname__" in kept else None
 
 
 def python_versions() -> Any:
@@ -327,9 +333,7 @@ def chunked_cross_entropy(
     x: Any, linear_weight: Any, target: Any, linear_bias: Any, weight: Any, reduction: str, ignore_index: int, options: Any
 ) -> Any:
     """The loss of logits that are computed in chunks of the batch, and never all at once."""
-    from torch.nn.modules import (
-        linear_cross_entropy as chunked,  # why: it defines its operators when it is loaded
-    )
+    import torch.nn.modules.linear_cross_entropy as chunked  # why: it defines its operators when it is loaded
 
     options = options._adjust(
         num_batches=x.shape[0], in_features=x.shape[-1], num_classes=linear_weight.shape[0], dtype=x.dtype, device=x.device
@@ -428,7 +432,7 @@ def indexing_by_tensors() -> Any:
 
 SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 """What an `autograd.Function` is at one level of torch.func."""
-unwrap_for_grad = torch._C._functorch._unwrap_for_grad
+unwrap_for_grad, count_autograd_nodes = torch._C._functorch._unwrap_for_grad, torch.autograd._get_sequence_nr
 
 
 def wrap_for_grad(tensor: Tensor, level: int) -> Any:
@@ -436,6 +440,13 @@ def wrap_for_grad(tensor: Tensor, level: int) -> Any:
 
 
 with_batch_dimension = torch._C._functorch._add_batch_dim
+running_node: Callable[[], Any] = torch._C._current_autograd_node
+"""The node of autograd whose gradients are computed just now, None if there is none."""
+BACKWARD = torch.autograd.graph._engine_run_backward.__code__
+
+
+def shape_of_gradient(node: Any) -> Any:
+    return node._input_metadata[0].shape
 
 
 def over_batches(function: Callable[..., Any], in_dims: tuple[int | None, ...], size: int, randomness: str) -> Any:
@@ -482,10 +493,6 @@ def while_loop_with_all_rounds() -> Any:
     return while_loop_stack_output_op
 
 
-def has_transforms() -> bool:
-    return _transform() is not None
-
-
 def is_past_dispatch() -> bool:
     """Whether operators that are called just now in this thread are heard of by no mode."""
     return torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.Python)
@@ -527,11 +534,8 @@ def with_autograd() -> Any:
     return torch._C._ForceDispatchKeyGuard(include, exclude - _AUTOGRAD_KEYS)
 
 
-_AUTOGRAD_KEYS = (
-    DispatchKeySet(DispatchKey.AutogradFunctionality)
-    | DispatchKeySet(DispatchKey.AutogradOther)
-    | DispatchKeySet(DispatchKey.AutogradNestedTensor)
-)
+_AUTOGRAD_KEYS = DispatchKeySet(DispatchKey.AutogradFunctionality) | DispatchKeySet(DispatchKey.AutogradOther)
+_AUTOGRAD_KEYS |= DispatchKeySet(DispatchKey.AutogradNestedTensor)
 
 
 def dispatch_keys_of_thread() -> tuple[Any, Any]:
@@ -560,6 +564,8 @@ def plain_flex_attention(*args: Any) -> Any:
 
 
 _originals: list[tuple[Any, str, Any]] = []
+_replacements: dict[str, tuple[Any, Any, Any]] = {}
+"""What was put in a place when it was last patched, and for what: made once, as long as that stands there."""
 _MISSING = object()
 
 
@@ -567,8 +573,14 @@ def _patch() -> None:
     """For as long as any fake mode is active anywhere."""
     for key, patch in _patches.items():
         place, name = PLACES[key]
-        _originals.append((place, name, vars(place).get(name, _MISSING)))  # as it stands there: static or not
-        setattr(place, name, patch(getattr(place, name, None)))
+        stands_there, replaced, replacement = _replacements.get(key, (None, None, None))
+        original = vars(place).get(name, _MISSING)  # as it stands there: static or not
+        if original is not stands_there or (original is _MISSING and getattr(place, name, None) is not replaced):
+            replaced = getattr(place, name, None)
+            replacement = patch(replaced)
+            _replacements[key] = original, replaced, replacement
+        _originals.append((place, name, original))
+        setattr(place, name, replacement)
 
 
 def _unpatch() -> None:
@@ -660,13 +672,10 @@ def goes_unnoticed(mode: Any) -> bool:
     )
 
 
-_count_dispatch_modes = torch._C._len_torch_dispatch_stack
-_dispatch_mode = torch._C._get_dispatch_mode
-_count_function_modes = torch._C._len_torch_function_stack
-_transform = torch._C._functorch.peek_interpreter_stack
-_is_inference = torch.is_inference_mode_enabled
-_is_profiled = torch._C._autograd._profiler_enabled
-_is_traced = torch._C._is_tracing
+_count_dispatch_modes, _dispatch_mode = torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_mode
+_count_function_modes, _set_default_dtype = torch._C._len_torch_function_stack, torch.set_default_dtype
+_transform, _is_inference = torch._C._functorch.peek_interpreter_stack, torch.is_inference_mode_enabled
+_is_profiled, _is_traced = torch._C._autograd._profiler_enabled, torch._C._is_tracing
 _is_included = torch._C._dispatch_tls_is_dispatch_key_included
 count_dispatch_modes: Callable[[], int] = _count_dispatch_modes
 count_writes: Callable[[Any], None] = torch._C._increment_version
@@ -697,11 +706,11 @@ class AsRecorded:
         self._guards[1].__enter__()
         self._dtype_before = torch.get_default_dtype()
         if self._dtype_before is not self._dtype:
-            torch.set_default_dtype(self._dtype)
+            _set_default_dtype(self._dtype)
 
     def __exit__(self, *exception: Any) -> None:
         if self._dtype_before is not self._dtype:
-            torch.set_default_dtype(self._dtype_before)
+            _set_default_dtype(self._dtype_before)
         self._guards[1].__exit__(*exception)
         del self._guards
 
@@ -761,8 +770,6 @@ def goes_above_autograd(mode: Any) -> None:
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 enter_autocast: Any = torch.amp.autocast_mode._enter_autocast
 exit_autocast: Any = torch.amp.autocast_mode._exit_autocast
-NoFunctionModes = torch._C.DisableTorchFunction
-"""Inside, calls go past every `__torch_function__`, those of modes too."""
 
 
 def is_transformed() -> bool:
@@ -892,11 +899,11 @@ class NodeAppender:
         return node
 
 
-TAKEN_NAMES = torch.fx.graph._illegal_names
-NODE = torch.fx.Node
+TAKEN_NAMES, NODE = torch.fx.graph._illegal_names, torch.fx.Node
 new_node = NODE.__new__
 init_node = torch._C._NodeBase.__init__
 set_node_arguments = torch._C._NodeBase._update_args_kwargs
+set_node_meta = torch._C._NodeBase.meta.__set__  # past `Node.__setattr__`, which looks whether the node is found otherwise
 
 
 def last_node(graph: torch.fx.Graph) -> torch.fx.Node:

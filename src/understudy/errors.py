@@ -159,7 +159,7 @@ class UntrackedValueError(UnderstudyError, RuntimeError):
     """A value of which the graph that is being recorded knows nothing, where its node was asked for."""
 
 
-class SymbolMismatch(UnderstudyError, ValueError, AssertionError):
+class SymbolMismatch(UnderstudyError, RuntimeError, ValueError, AssertionError):
     """Inputs that give a symbol two values. An `AssertionError` too, because that is what torch's environment raises."""
 
 

@@ -257,6 +257,7 @@ def test_errors_are_those_of_the_operator() -> None:
 
 
 def test_nothing_is_kept_while_guards_are_suppressed() -> None:
+    FakeTensorMode.cache_clear()  # what other environments share
     mode = new_mode()
     x, w, _ = stand_ins(mode)
     with mode, mode.shape_env.suppress_guards():
@@ -265,6 +266,7 @@ def test_nothing_is_kept_while_guards_are_suppressed() -> None:
 
 
 def test_recipes_are_forgotten_with_the_plans() -> None:
+    FakeTensorMode.cache_clear()  # what other environments share
     mode = new_mode()
     x, w, _ = stand_ins(mode)
     with mode:
@@ -272,6 +274,23 @@ def test_recipes_are_forgotten_with_the_plans() -> None:
     assert mode._cache.recipes and mode._cache.plans
     cache.forget_plans()
     assert not mode._cache.recipes and not mode._cache.plans
+
+
+def test_recipes_are_shared_between_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attended() -> list[str]:
+        mode = new_mode()
+        x, w, _ = stand_ins(mode)
+        with mode:
+            y = F.linear(x, w)
+            score = torch.matmul(y, x.transpose(1, 2))
+            results = (score, torch.matmul(score, x), torch.einsum("bij,bkj->bik", x, y), y.transpose(0, 1).reshape(-1))
+        assert all(getattr(result.shape[0], "node").shape_env is mode.shape_env for result in results)
+        return [str(getattr(result, "_spec")) for result in results] + [str(guard) for guard in mode.shape_env.guards]
+
+    FakeTensorMode.cache_clear()
+    first = attended()
+    monkeypatch.setattr(recipes, "_recorded", None)  # nothing is recorded again
+    assert attended() == first
 
 
 def test_results_are_apart() -> None:

@@ -3,18 +3,22 @@
     at the example's sizes              the specs, evaluated there, are those of the real run
     at other sizes that the guards admit    the same: what was said holds for all of them
     at sizes that break a guard         the real run should fail or give something else; if not, the guard was needless
+
+Tensors of sizes tried have a limited number of elements (`MOST_ELEMENTS`): what kernels compute grows with a power of it.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -45,6 +49,11 @@ FAILURES = ("mismatch", "unsound", "error")
 OTHER_SIZES = 2
 BROKEN_SIZES = 4
 ASKERS_SHOWN = 3
+MOST_ELEMENTS = 50_000
+"""All inputs together have at most so many elements at sizes tried, or `MOST_GROWTH` times those of the sample where that is
+more. The next proposal takes the place of one beyond it: three times each size of a convolution in three dimensions are 243
+times its elements and 19,683 times its work, and say no more than one more of each."""
+MOST_GROWTH = 2
 
 TRUSTING = frozenset({"_segment_reduce.offsets"})
 """Operators whose kernels read where the values of the sample tell them to, beyond tensors of other sizes, until the
@@ -64,9 +73,18 @@ SLICES = frozenset({"aten::alias", "aten::slice.Tensor", "aten::slice_backward"}
 symbols that is not asked, and a slice of all there is gives the same."""
 
 Sizes = Mapping[Any, int]
-Step = tuple[str, list[Any], list[Any], list[int]]
-"""The name of an operator, its results, the whole numbers among its arguments (for `SLICES`, what it was given), and the
-arguments whose storage is a result's."""
+
+
+class Step(NamedTuple):
+    """One operator that was heard."""
+
+    name: str
+    results: list[Any]
+    given: list[Any]
+    "The whole numbers among its arguments; for `SLICES` the tensor they are made of."
+    taken: list[int]
+    made: list[int]
+    "Storages of the tensors among its arguments, and of its results: which step's result it works on, and whether in place."
 
 
 @dataclass
@@ -122,7 +140,6 @@ class SymbolicRun:
 
     def __init__(self, case: Case, duck_shape: bool, listener: Any = None) -> None:
         self.listener = listener
-        self._heard: SymbolicRun | None = None
         self.env = WatchedEnv(duck_shape=duck_shape)
         self.mode = FakeTensorMode(shape_env=self.env)
         self.case = case
@@ -180,16 +197,17 @@ class SymbolicRun:
         In the same way, numbers among the arguments are compared where they are written alike at the example's sizes: a
         size that C++ has read, and handed on as a number, is recorded as that number.
         """
-        real, example = (without_full_slices(self.real_steps(each), {}) for each in (sizes, self.env.hints))
-        recorded = without_full_slices(self._steps(), self._as_heard(self.env.hints))
-        if [(name, shared) for name, _, _, shared in real] != [(name, shared) for name, _, _, shared in example]:
+        real, example = without_full_slices(self.real_steps(sizes), {}), self._example_steps
+        if wired(real) != wired(example):
             return False
+        recorded = without_full_slices(self._steps, self._as_heard(self.env.hints))
         hints, here = self._as_heard(self.env.hints), self._as_heard(sizes)
-        if [(step[0], at(step[1], hints)) for step in recorded] != [step[:2] for step in example]:
+        if [(step.name, at(step.results, hints)) for step in recorded] != [step[:2] for step in example]:
             return True
         return all(
-            at(found, here) == result and (at(given, hints) != before or at(given, here) == numbers)
-            for (_, found, given, _), (_, result, numbers, _), (_, _, before, _) in zip(recorded, real, example, strict=True)
+            at(said.results, here) == found.results
+            and (at(said.given, hints) != before.given or at(said.given, here) == found.given)
+            for said, found, before in zip(recorded, real, example, strict=True)
         )
 
     def real_steps(self, sizes: Sizes) -> list[Step]:
@@ -198,51 +216,71 @@ class SymbolicRun:
         self.real_result(sizes, listener)
         return listener.heard
 
+    @cached_property
+    def _example_steps(self) -> list[Step]:
+        return without_full_slices(self.real_steps(self.env.hints), {})
+
+    @cached_property
+    def _heard(self) -> SymbolicRun:
+        return SymbolicRun(self.case, self.env.settings.duck_shape, Listener())
+
+    @property
     def _steps(self) -> list[Step]:
-        if self._heard is None:
-            self._heard = SymbolicRun(self.case, self.env.settings.duck_shape, Listener())
         return self._heard.listener.heard
 
     def _as_heard(self, sizes: Sizes) -> Sizes:
         """The same sizes for the symbols of the run that was listened to."""
-        assert self._heard is not None
         by_name = {symbol.name: number for symbol, number in sizes.items()}
         symbols = (*self._heard.env.hints, *self._heard.env.definitions)
         return {symbol: by_name[symbol.name] for symbol in symbols if symbol.name in by_name}
 
 
 def without_full_slices(steps: list[Step], sizes: Sizes) -> list[Step]:
-    """Without those that take all there is, at these sizes."""
+    """Without those that take all there is, at these sizes: what works on their results works on what they were given."""
 
     def shape(description: list[Any]) -> Any:
         ((_, rank, *numbers),) = at(description, sizes)
         return numbers[:rank]
 
-    return [step for step in steps if step[0] not in SLICES or shape(step[1]) != shape(step[2])]
+    found: list[Step] = []
+    stands_for: dict[int, int] = {}
+    for step in steps:
+        taken, made = ([stands_for.get(storage, storage) for storage in each] for each in (step.taken, step.made))
+        if step.name in SLICES and shape(step.results) == shape(step.given):
+            stands_for[made[0]] = taken[0]
+        else:
+            found.append(step._replace(taken=taken, made=made))
+    return found
+
+
+def wired(steps: list[Step]) -> list[Any]:
+    """What the operators are and which results they work on: the same names in another order of brackets are another run."""
+    numbers: dict[int, int] = {}
+    return [
+        (step.name, *[[numbers.setdefault(each, len(numbers)) for each in storages] for storages in (step.taken, step.made)])
+        for step in steps
+    ]
 
 
 class Listener(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.heard: list[Step] = []
+        self._alive: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func.namespace == "aten" and func.name() not in QUESTIONS:
             given = args[0] if func.name() in SLICES else tree_map(_number_in, (args, kwargs))
-            shared = storages_of(result, (args, kwargs))
-            self.heard.append((func.name(), described(result), described(given), shared))
+            taken, made = ([self._storage(tensor) for tensor in tensors_in(each)] for each in ((args, kwargs), result))
+            self.heard.append(Step(func.name(), described(result), described(given), taken, made))
         return result
 
-
-def storages_of(result: Any, given: Any) -> list[int]:
-    """Which of the tensors given has the storage of each result, as far as there is one: a view is no copy."""
-    storages = [_storage(tensor) for tensor in tensors_in(given)]
-    return [storages.index(_storage(each)) for each in tensors_in(result) if _storage(each) in storages]
-
-
-def _storage(tensor: torch.Tensor) -> Any:
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
+    def _storage(self, tensor: torch.Tensor) -> int:
+        """A number for its storage, which no other one gets while this listens."""
+        storage = tensor.untyped_storage() if tensor.layout == torch.strided else tensor
+        self._alive.append(storage)
+        return storage._cdata if isinstance(storage, torch.UntypedStorage) else id(storage)
 
 
 def _number_in(argument: Any) -> Any:
@@ -362,6 +400,15 @@ def is_admissible(run: SymbolicRun, sizes: Sizes) -> bool:
     )
 
 
+def is_affordable(run: SymbolicRun, sizes: Sizes) -> bool:
+    """Whether the inputs have few enough elements at these sizes."""
+    return elements(run, sizes) <= max(MOST_ELEMENTS, MOST_GROWTH * sum(leaf.numel() for leaf, _ in run.inputs))
+
+
+def elements(run: SymbolicRun, sizes: Sizes) -> int:
+    return sum(math.prod(number_at(size, sizes) for size in spec.shape) for _, spec in run.inputs)
+
+
 def examine(case: Case, duck_shape: bool) -> Examined:
     real: Any = None
     raised: BaseException | None = None
@@ -405,7 +452,7 @@ def _try_others(run: SymbolicRun, examined: Examined) -> None:
     broken_left = BROKEN_SIZES
     for sizes in islice(other_sizes(run), 64):
         key = tuple(sizes[symbol] for symbol in run.symbols)
-        if key in seen or not is_admissible(run, sizes):
+        if key in seen or not (is_admissible(run, sizes) and is_affordable(run, sizes)):
             continue
         seen.add(key)
         broken = run.broken(sizes)

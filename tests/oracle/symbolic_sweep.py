@@ -2,6 +2,10 @@
 
     python -m tests.oracle.symbolic_sweep --samples 2
     python -m tests.oracle.symbolic_sweep --ops '^add$' --variant backward --show
+    python -m tests.oracle.symbolic_sweep --samples all --other-dtypes 4 --variant function backward --json results.json
+
+The last one takes every sample there is, as the test marked `conformance` does: its time is bounded by that of each case,
+which `symbolic.MOST_ELEMENTS` limits.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from tests.oracle import sweep as static_sweep
 
 CAUSES_KEPT = 4
 EXAMPLES_KEPT = 3
+SAVED_EACH = 25
 
 
 @dataclass(frozen=True)
@@ -79,12 +84,13 @@ def _record(case: Any, duck_shape: bool, cell: dict[str, Any]) -> None:
 
     examined = examine(case, duck_shape)
     verdict = examined.verdict
+    where = f"{case.dtype}/{case.variant} sample {case.sample} duck_shape={duck_shape}"
     cell["counts"][verdict.outcome] = cell["counts"].get(verdict.outcome, 0) + 1
     cell["guards"] += len(examined.guards)
     cell["trials"] += examined.trials
     cell["on the way"] += examined.on_the_way
     for guard, asker in examined.needless:
-        found = cell["needless"].setdefault(asker, {"count": 0, "guards": []})
+        found = cell["needless"].setdefault(asker, {"count": 0, "guards": [], "where": where})
         found["count"] += 1
         if guard not in found["guards"] and len(found["guards"]) < EXAMPLES_KEPT:
             found["guards"].append(guard)
@@ -94,7 +100,6 @@ def _record(case: Any, duck_shape: bool, cell: dict[str, Any]) -> None:
     if known is not None:
         known["count"] += 1
     elif verdict.cause and len(cell["failures"]) < CAUSES_KEPT:
-        where = f"{case.dtype}/{case.variant} sample {case.sample} duck_shape={duck_shape}"
         cell["failures"].append({
             "outcome": verdict.outcome, "cause": verdict.cause, "count": 1, "where": where, "detail": verdict.detail,
             "inputs": inputs_of(case),
@@ -139,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     plan = Plan(
         dtypes=tuple(options.dtypes), variants=tuple(options.variant),
-        samples=None if options.samples == "all" else int(options.samples),
+        samples=None if options.samples == "all" else int(options.samples), other_dtypes=options.other_dtypes,
     )  # fmt: skip
     names = static_sweep.operator_names(options.ops)
     results: list[dict[str, Any]] = []
@@ -148,12 +153,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results.append(result)
         if options.show:
             _show(result, options.show)
-        if len(results) % 50 == 0:
+        if len(results) % SAVED_EACH == 0:
             print(f"{len(results)}/{len(names)}  {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+            _save(results, options.json)
     summary = totals(results)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"totals": summary, "results": sorted(results, key=lambda result: str(result["op"]))}, file, indent=1)
+    _save(results, options.json)
     for outcome in (*OUTCOMES, "crash", "unusable"):
         counts = summary["samples"].get(outcome, 0), summary["operators"].get(outcome, 0)
         print(f"{outcome:15s} {counts[0]:6d} samples of {counts[1]:4d} operators   {OUTCOMES.get(outcome, '')}")
@@ -166,14 +170,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(summary["samples"].get(outcome) for outcome in (*FAILURES, "crash")))
 
 
+def _save(results: Sequence[dict[str, Any]], path: str | None) -> None:
+    """What is known so far: a sweep that is stopped leaves it behind."""
+    if path is not None:
+        with open(path, "w") as file:
+            ordered = sorted(results, key=lambda result: str(result["op"]))
+            json.dump({"totals": totals(results), "results": ordered}, file, indent=1)
+
+
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.oracle.symbolic_sweep")
     parser.add_argument("--ops", help="a regular expression for the operators' names")
     parser.add_argument("--dtypes", nargs="+", default=Plan.dtypes)
     parser.add_argument("--variant", nargs="+", default=Plan.variants)
     parser.add_argument("--samples", default="2", help="how many of each operator and variant, or 'all'")
+    parser.add_argument("--other-dtypes", type=int, help="at most so many in each dtype but float32")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--json", help="write the results to this file")
+    parser.add_argument("--json", help="write the results to this file, as they come in")
     parser.add_argument("--show", nargs="?", const="failures", choices=("failures", "all"),
                         help="print failures; with 'all', needless guards and refusals at admitted sizes as well")  # fmt: skip
     return parser.parse_args(arguments)

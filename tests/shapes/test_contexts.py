@@ -120,3 +120,24 @@ def test_strides_follow_the_sizes(shape: tuple[int, ...]) -> None:
         fake = mode.from_tensor(real)
         assert not env.guards
         assert [getattr(s, "hint", s) for s in fake.spec.stride] == list(real.stride())
+
+
+@pytest.mark.parametrize(
+    ("context", "complaint"),
+    [
+        ({5: "n"}, "has entries for others: {5: 'n'}"),
+        ({"n": 0}, "has entries for others"),
+        (("n", 3), r"x.size\(1\) is 8, where the symbolic context says 3"),
+        ({1: 7}, r"x.size\(1\) is 8, where the symbolic context says 7"),
+    ],
+)
+def test_contexts_that_do_not_fit(context: Any, complaint: str) -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    with pytest.raises(ValueError, match=complaint):
+        mode.from_tensor(torch.randn(4, 8), source="x", symbolic_context=context)
+
+
+def test_dimensions_from_the_end() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    x = mode.from_tensor(torch.randn(4, 8), source="x", symbolic_context={-1: "seq"})
+    assert str(x.spec) == "f32[4, seq]@cpu"

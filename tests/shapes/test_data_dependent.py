@@ -107,11 +107,15 @@ GIVEN: dict[str, Program] = {
     "unique": lambda x: torch.unique(labels(x)),
     "unique, all": lambda x: torch.unique(labels(x), return_inverse=True, return_counts=True),
     "unique rows": lambda x: torch.unique(x, dim=0, return_inverse=True, return_counts=True),
-    "unique_consecutive": lambda x: torch.unique_consecutive(labels(x), return_inverse=True, return_counts=True),
+    "unique_consecutive": lambda x: torch.unique_consecutive(
+        labels(x), return_inverse=True, return_counts=True
+    ),
     "unique_consecutive columns": lambda x: torch.unique_consecutive(x, dim=1, return_counts=True),
     "repeat_interleave": lambda x: torch.repeat_interleave(x, labels(x), dim=0),
     "repeat_interleave of repeats": lambda x: torch.repeat_interleave(labels(x)),
-    "repeat_interleave, told": lambda x: torch.repeat_interleave(x, torch.tensor([1, 2, 3, 4]), dim=0, output_size=10),
+    "repeat_interleave, told": lambda x: torch.repeat_interleave(
+        x, torch.tensor([1, 2, 3, 4]), dim=0, output_size=10
+    ),
     "bincount": lambda x: torch.bincount(labels(x)),
     "bincount, at least": lambda x: torch.bincount(labels(x), minlength=9),
     "bincount, weights": lambda x: torch.bincount(labels(x), weights=x[:, 0]),
@@ -125,7 +129,9 @@ PUT: dict[str, Program] = {
     "row at a mask of rows": lambda x: write(x, lambda y: y.__setitem__(y[:, 0] > 0, torch.ones(8))),
     "what was there": lambda x: write(x, lambda y: y.__setitem__(y > 0, y[y > 0] * 2)),
     "index_put": lambda x: x.index_put((x > 0,), torch.tensor(0.0)),
-    "index_add": lambda x: torch.zeros(4, 8).index_add(0, torch.where(labels(x) > 2)[0], x[torch.where(labels(x) > 2)[0]]),
+    "index_add": lambda x: torch.zeros(4, 8).index_add(
+        0, torch.where(labels(x) > 2)[0], x[torch.where(labels(x) > 2)[0]]
+    ),
 }
 
 MADE: dict[str, Program] = {
@@ -356,3 +362,99 @@ def test_without_leave_it_is_refused() -> None:
             x.nonzero()
         with pytest.raises(Exception, match="data"):
             x.sum().item()
+
+
+def _picked(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    return x[mask]
+
+
+def _picked_columns(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    return x[:, mask]
+
+
+def _put(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    return x.index_put((mask,), torch.zeros(()))
+
+
+@pytest.mark.parametrize("shape", [(4,), (5,), (6,), (1,), (4, 6), (4, 5), (4, 6, 2)])
+@pytest.mark.parametrize("program", [_picked, _picked_columns, _put])
+def test_a_mask_has_the_sizes_of_what_it_picks_from(program: Any, shape: tuple[int, ...]) -> None:
+    x, mask = torch.randn(4, 6), torch.ones(shape, dtype=torch.bool)
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    try:
+        rank: Any = program(x, mask).ndim
+    except IndexError:
+        with pytest.raises(IndexError), mode:
+            program(mode.from_tensor(x), mode.from_tensor(mask))
+        with pytest.raises(IndexError), FakeTensorMode():
+            program(torch.randn(4, 6), torch.tensor(mask.tolist()))
+        return
+    with mode:
+        assert program(mode.from_tensor(x), mode.from_tensor(mask)).ndim == rank
+
+
+def test_that_it_has_is_a_guard() -> None:
+    env = ShapeEnv(duck_shape=False)
+    mode = FakeTensorMode(shape_env=env)
+    x, mask = mode.from_tensor(torch.randn(4, 6), source="x"), mode.from_tensor(torch.ones(4) > 0, source="m")
+    with mode:
+        _picked(x, mask)
+    assert [guard.text for guard in env.guards] == ["x_0 == m_0"]
+    with pytest.raises(
+        IndexError, match=r"the mask b8\[5\]@cpu does not have the sizes of f32\[x_0, x_1\]@cpu"
+    ) as caught:
+        _picked(x, mode.from_tensor(torch.ones(5) > 0, static_shapes=True))
+    assert "test_data_dependent.py" in str(caught.value)
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
+    "bincount of two dimensions": (torch.bincount, [torch.zeros(2, 3, dtype=torch.int64)]),
+    "bincount of floats": (torch.bincount, [torch.zeros(3)]),
+    "bincount of truth values": (torch.bincount, [torch.zeros(3, dtype=torch.bool)]),
+    "bincount with other weights": (torch.bincount, [torch.zeros(3, dtype=torch.int64), torch.zeros(4)]),
+    "bincount with a column of weights": (
+        torch.bincount,
+        [torch.zeros(3, dtype=torch.int64), torch.zeros(3, 1)],
+    ),
+    "bincount of less than nothing": (
+        lambda x: torch.bincount(x, minlength=-1),
+        [torch.zeros(3, dtype=torch.int64)],
+    ),
+    "masked_select by floats": (torch.masked_select, [torch.zeros(3), torch.zeros(3)]),
+    "masked_select by bytes": (torch.masked_select, [torch.zeros(3), torch.zeros(3, dtype=torch.uint8)]),
+    "repeat_interleave by floats": (torch.repeat_interleave, [torch.zeros(3)]),
+    "repeat_interleave by rows": (torch.repeat_interleave, [torch.zeros(3, 2, dtype=torch.int64)]),
+    "unique of complex numbers": (torch.unique, [torch.zeros(3, dtype=torch.complex64)]),
+    "unique along no dimension": (lambda x: torch.unique(x, dim=2), [torch.zeros(3, 2)]),
+    "unique along a dimension of a number": (lambda x: torch.unique(x, dim=0), [torch.zeros(())]),
+    "unique_consecutive of complex numbers": (
+        torch.unique_consecutive,
+        [torch.zeros(3, dtype=torch.complex64)],
+    ),
+    "nonzero of unsigned numbers": (torch.nonzero, [torch.zeros(3, dtype=torch.uint16)]),
+}
+
+
+@pytest.mark.parametrize(("program", "inputs"), REFUSED.values(), ids=REFUSED)
+def test_what_eager_refuses_is_refused(program: Callable[..., Any], inputs: list[torch.Tensor]) -> None:
+    """Where data decides a size, what is wrong before any data is looked at is wrong."""
+    with pytest.raises((RuntimeError, IndexError)):
+        program(*inputs)
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+    fakes = [mode.from_tensor(t) for t in inputs]
+    with pytest.raises((RuntimeError, IndexError)) as caught, mode:
+        program(*fakes)
+    assert "test_data_dependent.py" in str(caught.value) and not env.births
+
+
+def test_weights_are_as_many_as_what_is_counted() -> None:
+    env = ShapeEnv(duck_shape=False)
+    mode = FakeTensorMode(shape_env=env)
+    x, w = (
+        mode.from_tensor(torch.zeros(3, dtype=torch.int64), source="x"),
+        mode.from_tensor(torch.zeros(3), source="w"),
+    )
+    with mode:
+        torch.bincount(x, w)
+    assert [guard.text for guard in env.guards] == ["x_0 == w_0"]

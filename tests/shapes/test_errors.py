@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,6 +65,35 @@ def of_a_tensor(x: torch.Tensor) -> None:
         pass
 
 
+def a_tensor_with_a_name(x: torch.Tensor) -> None:
+    is_large = x.sum() > 3
+    if is_large:
+        pass
+
+
+def a_size_without_a_name(x: torch.Tensor) -> None:
+    if x.nonzero().shape[0] > 3:
+        pass
+
+
+def in_a_dict(x: torch.Tensor) -> None:
+    state = {"kept": x.nonzero()}
+    if state["kept"].shape[0] > 3:
+        pass
+
+
+def an_attribute(x: torch.Tensor) -> None:
+    state = SimpleNamespace(kept=x.nonzero())
+    if state.kept.shape[0] > 3:
+        pass
+
+
+def one_of_two(x: torch.Tensor) -> None:
+    n = x.argmax().item()
+    if (n == 3) | (n == 5):
+        pass
+
+
 def loop_over_experts(x: torch.Tensor) -> None:
     hit = (x > 0).nonzero()
     for expert in hit:
@@ -76,14 +107,16 @@ MESSAGES: list[tuple[Program, str, str, str, str]] = [
     (size_of_a_result, "whether u0 >= 11", "kept = x[x > 0]", "if kept.shape[0] > 10:",
      "say which it is, before it is needed: torch._check(kept.shape[0] >= 11) or torch._check(kept.shape[0] <= 10)"),
     (loop, "the value of u0", "n = x.argmax().item()", "for _ in range(n):",
-     "say what it is, before it is needed: torch._check(n == <number>); or keep it a symbol, without int() and range()"),
+     "say what it is, before it is needed: torch._check(n == <number>); or keep it a symbol, away from what takes plain "
+     "numbers only: int(), range(), len(), places in lists, math.sqrt (** 0.5 does)"),
     (loop_over_experts, "the value of u0", "hit = (x > 0).nonzero()", "for expert in hit:",
      "how many rounds the loop has is data: go through all that there can be, with torch.where for what does not count, or "
      "do the work of all rounds in one call; of a mixture of experts, take the implementation that groups them, in "
      "transformers model.set_experts_implementation('grouped_mm'); if it is known, say what it is, before it is needed: "
-     "torch._check(hit.shape[0] == <number>); or keep it a symbol, without int() and range()"),
+     "torch._check(hit.shape[0] == <number>); or keep it a symbol, away from what takes plain numbers only: int(), "
+     "range(), len(), places in lists, math.sqrt (** 0.5 does)"),
     (truth, "whether u0 == 1", "is_large = (x.sum() > 100).item()", "if is_large:",
-     "say which it is, before it is needed: torch._check(is_large) or torch._check(not is_large)"),
+     "say which it is, before it is needed: torch._check(is_large) or torch._check(torch.sym_not(is_large))"),
     (real_number, "whether zuf0 > 0.5", "mean = x.mean().item()", "if mean > 0.5:",
      "say which it is, before it is needed: torch._check(mean > 0.5) or torch._check(mean <= 0.5)"),
     (several, "whether u0 + u1 == 8", "first, second = x.argmax(1)[:2].tolist()", "if first + second == 8:",
@@ -91,11 +124,24 @@ MESSAGES: list[tuple[Program, str, str, str, str]] = [
     (in_a_list, "whether u0 > u1", "sizes = x.argmax(1)[:2].tolist()", "if sizes[0] > sizes[1]:",
      "say which it is, before it is needed: torch._check(sizes[0] > sizes[1]) or torch._check(sizes[0] <= sizes[1])"),
     (without_a_name, "whether u0 >= 4", "if x.argmax().item() > 3:", "if x.argmax().item() > 3:",
-     "keep what made it in a variable, u0 = …, and say which it is, before it is needed: torch._check(u0 >= 4) or "
+     "keep what made it in a variable, u0 = (…).item(), ask that one, and say which it is, before it is needed: torch._check(u0 >= 4) or "
      "torch._check(u0 <= 3)"),
     (of_a_tensor, "whether u0 == 1", "if x.sum() > 3:", "if x.sum() > 3:",
-     "keep what made it in a variable, u0 = …, and say which it is, before it is needed: torch._check(u0) or "
-     "torch._check(not u0)"),
+     "keep what made it in a variable, u0 = (…).item(), ask that one, and say which it is, before it is needed: torch._check(u0) or "
+     "torch._check(torch.sym_not(u0))"),
+    (a_tensor_with_a_name, "whether u0 == 1", "if is_large:", "if is_large:",
+     "say which it is, before it is needed: torch._check(is_large.item()) or torch._check(torch.sym_not(is_large.item()))"),
+    (a_size_without_a_name, "whether u0 >= 4", "if x.nonzero().shape[0] > 3:", "if x.nonzero().shape[0] > 3:",
+     "keep what made it in a variable, u0 = (…).shape[…], ask that one, and say which it is, before it is needed: torch._check(u0 >= 4) or "
+     "torch._check(u0 <= 3)"),
+    (in_a_dict, "whether u0 >= 4", 'state = {"kept": x.nonzero()}', 'if state["kept"].shape[0] > 3:',
+     "say which it is, before it is needed: torch._check(state['kept'].shape[0] >= 4) or "
+     "torch._check(state['kept'].shape[0] <= 3)"),
+    (an_attribute, "whether u0 >= 4", "state = SimpleNamespace(kept=x.nonzero())", "if state.kept.shape[0] > 3:",
+     "say which it is, before it is needed: torch._check(state.kept.shape[0] >= 4) or "
+     "torch._check(state.kept.shape[0] <= 3)"),
+    (one_of_two, "whether u0 == 3 or u0 == 5", "n = x.argmax().item()", "if (n == 3) | (n == 5):",
+     "say which it is, before it is needed: torch._check((n == 3) | (n == 5)) or torch._check((n != 3) & (n != 5))"),
 ]  # fmt: skip
 
 
@@ -132,18 +178,41 @@ def test_the_whole_text() -> None:
 def pasted(program: str) -> Any:
     """Run text with a stand-in x; what it calls its result."""
     mode = FakeTensorMode(shape_env=ShapeEnv())
-    names: dict[str, Any] = {"torch": torch, "x": mode.from_tensor(torch.randn(4, 8), static_shapes=True)}
+    names: dict[str, Any] = {
+        "torch": torch,
+        "math": math,
+        "x": mode.from_tensor(torch.randn(4, 8), static_shapes=True),
+    }
     with mode:
         exec(program, names)
     return names["result"]
 
 
 @pytest.mark.parametrize("answer", [0, 1])
-def test_the_advice_helps(answer: int) -> None:
+@pytest.mark.parametrize(
+    ("made", "asked"),
+    [
+        ("n = x.argmax().item()", "n > 3"),
+        ("kept = x[x > 0]", "kept.shape[0] > 10"),
+        ("flag = (x > 0).any().item()", "flag"),
+        ("flag = (x > 0).any()", "flag"),
+        ("mean = x.mean().item()", "mean > 0.5"),
+        ("n = x.argmax().item()", "(n == 3) | (n == 5)"),
+        ("n, m = x.argmax(1)[:2].tolist()", "torch.sym_min(n, m) > 3"),
+        ("n, m = x.argmax(1)[:2].tolist()", "torch.sym_max(n * 2, m) == 3"),
+        ("n, m = x.argmax(1)[:2].tolist()", "torch.sym_ite(n > m, n, m * 3) > 3"),
+        ("n = x.argmax().item()", "n ** 0.5 > 2.0"),
+        ("n = x.argmax().item()", "math.floor(n * 0.3) > 2"),
+        ("state = {'kept': x.nonzero()}", "state['kept'].shape[0] % 2 == 0"),
+    ],
+)
+def test_the_advice_helps(made: str, asked: str, answer: int) -> None:
     """Pasting the suggested line before the question answers it, either way."""
-    advice = run(branch).context.hint.split(": ", 1)[1].split(" or ")
-    result = pasted(f"n = x.argmax().item()\n{advice[answer]}\nresult = 'yes' if n > 3 else 'no'")
-    assert result == ("yes", "no")[answer]
+    question = f"result = 'yes' if {asked} else 'no'"
+    with pytest.raises(GuardOnDataDependentSymNode) as caught:
+        pasted(f"{made}\n{question}")
+    advice = caught.value.context.hint.removeprefix("say which it is, before it is needed: ").split(" or ")
+    assert pasted(f"{made}\n{advice[answer]}\n{question}") == ("yes", "no")[answer]
 
 
 def test_operators_born_symbols_are_named() -> None:
@@ -156,3 +225,11 @@ def test_operators_born_symbols_are_named() -> None:
             match=r"aten.nonzero.default of f32\[4, 8\]@cpu at .*rows = x.nonzero\(\)",
         ):
             bool(rows.shape[0] > 5)
+
+
+def test_shapes_that_do_not_fit_are_told_with_the_sizes_at_hand() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    x = mode.from_tensor(torch.randn(4, 6, 16), source="x", symbolic_context=("batch", "seq", 16))
+    with pytest.raises(RuntimeError) as caught, mode:
+        x + torch.zeros(5, 16)
+    assert "of these shapes (batch = 4, seq = 6) are refused as well" in str(caught.value)

@@ -120,3 +120,11 @@ def test_a_plain_float_among_symbols() -> None:
     two = torch.SymFloat(seed.wrap_float(2.5))
     assert [two + 1, 1 - two, two * two, two > 1, abs(two), torch.sym_max(two, 3.0)] == [3.5, -1.5, 6.25, True, 2.5, 3.0]
     assert float(two) == 2.5
+
+
+def test_what_is_rounded_of_a_size_is_at_least_zero() -> None:
+    env = ShapeEnv()
+    n = symbol(env)
+    for rounded in (torch.sym_int(n * 0.3), math.floor(n * 0.3), math.ceil(n * 0.3)):
+        assert statically_known_true(rounded >= 0)
+    assert not env.guards

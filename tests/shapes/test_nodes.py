@@ -168,7 +168,7 @@ def test_a_number_is_a_specialisation_with_its_line(ask: Any) -> None:
 def test_constants_are_plain_numbers() -> None:
     env = ShapeEnv()
     node = env.node(3, int)
-    assert node.is_constant() and node.maybe_as_int() == 3 and node.symbolic == 3
+    assert node.constant == 3 and node.maybe_as_int() == 3 and node.symbolic == 3
     assert env.node(True, bool).maybe_as_int() is None and env.node(1.5, float).maybe_as_float() == 1.5
     symbol = symbols(env)[0].node
     assert symbol.maybe_as_int() is None and not symbol.is_constant() and symbol.has_hint() and symbol.hint == 12

@@ -17,6 +17,7 @@ from understudy import (
     DimDynamic,
     FakeTensorMode,
     FakeTensorProp,
+    PropagateUnbackedSymInts,
     RelaxedUnspecConstraint,
     ShapeEnv,
     ShapeEnvSettings,
@@ -24,11 +25,19 @@ from understudy import (
     StatelessSymbolicContext,
     StrictMinMaxConstraint,
     SubclassSymbolicContext,
+    SymIntEqByExpr,
+    compute_unbacked_bindings,
+    create_contiguous,
     dims,
     free_symbols,
     fx_placeholder_targets,
     fx_placeholder_vals,
+    guard_size_oblivious,
     has_free_symbols,
+    is_accessor_node,
+    make_fx,
+    optimization_hint,
+    rebind_unbacked,
     statically_known_true,
 )
 
@@ -277,7 +286,10 @@ def test_graphs_and_paths_in_torchs_words() -> None:
     module = torch.fx.symbolic_trace(lambda x, y: (x.nonzero(), y + 1))
     FakeTensorProp(module, mode).propagate(torch.randn(8), torch.randn(4))
     assert fx_placeholder_targets(module) == ["x", "y"]
-    assert [str(val.spec) for val in fx_placeholder_vals(module)] == ["f32[input0_0]@cpu", "f32[input1_0]@cpu"]
+    assert [str(val.spec) for val in fx_placeholder_vals(module)] == [
+        "f32[input0_0]@cpu",
+        "f32[input1_0]@cpu",
+    ]
     vals = fx_placeholder_vals(module)
     assert env.produce_guards(vals, ["x", "y"], _simplified=True, input_contexts=None) == []
     guards = env.produce_guards(vals, ["x", "y"], input_contexts=None)
@@ -286,3 +298,78 @@ def test_graphs_and_paths_in_torchs_words() -> None:
     ((symbol, path),) = nonzero.meta["unbacked_bindings"].items()
     assert key_get(nonzero.meta["val"], path) == nonzero.meta["val"].shape[0] and str(path) == ".size()[0]"
     assert str(symbol) == str(nonzero.meta["val"].shape[0])
+
+
+# --- small helpers ------------------------------------------------------------------------------------------------
+
+
+def test_strides_without_gaps() -> None:
+    n = symint(ShapeEnv(), 6)
+    assert create_contiguous([4, 3, 2]) == [6, 2, 1] and create_contiguous([]) == [1]
+    assert str(create_contiguous([2, n, 3])) == f"[3*{n}, 3, 1]"
+
+
+def test_sizes_as_keys() -> None:
+    env = ShapeEnv()
+    n, m = symint(env, 6), symint(env, 7)
+    table = {SymIntEqByExpr(n + 1): "n", SymIntEqByExpr(m): "m", SymIntEqByExpr(3): "three"}
+    assert table[SymIntEqByExpr(1 + n)] == "n" and table[SymIntEqByExpr(3)] == "three"
+    assert SymIntEqByExpr(n) != SymIntEqByExpr(m) and not env.guards
+    with pytest.raises(AssertionError):
+        _ = SymIntEqByExpr(n) == 3
+
+
+def test_nodes_that_read_a_number() -> None:
+    graph = make_fx(lambda x: x.new_zeros(x.shape[0]), tracing_mode="symbolic")(torch.randn(4, 3)).graph
+    assert [is_accessor_node(node) for node in graph.nodes if node.op == "call_function"] == [True, False]
+
+
+def test_a_second_run_has_the_symbols_of_the_first() -> None:
+    graph = make_fx(lambda x: x.nonzero() * 2, tracing_mode="symbolic")(torch.randn(4, 3))
+    mode = FakeTensorMode(shape_env=graph.shape_env)
+    with pytest.raises(AssertionError, match="there is no fake mode"):
+        PropagateUnbackedSymInts(graph).run(torch.randn(4, 3))
+    with mode:
+        PropagateUnbackedSymInts(graph).run(mode.from_tensor(torch.randn(4, 3)))
+    assert len(graph.shape_env.unbacked_renamings) == 1
+
+
+def test_ways_are_tuples_of_torch_keys() -> None:
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+    with mode:
+        rows = torch.randn(4, 3).nonzero()
+    ((symbol, path),) = (compute_unbacked_bindings(env, [rows]) or {}).items()
+    assert len(path) == 3 and [str(key) for key in path] == ["[0]", ".size()", "[0]"] and path == tuple(path)
+    assert path[1:] == tuple(path)[1:] and hash(path) == hash(tuple(path))
+    number = env.create_unbacked_symint()
+    ((_, here),) = (compute_unbacked_bindings(env, number) or {}).items()
+    assert here == () and len(here) == 0
+    with mode:
+        again = torch.randn(4, 3).nonzero()
+    rebind_unbacked(env, {symbol: tuple(path)}, [again])
+    assert statically_known_true(again.shape[0] == rows.shape[0])
+
+
+def test_sizes_like_a_usual_one() -> None:
+    env = ShapeEnv()
+    u, v = env.create_unbacked_symint(), env.create_unbacked_symint()
+    assert optimization_hint(u + 1) == 8193 and optimization_hint(u, fallback=8) == 8
+    torch._check(u <= 100)
+    torch._check(v >= 10000)
+    assert optimization_hint(u) == 100 and optimization_hint(v, fallback=3) == 10000
+    assert optimization_hint(torch.sym_ite(u > 7, u, v)) == 100
+
+
+def test_sizes_that_are_neither_zero_nor_one() -> None:
+    u = ShapeEnv().create_unbacked_symint()
+    torch._check(u >= 0)
+    assert [guard_size_oblivious(c) for c in (u == 0, u == 1, u != 1, u > 1)] == [False, False, True, True]
+
+
+def test_expressions_as_text() -> None:
+    env = ShapeEnv()
+    n = env.create_symint(6, "n")
+    assert env.evaluate_symexpr("n // 4 + Max(n, 2)") == 7
+    number = env.deserialize_symexpr(str((n // 4).node.expr))
+    assert str(number) == "n//4" and not env.guards

@@ -20,6 +20,7 @@ from understudy import (
     find_symbol_binding_fx_nodes,
     free_unbacked_symbols,
     has_symbolic_sizes_strides,
+    is_concrete_int,
     is_nested_int,
     make_fx,
     statically_known_true,
@@ -178,3 +179,11 @@ def test_complex_numbers_are_two() -> None:
         with pytest.raises(RuntimeError, match=r"x\.real\.item\(\)"):
             number.item()
         assert str(number.imag.item()) == "zuf0"
+
+
+@pytest.mark.parametrize("divisor", [2.5, -1.0])
+def test_a_plain_number_in_a_symbol_made_by_hand(divisor: float) -> None:
+    number = torch.SymInt(ShapeEnv().node(5, int))
+    assert float(number / divisor) == 5 / divisor
+    assert float(divisor / number) == divisor / 5
+    assert number + 1 == 6 and is_concrete_int(number)

@@ -52,7 +52,7 @@ def no_indices() -> Tensor:
 
 
 SAME = ["x_1 == y_1", "y_2 % 2 == 0 or y_3 % 2 == 0"]
-ONE_CELL = "trunc(x_2 * 0.6) != 1 or trunc(x_3 * 0.6) != 1"
+ONE_CELL = "trunc(x_2 * 0.6) >= 2 or trunc(x_3 * 0.6) >= 2"
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,15 @@ ONE_CELL = "trunc(x_2 * 0.6) != 1 or trunc(x_3 * 0.6) != 1"
         (
             lambda x: F.interpolate(x, scale_factor=0.6, mode="area"),
             [torch.zeros(2, 3, 4, 4, 4)],
-            [f"{ONE_CELL} or trunc(x_4 * 0.6) != 1"],
+            [f"{ONE_CELL} or trunc(x_4 * 0.6) >= 2"],
         ),
         (lambda x, y: F.conv2d(x, y, padding="same"), [torch.zeros(2, 3, 5, 5), torch.zeros(2, 3, 2, 3)], SAME),
         (F.conv1d, [torch.ones(1, 3, 5).long(), torch.ones(2, 3, 2).long()], ["x_1 == y_1", "x_2 >= y_2"]),
         (gradients(F.conv1d), [leaf(1, 3, 5), leaf(2, 3, 2)], ["x_1 == y_1", "x_2 >= y_2"]),
         (in_windows, [torch.zeros(5, 3)], ["x_0 <= 6", "x_0 >= 4"]),
         (lambda x: in_windows(x.T), [torch.zeros(3, 5)], ["x_1 <= 6", "x_1 >= 4"]),
+        (torch.dist, [torch.zeros(5, 1), torch.zeros(5, 1)], ["x_0 == y_0", "y_1 == 1 or x_1 == 1 or x_1 == y_1"]),
+        (torch.dist, [torch.zeros(5, 1), torch.zeros(5, 3)], ["x_0 == y_0", "x_1 == 1 or x_1 == y_1"]),
         (torch.add, [torch.zeros(0), torch.zeros(0)], ["x_0 == y_0 or y_0 == 1"]),
         (torch.add, [torch.zeros(1, 3), torch.zeros(1, 3)], ["x_0 == y_0 or y_0 == 1", "x_1 == y_1"]),
         (torch.add, [torch.zeros(3), torch.zeros(3)], ["x_0 == y_0"]),

@@ -63,6 +63,7 @@ PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "product": lambda x: in_rows(x.mT) * x.mT,
     "number": lambda x: x.mT * 2,
     "view": lambda x: x.mT.view(x.mT.shape),
+    "differences": lambda x: x.unsqueeze(1) - x.unsqueeze(2),
 }
 OF_PARTS: dict[str, Callable[[Tensor], Tensor]] = {
     "copy": lambda x: torch.empty_like(x[:, :1]),

@@ -297,3 +297,21 @@ def test_custom_operator_that_says_nothing_about_its_result() -> None:
     check(lambda x: unknown(x) + 1, torch.randn(3), modes=("real",))
     with pytest.raises(RuntimeError, match=r"torch\.library\.register_fake"):
         captured(lambda x: unknown(x) + 1, torch.randn(3), mode="fake")
+
+
+def test_backward_nodes_say_which_forward_nodes_they_belong_to() -> None:
+    from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
+
+    def f(x: Tensor, w: Tensor) -> Any:
+        loss = (x @ w).relu().sin().sum()
+        setup_stacktrace_preservation_hooks([loss.grad_fn])
+        return torch.autograd.grad(loss, [x, w])
+
+    args = torch.randn(2, 4, requires_grad=True), torch.randn(4, 3, requires_grad=True)
+    for mode in MODES:
+        with torch.fx.traceback.preserve_node_meta():
+            graph = make_fx(f, tracing_mode=mode)(*args)
+        numbers = {node.name: node.meta["seq_nr"] for node in graph.graph.nodes if node.op == "call_function"}
+        assert numbers["threshold_backward"] == numbers["relu"]
+        assert numbers["cos"] == numbers["sin"] == numbers["relu"] + 1
+        assert numbers["mm_1"] == numbers["mm_2"] == numbers["mm"]

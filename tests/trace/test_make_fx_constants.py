@@ -201,3 +201,20 @@ def test_what_is_not_needed_any_more_is_freed() -> None:
     del graph
     gc.collect()
     assert seen() is None
+
+
+def test_another_default_dtype_inside() -> None:
+    def f(x: Tensor) -> Any:
+        torch.set_default_dtype(torch.float64)
+        try:
+            return x + torch.ones(1), torch.arange(3.0)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    def g(x: Tensor) -> Any:
+        size = torch.arange(3.0)  # determined with the dtype of here
+        return *f(x), x * size.sum().item()
+
+    for graph in (*check(f, torch.randn(3)).values(), *check(g, torch.randn(3), modes=("fake", "symbolic")).values()):
+        assert targets(graph).count("set_default_dtype") == 2
+    assert torch.get_default_dtype() is torch.float32

@@ -227,3 +227,48 @@ def test_training_step_of_a_language_model(name: str, make: Any) -> None:
         torch.testing.assert_close(step(ids), expected.detach(), rtol=1e-6, atol=1e-6)
     for parameter, other in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(parameter, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("with_mask", [False, True])
+def test_an_encoder_without_its_fused_kernels(tracing_mode: str, with_mask: bool) -> None:
+    """In eval mode and without gradients, eager takes fused kernels for whole layers; the graph has the steps."""
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 2).eval()
+    x, padding = torch.randn(3, 5, 16), torch.arange(5).expand(3, 5) > 3
+
+    def f(x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = encoder(x, src_key_padding_mask=padding if with_mask else None)
+        return result
+
+    with torch.no_grad():
+        graph = make_fx(f, tracing_mode=tracing_mode)(x, padding)
+        fused = f(x, padding)
+        torch.testing.assert_close(graph(x, padding)[:, :4], fused[:, :4])
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            assert torch.equal(graph(x, padding), f(x, padding))
+        finally:
+            torch.backends.mha.set_fastpath_enabled(True)
+
+
+@pytest.mark.parametrize("tracing_mode", ["fake", "symbolic"])
+@pytest.mark.parametrize("name", ["Deberta", "DebertaV2"])
+def test_models_with_scripted_functions(name: str, tracing_mode: str) -> None:
+    config = getattr(hf, f"{name}Config")(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=99,
+        max_position_embeddings=64, relative_attention=True, pos_att_type=["p2c", "c2p"], max_relative_positions=16,
+        **({"position_buckets": 8} if name == "DebertaV2" else {}),
+    )  # fmt: skip
+    model = getattr(hf, f"{name}Model")(config).eval()
+
+    def f(ids: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = model(ids, return_dict=False)[0]
+        return result
+
+    ids, longer = torch.randint(3, 99, (2, 16)), torch.randint(3, 99, (3, 24))
+    with torch.no_grad():
+        graph = make_fx(f, tracing_mode=tracing_mode)(ids)
+        assert torch.equal(graph(ids), f(ids))
+        if tracing_mode == "symbolic" and name == "DebertaV2":
+            assert torch.equal(graph(longer), f(longer))

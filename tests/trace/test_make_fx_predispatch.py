@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from tests.trace.captured import check
 from understudy import (
     DataDependentOutputException,
     FakeTensorMode,
@@ -406,3 +408,31 @@ def test_branches_stay_whole_too(mode: str) -> None:
     assert targets(gm.true_graph_0) == [aten.linear.default]
     for x in (torch.ones(3, 3), -torch.ones(3, 3)):
         torch.testing.assert_close(gm(x), f(x))
+
+
+class Clipped(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, bound: float) -> Tensor:  # type: ignore[override]
+        return x.clamp(-bound, bound)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.bound = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        return gradient * (ctx.saved_tensors[0].abs() < ctx.bound), None
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.vmap(lambda row: Clipped.apply(row, 0.5))(x),
+        lambda x: torch.func.grad(lambda y: Clipped.apply(y, 0.5).sum())(x),
+    ],
+)
+def test_a_function_of_autograd_inside_of_a_transform(f: Any) -> None:
+    check(f, torch.randn(3, 4), others=((torch.randn(5, 2),),), pre_dispatch=True)

@@ -132,3 +132,58 @@ def test_tracing_on_stand_ins_draws_no_numbers() -> None:
     before = torch.get_rng_state()
     make_fx(lambda x: F.dropout(x), tracing_mode="fake")(x)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+# --- generators of the program's own ------------------------------------------------------------------------------
+
+
+def _seeded_inside(x: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return x + torch.rand(x.shape, generator=generator) + torch.randn(3, generator=generator)
+
+
+def _state_put_back(x: Tensor) -> Tensor:
+    generator = torch.Generator(device="cpu")
+    assert isinstance(generator, torch.Generator)
+    generator.manual_seed(3)
+    state = generator.get_state()
+    first = torch.rand(3, generator=generator)
+    generator.set_state(state)
+    return x + first - torch.empty(3).uniform_(generator=generator)
+
+
+@pytest.mark.parametrize("f", [_seeded_inside, _state_put_back])
+@pytest.mark.parametrize("pre_dispatch", [False, True])
+def test_each_run_makes_its_own_generator(f: Any, pre_dispatch: bool) -> None:
+    for graph in check(f, torch.zeros(2, 3), pre_dispatch=pre_dispatch).values():
+        assert torch.equal(graph(torch.zeros(2, 3)), f(torch.zeros(2, 3)))  # once more
+    retraced = make_fx(graph, tracing_mode="fake")(torch.zeros(2, 3))
+    assert [torch.equal(retraced(torch.zeros(2, 3)), f(torch.zeros(2, 3))) for _ in range(2)] == [True, True]
+    assert type(torch.Generator()) is torch.Generator
+
+
+def test_layers_that_each_seed_a_generator() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x) + _seeded_inside(x)
+
+    model = nn.Sequential(*(Noisy() for _ in range(4)))
+    graph = make_fx(model, tracing_mode="fake")(torch.randn(2, 3))
+    x = torch.randn(2, 3)
+    assert [torch.equal(graph(x), model(x)) for _ in range(2)] == [True, True]
+
+
+def test_states_by_the_names_in_torch_random() -> None:
+    def f(x: Tensor) -> Tensor:
+        state = torch.random.get_rng_state()
+        first = torch.rand(3)
+        torch.random.set_rng_state(state)
+        again = torch.rand(3)
+        torch.random.manual_seed(4)
+        return x + first - again + torch.rand(3)
+
+    check(f, torch.zeros(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -225,6 +226,47 @@ def test_modules_are_found_where_programs_keep_them() -> None:
     assert kept.last is None
     assert torch.equal(gm(x), kept(x))
     assert not isinstance(kept.last, FakeTensor)
+
+
+class Slotted:
+    __slots__ = ("model",)
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        return self.model(x)
+
+
+GLOBAL_FORWARD = GLOBAL_NET.forward
+
+
+@functools.lru_cache
+def the_model() -> nn.Module:
+    return GLOBAL_NET
+
+
+def in_a_function_of_its_own(x: torch.Tensor) -> Any:
+    def called(y: torch.Tensor) -> Any:
+        return GLOBAL_NET(y)
+
+    return called(x)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.stack([GLOBAL_NET(row) for row in x.unbind(0)]),
+        in_a_function_of_its_own,
+        lambda x: GLOBAL_FORWARD(x),
+        lambda x: the_model()(x),
+        Slotted(GLOBAL_NET),
+    ],
+)
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_modules_are_found_further_inside(f: Any, mode: str) -> None:
+    x = torch.randn(5, 3)
+    assert torch.equal(make_fx(f, tracing_mode=mode)(x)(x), f(x))
 
 
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])

@@ -236,3 +236,23 @@ def test_values_computed_from_a_number_of_data_are_of_data(number: Any) -> None:
 
     gm = make_fx(program, tracing_mode="fake")(torch.ones(3))
     assert torch.equal(gm(torch.full((3,), 4.0)), program(torch.full((3,), 4.0)))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x + torch.tensor(x.shape[0]),
+        lambda x: x.sum() + torch.tensor([x.shape[0], 2.5]),
+        lambda x: x.sum() + torch.tensor(x.shape),
+        lambda x: x * torch.as_tensor(1 / x.shape[0]),
+        lambda x: x.sum() + x.new_tensor([[x.shape[0], x.shape[0] + 1]]),
+    ],
+)
+def test_tensors_of_sizes_stay_open(f: Any) -> None:
+    graph = check(f, torch.randn(3, 2), others=((torch.randn(5, 2),),))["symbolic"]
+    assert not graph.shape_env.specialisations
+
+
+def test_a_tensor_of_a_size_that_is_read_is_a_guard() -> None:
+    graph = captured(lambda x: x.view(torch.tensor(x.shape[0]).item(), -1), torch.randn(3, 2, 2))
+    assert graph(torch.randn(3, 2, 2)).shape == (3, 4)

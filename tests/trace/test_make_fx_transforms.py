@@ -172,3 +172,15 @@ def test_functionalize_writes_inputs_at_the_end() -> None:
 
     graphs = check(functionalize(f), torch.randn(3, 2))
     assert targets(graphs["fake"])[-1] == "copy_.default"
+
+
+def test_a_second_derivative_that_is_written_to_in_place() -> None:
+    def second(f: Any) -> Any:
+        def once(z: Tensor) -> Any:
+            return torch.func.jvp(f, (z,), (torch.ones_like(z),))
+
+        return lambda x: torch.func.jvp(once, (x,), (torch.ones_like(x),))
+
+    others = ((torch.randn(5),),)
+    check(second(lambda y: (y * 2).mul_(3)), torch.randn(3), others=others)
+    check(second(lambda y: (y * 2).mul_(3).add_(y).view(-1).mul_(y)), torch.randn(3), others=others)

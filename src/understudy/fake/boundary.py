@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from understudy.errors import (
@@ -17,8 +18,10 @@ from understudy.errors import (
     UnderstudyError,
     UnsupportedOperatorException,
 )
-from understudy.infer.call import Call, describe
+from understudy.infer.call import Call, describe, flat
 from understudy.lines import user_line
+from understudy.shapes.node import SymNode
+from understudy.spec import TensorSpec
 
 
 class OperatorTypeError(OperatorError, TypeError):
@@ -39,13 +42,13 @@ _BY_BUILTIN: tuple[tuple[type[Exception], type[OperatorError]], ...] = (
 HINTS: tuple[tuple[type[UnderstudyError], str], ...] = (
     (
         DataDependentOutputException,
-        "the value is not known without data. Give the mode a ShapeEnv to get a symbol instead, "
+        "the value is not known without data. In a mode with a ShapeEnv, .item() gives a symbol; elsewhere, "
         "keep the decision out of the code that runs on stand-ins, or use torch.where instead of a branch",
     ),
     (
         DynamicOutputShapeException,
-        "the size is not known without data. Give the mode a ShapeEnv to get a symbolic size, "
-        "or use an operator with a fixed size (torch.where, nonzero_static, multiplication by the mask)",
+        "the size is not known without data. In a mode with a ShapeEnv, nonzero, masks, unique and their like give "
+        "symbols; elsewhere, use an operator with a fixed size (torch.where, nonzero_static, multiplication by the mask)",
     ),
     (FakeTensorDeviceMismatchError, "move one of them with .to(device)"),
     (
@@ -66,8 +69,23 @@ def located(error: Exception, call: Call) -> UnderstudyError:
     """The error to raise in place of `error`: ours, with its context."""
     if not isinstance(error, UnderstudyError):
         error = _translated(error, call)
-    context = Context(str(call.op), describe(call.args, call.kwargs), user_line(), hint_for(error))
+    hint = hint_for(error)
+    sizes = sizes_at_hand(flat(TensorSpec, call.args, call.kwargs)) if isinstance(error, ShapeMismatch) else ""
+    if sizes:
+        hint = hint.replace("of these shapes", f"of these shapes ({sizes})")
+    context = Context(str(call.op), describe(call.args, call.kwargs), user_line(), hint)
     return error.located(context, call.op)
+
+
+def sizes_at_hand(specs: Iterable[TensorSpec]) -> str:
+    """What the symbols in these shapes are in the example: `batch = 4, seq = 6`."""
+    examples: dict[str, int] = {}
+    for size in (size for spec in specs for size in spec.shape if type(size) is SymNode):
+        env: Any = size.shape_env
+        for symbol in getattr(env.simplify(size.value), "symbols", ()):
+            if symbol in env.hints and symbol not in env.definitions:
+                examples[symbol.name] = env.hints[symbol]
+    return ", ".join(f"{name} = {examples[name]}" for name in sorted(examples))
 
 
 def _translated(error: Exception, call: Call) -> UnderstudyError:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from understudy.errors import ShapeMismatch
+from understudy.fake import composites_grids as _grids  # noqa: F401  (part of the same table)
 from understudy.fake import composites_linalg as _linalg  # noqa: F401  (part of the same table)
 from understudy.fake import composites_nn as _nn  # noqa: F401  (part of the same table)
 from understudy.fake import composites_numeric as _numeric  # noqa: F401  (part of the same table)

@@ -14,6 +14,7 @@ from understudy.fake.composite_table import broadcast, composite, taught
 from understudy.fake.tensor import FakeTensor
 from understudy.rules.dims import wrap_dim
 from understudy.rules.view_strides import view_strides
+from understudy.shapes.bindings import guard_or_false
 from understudy.shapes.sizes import at_hand, from_torch
 from understudy.spec import product, real_type
 
@@ -132,10 +133,15 @@ composite("linalg_pinv.atol_rtol_float")(_by_default_tolerance(pseudo_inverse, _
 
 @taught("matmul")
 def matmul(a: Tensor, b: Tensor) -> Any:
-    """Of two batches. C++ asks whether there are elements at all before it sees that a batch is one already."""
-    if a.dim() < 3 or b.dim() < 3 or not type(a) is type(b) is FakeTensor:
+    """Of two batches, or of a matrix and a batch. C++ asks whether there are elements at all before it sees that a batch
+    is one already. (To get the gradient of a matrix, it makes one matrix of the batch.)"""
+    if a.dim() < 2 or b.dim() < 3 or not type(a) is type(b) is FakeTensor:
         return NotImplemented
-    if a.dim() == b.dim() == 3 and a.shape[0] != b.shape[0]:
+    if a.dim() == 2:
+        if a.requires_grad:
+            return NotImplemented
+        aten.transpose.int(b, -2, -1)  # C++ makes it before it looks what it needs
+    if a.dim() == b.dim() == 3 and guard_or_false(a.shape[0] != b.shape[0]):
         return NotImplemented
     batch = broadcast(a.shape[:-2], b.shape[:-2])
     count = product(batch)

@@ -9,10 +9,13 @@ from typing import Any
 import torch
 
 from understudy.fake.composite_table import composite, taught
+from understudy.fake.templates import decide_contiguity
 from understudy.fake.tensor import FakeTensor
 from understudy.rules.dims import complete_shape, wrap_dim
 from understudy.rules.view_strides import view_strides
-from understudy.shapes.sizes import from_torch, lies_in_data, to_torch
+from understudy.rules.views import transposed
+from understudy.shapes.sizes import from_torch, lies_in_data, surely_less, to_torch
+from understudy.spec import TensorSpec
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -32,7 +35,36 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: int | None = Non
         are_many = x1.shape[-2] > MANY_ROWS or x2.shape[-2] > MANY_ROWS
         if compute_mode not in IF_MANY or are_many:
             return NotImplemented
-    return aten._cdist_forward.default(x1, x2, p, compute_mode)
+    result = aten._cdist_forward.default(x1, x2, p, compute_mode)
+    if result.grad_fn is not None and _may_be_contiguous_transposed(result.shape):
+        result.grad_fn.register_prehook(LayoutsAsked((x1.requires_grad, x2.requires_grad), result._spec))
+    return result
+
+
+def _may_be_contiguous_transposed(shape: Sequence[Any]) -> bool:
+    """Whether there are sizes for which a matrix and its transpose are both contiguous."""
+    *batch, rows, columns = map(from_torch, shape)
+    return not (surely_less(1, rows) and surely_less(1, columns) and all(surely_less(0, size) for size in batch))
+
+
+class LayoutsAsked:
+    """Decides, for autograd, what it asks of the gradient size by size: whether it is contiguous, and for the gradient of
+    the second operand whether it and the result are, transposed. The specs are kept, and with them the answers."""
+
+    def __init__(self, are_wanted: tuple[bool, bool], result: TensorSpec) -> None:
+        self.are_wanted = are_wanted
+        self.result = result
+        self.asked: list[TensorSpec] = []
+
+    def __call__(self, gradients: tuple[Any, ...]) -> None:
+        (gradient,) = gradients
+        if type(gradient) is not FakeTensor:
+            return
+        self.asked = [gradient._spec] if self.are_wanted[0] else []
+        if self.are_wanted[1]:
+            self.asked += [transposed(spec, -2, -1) for spec in (gradient._spec, self.result)]
+        for spec in self.asked:
+            decide_contiguity(spec)
 
 
 @taught("reshape")

@@ -143,6 +143,15 @@ class FakeTensorConverter:
 
     # --- conversion --------------------------------------------------------------------------------------
 
+    def spec_of_simple(self, t: torch.Tensor) -> TensorSpec | None:
+        """The spec of a tensor that has no stand-in yet, and that `from_simple` converts now as well as later."""
+        if type(t) not in PLAIN_TYPES or id(t) in self._fakes or t.__dict__ or not _is_whole(t):
+            return None
+        return None if t.untyped_storage()._cdata in self._storages else _whole_spec(t)
+
+    def from_simple(self, mode: FakeTensorMode, t: torch.Tensor) -> FakeTensor:
+        return self._recall(t, id(t)) or self._whole(mode, t)
+
     def _whole(self, mode: FakeTensorMode, t: torch.Tensor) -> FakeTensor:
         """The short way, for parameters and buffers: a tensor that has its storage for itself, and no history."""
         storage = t.untyped_storage()
@@ -155,6 +164,8 @@ class FakeTensorConverter:
             fake.requires_grad_()
         if type(t) is torch.nn.Parameter:
             fake._is_param = True
+        if t.__dict__:
+            fake.resemble(t)
         self._remember(t, fake, id(t))
         return fake
 
@@ -210,11 +221,10 @@ class FakeTensorConverter:
             if not t.is_leaf:  # computed from nothing in particular
                 with torch.enable_grad():
                     fake = _torch.as_result(fake)
-        for mark in ("_is_param", "_is_buffer", "persistent"):
-            if getattr(t, mark, None) is not None:
-                setattr(fake, mark, getattr(t, mark))
         if isinstance(t, torch.nn.Parameter):
             fake._is_param = True
+        if type(fake) is FakeTensor:
+            fake.resemble(t)
         if t.is_leaf and t.grad is not None:
             fake.grad = self.from_real_tensor(mode, t.grad)
         return fake

@@ -6,17 +6,30 @@ epoch moves on (`FakeTensor.nonzero_memo` and its siblings).
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from understudy import _torch
-from understudy.errors import ShapeMismatch
+from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch, UnderstudyError
 from understudy.fake.boundary import with_line
+from understudy.fake.from_values import check_masks_of
 from understudy.fake.handlers import handles
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
+from understudy.rules.dims import wrap_dim
+from understudy.rules.dtype_sets import (
+    BOOL,
+    COMPLEX_HALF,
+    INTEGERS,
+    NUMBERS,
+    REAL_NUMBERS,
+    UNSIGNED,
+    check_any_dtype,
+    check_cpu_dtype,
+)
 from understudy.shapes.asking import constrain_range
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import TensorSpec, broadcast_shapes, contiguous_strides, product, same_shape
@@ -66,9 +79,21 @@ def fresh_size(
     return from_torch(found)
 
 
+@contextmanager
+def told(func: Any, *fakes: FakeTensor | None) -> Iterator[None]:
+    """Refusals inside get their context: the call, and the line that made it."""
+    try:
+        yield
+    except UnderstudyError as error:
+        specs = ", ".join(str(fake._spec) for fake in fakes if fake is not None)
+        raise with_line(error, str(func), specs) from None
+
+
 @handles("aten::nonzero")
 def nonzero(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     spec = args[0]._spec
+    with told(func, args[0]):
+        check_cpu_dtype("nonzero", spec, NUMBERS | BOOL | COMPLEX_HALF)
     count = fresh_size(mode, func, args[0], "nonzero", high=spec.numel)
     if count is NotImplemented:
         return NotImplemented
@@ -80,7 +105,10 @@ def nonzero(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
 @handles("aten::masked_select")
 def masked_select(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     fake, mask = args
-    shape = broadcast_shapes(fake._spec.shape, mask._spec.shape)
+    with told(func, fake, mask):
+        if mask._spec.dtype is not torch.bool:
+            raise DtypeError(f"masked_select: a mask is of b8, not {mask._spec}")
+        shape = broadcast_shapes(fake._spec.shape, mask._spec.shape)
     # A mask that is repeated has its Trues as often.
     times = () if same_shape(shape, mask._spec.shape) else (shape,)
     count = fresh_size(mode, func, mask, "nonzero", *times, high=product(shape))
@@ -93,6 +121,7 @@ def index(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     indices = args[1]
     if mode.shape_env is None or not any(i is not None and i.dtype in MASKS for i in indices):
         return NotImplemented
+    check_masks_of(func, args[0], indices)
     expanded: list[Any] = []
     # What is put into a tensor is nowhere in the result: how many positions there are is then nobody's concern.
     is_put = "index_put" in func.name()
@@ -110,6 +139,12 @@ def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     names = _torch.argument_names(func)
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     dim = given.get("dim")
+    with told(func, fake):
+        check_cpu_dtype("unique", spec, REAL_NUMBERS | UNSIGNED | BOOL)
+        if dim is not None:
+            if not spec.ndim:
+                raise DimensionError(f"unique: {spec} has no dimension {dim}")
+            dim = wrap_dim(dim, spec.ndim)
     if mode.shape_env is not None and dim is not None and spec.shape[dim] == 0:
         # There is nothing to compare: the kernel makes a fresh tensor, and does not move its dimensions.
         integers = spec.like((0,), dtype=torch.int64)
@@ -147,6 +182,10 @@ def _with_slices(spec: TensorSpec, dim: int, count: Any) -> TensorSpec:
 @handles("aten::repeat_interleave.Tensor")
 def repeat_interleave(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     repeats = args[0]
+    with told(func, repeats):
+        if repeats._spec.ndim != 1:
+            raise ShapeMismatch(f"repeat_interleave: how often is told by one dimension, not by {repeats._spec}")
+        check_any_dtype("repeat_interleave", repeats._spec, (torch.int64, torch.int32))
     size = kwargs.get("output_size")
     count = from_torch(size) if size is not None else fresh_size(mode, func, repeats, "sum")
     return NotImplemented if count is NotImplemented else make_new(mode, repeats._spec.like((count,)))
@@ -157,11 +196,23 @@ def bincount(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     fake = args[0]
     weights = args[1] if len(args) > 1 else kwargs.get("weights")
     least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
+    with told(func, fake, weights):
+        _check_counted(fake._spec, None if weights is None else weights._spec, least)
     count = fresh_size(mode, func, fake, "bins", least, low=least)
     if count is NotImplemented:
         return NotImplemented
     dtype = torch.int64 if weights is None else (torch.float32 if weights.dtype is torch.float32 else torch.float64)
     return make_new(mode, fake._spec.like((count,), dtype=dtype))
+
+
+def _check_counted(spec: TensorSpec, weights: TensorSpec | None, least: int) -> None:
+    if spec.ndim != 1:
+        raise ShapeMismatch(f"bincount: numbers in one dimension are counted, not {spec}")
+    check_any_dtype("bincount", spec, INTEGERS)
+    if least < 0:
+        raise ArgumentError(f"bincount: minlength must not be negative, got {least}")
+    if weights is not None and (weights.ndim != 1 or weights.shape[0] != spec.shape[0]):
+        raise ShapeMismatch(f"bincount: {weights} are no weights for {spec}: one for each number")
 
 
 def symbolic_list(mode: FakeTensorMode, fake: FakeTensor) -> Any:

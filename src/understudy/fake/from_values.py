@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
+from understudy.errors import DimensionError
+from understudy.fake.boundary import with_line
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import flat, mapped
+from understudy.rules.class_losses import ctc_losses
+from understudy.rules.indexing import check_masks
 from understudy.spec import TensorSpec
 
 if TYPE_CHECKING:
@@ -63,8 +67,17 @@ def _positions(mode: FakeTensorMode, mask: FakeTensor) -> list[FakeTensor] | Non
     return list(aten.unbind.int(found, 1))
 
 
+def check_masks_of(func: Any, fake: FakeTensor, indices: Any) -> None:
+    specs = [None if entry is None else entry._spec for entry in indices]
+    try:
+        check_masks(str(func), fake._spec, specs)
+    except DimensionError as error:
+        raise with_line(error, str(func), ", ".join(map(str, (fake._spec, specs)))) from None
+
+
 def _index(mode: FakeTensorMode, x: FakeTensor, indices: list[FakeTensor | None]) -> Any:
     """Masks among the indices become positions."""
+    check_masks_of(aten.index.Tensor, x, indices)
     expanded: list[FakeTensor | None] = []
     for index in indices:
         if index is None or index.dtype not in (torch.bool, torch.uint8):
@@ -122,16 +135,21 @@ def _ctc_loss(
     mode: FakeTensorMode, log_probs: FakeTensor, targets: FakeTensor, input_lengths: Any, target_lengths: Any,
     blank: int = 0, zero_infinity: bool = False,
 ) -> Any:  # fmt: skip
-    """The losses, and a table of (batch, length, 2 × the longest target + 1)."""
-    if isinstance(target_lengths, FakeTensor):
-        if not is_known(target_lengths):
-            return NotImplemented
-        target_lengths = mode.tolist(target_lengths)
-    spec = log_probs._spec
-    length, batch, _ = spec.shape
-    longest = max(target_lengths, default=0)
-    table = spec.like((batch, length, 2 * longest + 1))
-    return make_new(mode, spec.like((batch,))), make_new(mode, table)
+    counts = [
+        len(x) if isinstance(x, (list, tuple)) else x._spec.numel for x in (input_lengths, target_lengths)
+    ]
+    of_inputs, of_targets = (_numbers_of(mode, lengths) for lengths in (input_lengths, target_lengths))
+    if of_targets is None:
+        return NotImplemented
+    losses = ctc_losses(log_probs._spec, targets._spec, counts, of_inputs or (), of_targets, blank)
+    return tuple(make_new(mode, spec) for spec in losses)
+
+
+def _numbers_of(mode: FakeTensorMode, lengths: Any) -> Any:
+    """None if nobody knows them."""
+    if not isinstance(lengths, FakeTensor):
+        return lengths
+    return mode.tolist(lengths) if is_known(lengths) else None
 
 
 BY_SOME: dict[str, Callable[..., Any]] = {

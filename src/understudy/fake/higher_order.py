@@ -14,7 +14,14 @@ from typing import Any
 import torch
 
 from understudy import _torch
-from understudy.errors import Context, DataDependentOutputException, OperatorError
+from understudy.errors import (
+    Context,
+    DataDependentOutputException,
+    GuardOnDataDependentSymNode,
+    OperatorError,
+)
+from understudy.fake import branches
+from understudy.fake.from_values import is_known
 from understudy.fake.tensor import FakeTensor
 from understudy.lines import user_line
 
@@ -35,9 +42,11 @@ def runs(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 def _decided(predicate: Any) -> bool | None:
     """The truth of a predicate, None if nobody knows it."""
+    if type(predicate) is FakeTensor and predicate.item_memo is None and not is_known(predicate):
+        return None  # to ask would make a symbol that nobody reads
     try:
         return bool(predicate)
-    except DataDependentOutputException:
+    except (DataDependentOutputException, GuardOnDataDependentSymNode):
         return None
 
 
@@ -47,8 +56,15 @@ def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
     if decided is not None:
         return true_fn(*operands) if decided else false_fn(*operands)
     result, other = true_fn(*operands), false_fn(*operands)
-    _check_alike("torch.cond: the two branches", result, other)
-    return result
+    mode = _torch.active_fake_mode()
+    if mode is None or mode.shape_env is None:
+        _check_alike("torch.cond: the two branches", result, other)
+        return result
+    (one, structure), (two, _) = _torch.tree_flatten(result), _torch.tree_flatten(other)
+    # Sizes in which they differ are symbols; where they do not, what autograd knows of the first branch is worth more.
+    merged = branches.merged(mode, one, two, set(mode.shape_env.births))
+    alike = [_has_spec_of(a, b) for a, b in zip(one, merged, strict=True)]
+    return result if all(alike) else _torch.tree_unflatten(list(merged), structure)
 
 
 @runs("while_loop")
@@ -99,6 +115,14 @@ def invoke_subgraph(subgraph: Any, identifier: Any, *operands: Any) -> Any:
 @runs("flex_attention")
 def flex_attention(*args: Any) -> Any:
     return _torch.plain_flex_attention(*args)
+
+
+def _has_spec_of(leaf: Any, merged: Any) -> bool:
+    """Whether a value of one branch is what comes out of both."""
+    if type(leaf) is not FakeTensor or type(merged) is not FakeTensor:
+        return leaf is merged
+    pairs = zip((*leaf._spec.shape, *leaf._spec.stride), (*merged._spec.shape, *merged._spec.stride), strict=True)
+    return all(a is b or (type(a) is int and type(b) is int and a == b) for a, b in pairs)
 
 
 def _stacked(parts: Sequence[Any]) -> Any:

@@ -47,9 +47,9 @@ def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs
             return tensor
         if not _convertible(mode, func, tensor):
             raise _real_tensor(func, args, kwargs, tensor)
-        is_static = True if mode.has_static_constants else None
+        # It is a part of the program, as a buffer is, and none of the inputs: its sizes do not vary.
         return mode.fake_tensor_converter.from_real_tensor(
-            mode, tensor, make_constant=tensor.numel() == 1, static_shapes=is_static
+            mode, tensor, make_constant=tensor.numel() == 1, static_shapes=True
         )
 
     converted, converted_kwargs = mapped(convert, torch.Tensor, (tuple(args), dict(kwargs)))

@@ -30,6 +30,7 @@ from understudy.infer.call import Call, flat, mapped
 from understudy.infer.engine import cache, infer, why_not_cached
 from understudy.infer.kernels import outcomes_of
 from understudy.infer.plan import FIRST_ITSELF, FIRST_VIEWED, ONE_NEW, ONE_NEW_SYMBOLIC, Plan
+from understudy.infer.shared import Question, SharedPlans
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import from_torch, to_torch
@@ -89,14 +90,13 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         self.export = export
         self.crosscheck = crosscheck
         self.cache_enabled = True
-        self.has_static_constants = False
-        """While a graph is recorded: a real tensor is a constant of it, and so are its sizes."""
         self.epoch = 0
         # Plans with symbols in their keys must not outlive their environment.
         self._cache = cache if shape_env is None else Cache(counters=cache)
         # Where sizes are plain, nearly every plan is one that every mode can use.
         self._looks_among_all = shape_env is None or self.static_shapes
         self._find_plan = cache.plans.get if self._looks_among_all else self._cache.plans.get
+        self._shared: Any = None if shape_env is None else SharedPlans(shape_env, cache)
         self.fake_tensor_converter = FakeTensorConverter()
         self._entered = threading.local()
         if shape_env is not None:
@@ -246,8 +246,14 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                 return answer
         if plan is None and (lifted := special.lifted_numbers(self, func, args)) is not None:
             return self.__torch_dispatch__(func, types, lifted, kwargs)
-        if plan is None and self._cache is not cache and self._direct:
+        question = None
+        if plan is None and self._cache is not cache and self._direct and key is not None:
             plan = self._from_others(key)
+            if plan is None and any(map(_is_symbolic, key)):
+                question = self._shared.question(key)
+                plan = None if question is None else self._shared.plan(question)
+                if plan is not None:
+                    self._cache.share(key, plan)
         if plan is None or not self.cache_enabled:
             call = self._call(func, args, kwargs)
             try:
@@ -257,7 +263,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                 if answer is NotImplemented:
                     raise
                 return answer
-            self._keep(call, key, plan)
+            self._keep(call, key, plan, question)
         else:
             cache.hits += 1
             if self.crosscheck:
@@ -290,7 +296,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         except (RuntimeError, IndexError, ValueError, TypeError, AssertionError, AttributeError) as error:
             raise located(error, call) from error
 
-    def _keep(self, call: Call, key: Any, plan: Plan) -> None:
+    def _keep(self, call: Call, key: Any, plan: Plan, question: Question | None) -> None:
         reason = why_not_cached(call) if self.cache_enabled else "cache disabled"
         if self.shape_env is not None and self.shape_env.suppresses_guards:
             reason = "guards are suppressed"  # a hit would never record what the answer assumes
@@ -298,12 +304,14 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             cache.bypass(reason)
         elif key is not None:
             self._cache.add(key, plan)
-            if self._cache is not cache and not any(map(_is_symbolic, key)):
+            if question is not None:
+                self._shared.keep_plan(question, plan)
+            elif self._cache is not cache and not any(map(_is_symbolic, key)):
                 cache.share(key, plan)
 
     def _from_others(self, key: Any) -> Plan | None:
         """A plan from where the hot path has not looked."""
-        if key is None or self._looks_among_all:
+        if self._looks_among_all:
             return self._cache.plans.get(key)
         plan = cache.plans.get(key)
         if plan is not None:

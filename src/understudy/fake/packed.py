@@ -1,11 +1,13 @@
-"""Packed sequences, unpacked.
+"""Packed sequences, unpacked, and sequences, padded to the longest one.
 
 C++ writes the lengths into a tensor that it has just made, past every dispatch; inside a mode, that tensor has no data.
-So the same steps are taken here, as operators.
+And it takes the lengths of sequences for plain numbers. So the same steps are taken here, as operators.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,3 +31,21 @@ def pad_packed(
             row, first = row + together * count, step + 1
     lengths = torch.tensor([sum(count > sequence for count in counts) for sequence in range(counts[0])])
     return (padded.transpose(0, 1) if batch_first else padded), lengths
+
+
+def pad_sequence(
+    sequences: Sequence[torch.Tensor], batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
+) -> torch.Tensor:
+    if not sequences:
+        raise RuntimeError("received an empty list of sequences")
+    if padding_side not in ("left", "right"):
+        raise RuntimeError(f"Expected padding_side to be one of left or right, but got {padding_side}.")
+    first = sequences[0]
+    longest = functools.reduce(torch.sym_max, (sequence.shape[0] for sequence in sequences))
+    outer = (len(sequences), longest) if batch_first else (longest, len(sequences))
+    padded = first.new_full((*outer, *first.shape[1:]), padding_value)
+    for number, sequence in enumerate(sequences):
+        length = sequence.shape[0]
+        row = padded.select(0 if batch_first else 1, number)
+        (row[:length] if padding_side == "right" else row[longest - length :]).copy_(sequence)
+    return padded

@@ -15,7 +15,7 @@ import torch
 
 from understudy import _torch
 from understudy._torch import active_fake_mode, while_active
-from understudy.fake import autocast, higher_order, initialisers, packed, pooling
+from understudy.fake import autocast, higher_order, initialisers, packed, pooling, spacing
 from understudy.fake.composites import among_classes
 from understudy.fake.from_values import with_tensors_of_lengths
 from understudy.fake.linear_cross_entropy import loss_of_classes
@@ -42,7 +42,7 @@ _answer("cuda has bfloat16", True)
 _answer("cudnn takes a tensor", False)
 
 
-@while_active("lengths of ctc_loss")
+@while_active("ctc_loss")
 def lengths_in_tensors(original: Function) -> Function:
     @functools.wraps(original)
     def loss(*args: Any, **kwargs: Any) -> Any:
@@ -82,8 +82,8 @@ def group_by_device_that_is_meant(original: Function) -> Function:
     return grouped
 
 
-@while_active("deepcopy of a parameter")
-@while_active("deepcopy of a tensor")
+@while_active("deepcopy of a Parameter")
+@while_active("deepcopy of a Tensor")
 def real_stays_real(original: Function) -> Function:
     """`copy.deepcopy` of a real tensor copies its storage by operators; in a fake mode, too, it gives a real one."""
 
@@ -151,10 +151,11 @@ def loss_by_ranks(original: Function) -> Function:
     return linear_cross_entropy
 
 
-@while_active("least size of a matrix")
+@while_active("least size in torch._lowrank")
+@while_active("least size in torch.nn.functional")
 def smaller_whichever(original: None) -> Function:
     """For `q <= min(m, n)` Python's own `min` asks which of the two is the smaller, where that is all that matters."""
-    return lambda *numbers: functools.reduce(torch.sym_min, numbers)
+    return lambda *numbers: functools.reduce(torch.sym_min, numbers if len(numbers) > 1 else numbers[0])
 
 
 @while_active("compile")
@@ -245,8 +246,8 @@ _at_once("initial zero", initialisers.zero)
 _kaiming, _uniform = torch.nn.init.kaiming_uniform_, torch.nn.init.uniform_
 
 
-@while_active("initial linear layer")
-@while_active("initial convolution")
+@while_active("initial Linear")
+@while_active("initial _ConvNd")
 def layer_at_once(original: Function) -> Function:
     """A layer draws from an interval that its sizes give; without values, there is no need to work it out.
 
@@ -301,6 +302,18 @@ def _has_symbols(args: Any) -> bool:
 
 for _place in _torch.WITH_CONCRETE_SIZES:
     _in_python(_place)
+
+
+@while_active("scripted functions")
+def as_python_has_it(original: Function) -> Function:
+    """TorchScript knows sizes as integers only, and makes real tensors of numbers. What it was made of does neither."""
+
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        is_watched = active_fake_mode() is not None or _torch.active_recorder() is not None
+        written = _torch.function_behind(self) if is_watched else None
+        return original(self, *args, **kwargs) if written is None else written(*args, **kwargs)
+
+    return called
 
 
 def _to_symbols(place: str) -> None:
@@ -387,3 +400,43 @@ def unpacked_by_operators(original: Function) -> Function:
         return packed.pad_packed(data, batch_sizes.tolist(), batch_first, value, total_length)
 
     return pad
+
+
+@while_active("padding sequences")
+def padded_by_operators(original: Function) -> Function:
+    """C++ reads the lengths as plain numbers."""
+
+    def pad_sequence(sequences: Any, *args: Any, **kwargs: Any) -> Any:
+        mode = active_fake_mode()
+        if mode is None or mode.shape_env is None or not _has_symbols((sequences,)):
+            return original(sequences, *args, **kwargs)
+        return packed.pad_sequence(sequences, *args, **kwargs)
+
+    return pad_sequence
+
+
+@while_active("linspace")
+def spaced_by_symbols(original: Function) -> Any:
+    """C++ takes how many points there are for a plain number."""
+    return Spaced(original)
+
+
+class Spaced:
+    """`torch.linspace`, and equal to it: `torch.device("cuda")` as a context looks functions up that make tensors."""
+
+    def __init__(self, original: Function) -> None:
+        functools.update_wrapper(self, original)
+        self._original = original
+
+    def __call__(self, start: Any, end: Any, steps: Any = None, *args: Any, **kwargs: Any) -> Any:
+        is_symbolic = type(steps) is torch.SymInt and not args and active_fake_mode() is not None
+        result = spacing.spaced(start, end, steps, **kwargs) if is_symbolic else NotImplemented
+        if result is not NotImplemented:
+            return result
+        return self._original(start, end, *(() if steps is None else (steps,)), *args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self._original or (isinstance(other, Spaced) and other._original is self._original)
+
+    def __hash__(self) -> int:
+        return hash(self._original)

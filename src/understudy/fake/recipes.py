@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -25,7 +26,10 @@ from understudy.fake.tensor import FakeTensor
 from understudy.infer.cache import SIZED_TYPES
 from understudy.infer.call import flat
 from understudy.infer.engine import HIDDEN_WRITES, cache
+from understudy.infer.shared import Question, SharedPlans
 from understudy.shapes.node import SymNode
+from understudy.shapes.patterns import Form
+from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import TensorSpec
 
 if TYPE_CHECKING:
@@ -168,7 +172,11 @@ def _kernel(op: Any) -> Callable[..., Any]:
         except (Unusual, TypeError):
             recipe = NONE
         if recipe is None:
-            return _recorded(mode, run, args, kwargs, tensors, tuple(key))
+            question = mode._shared.question(tuple(key))
+            recipe = None if question is None else mode._shared.answer(question, partial(_said_here, mode._shared))
+            if recipe is None:
+                return _recorded(mode, run, args, kwargs, tensors, tuple(key), question)
+            mode._cache.recipes[tuple(key)] = recipe
         if recipe.spec is not None and _torch.goes_unnoticed(mode):
             return recipe.result_in(mode, tensors)
         if recipe.is_nothing:
@@ -263,12 +271,15 @@ class Listener(_torch.TorchDispatchMode):
 
 
 def _recorded(
-    mode: FakeTensorMode, run: Callable[..., Any], args: Any, kwargs: Any, tensors: list[FakeTensor], key: Any
-) -> Any:
+    mode: FakeTensorMode, run: Callable[..., Any], args: Any, kwargs: Any, tensors: list[FakeTensor], key: Any,
+    question: Question | None,
+) -> Any:  # fmt: skip
     with Listener() as listener:
         result = run(*args, **kwargs)
     if not mode.shape_env.suppresses_guards:  # a recipe would never record what it assumes
-        mode._cache.recipes[key] = _recipe(listener.heard, tensors, result)
+        recipe = mode._cache.recipes[key] = _recipe(listener.heard, tensors, result)
+        if question is not None:
+            mode._shared.keep(question, partial(_said_anywhere, mode._shared), recipe)
     return result
 
 
@@ -356,6 +367,56 @@ def _spoilt_by(step: Step) -> list[int]:
 
 def _storages(tensors: list[FakeTensor]) -> set[int]:
     return {_torch.storage_id(tensor) for tensor in tensors}
+
+
+# --- sharing ------------------------------------------------------------------------------------------------------
+
+
+class SharedRecipe(NamedTuple):
+    """A recipe with forms in the place of specs and numbers; `views` are positions among the steps."""
+
+    steps: list[Step]
+    result: int
+    spec: Any
+    views: tuple[int, ...]
+    spoilt: tuple[int, ...]
+
+
+def _said_anywhere(shared: SharedPlans, recipe: Recipe) -> SharedRecipe | None:
+    if recipe is NONE:
+        return None
+    positions = {id(step): position for position, step in enumerate(recipe.steps)}
+    return SharedRecipe(
+        [_changed(step, partial(_argument_anywhere, shared)) for step in recipe.steps], recipe.result,
+        shared.anywhere(recipe.spec), tuple([positions[id(step)] for step in recipe.views]), recipe.spoilt,
+    )  # fmt: skip
+
+
+def _said_here(shared: SharedPlans, known: SharedRecipe | None) -> Recipe:
+    if known is None:
+        return NONE
+    steps = [_changed(step, partial(_argument_here, shared)) for step in known.steps]
+    views = tuple([steps[position] for position in known.views])
+    return Recipe(steps, known.result, shared.here(known.spec), views, known.spoilt)
+
+
+def _changed(step: Step, change: Callable[[Any], Any]) -> Step:
+    kwargs = {name: change(value) for name, value in step.kwargs.items()}
+    return Step(step.op, [change(value) for value in step.args], step.tensors, kwargs)
+
+
+def _argument_anywhere(shared: SharedPlans, value: Any) -> Any:
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return kind([_argument_anywhere(shared, part) for part in value])
+    return value if kind in PLAIN_TYPES or kind in SIZED_TYPES else shared.anywhere(from_torch(value))
+
+
+def _argument_here(shared: SharedPlans, value: Any) -> Any:
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return kind([_argument_here(shared, part) for part in value])
+    return to_torch(shared.here(value)) if kind is Form else value
 
 
 # --- registration -------------------------------------------------------------------------------------------------

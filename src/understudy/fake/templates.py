@@ -15,10 +15,10 @@ from understudy import _torch
 from understudy.fake.native import CPU, WITHOUT_INDEX, prepare
 from understudy.fake.tensor import FakeTensor
 from understudy.shapes.node import SymNode
-from understudy.shapes.sizes import to_torch
+from understudy.shapes.sizes import at_least_one, lies_in_data, to_torch
 from understudy.shapes.state import NotRemembered
 from understudy.spec import TensorSpec
-from understudy.spec.tensor_spec import contiguous_strides
+from understudy.spec.tensor_spec import is_contiguous
 
 make_wrapper = _torch.make_wrapper
 give_storage = _torch.give_storage
@@ -65,8 +65,15 @@ class Prepared:
 
 def is_seen_contiguous(spec: TensorSpec) -> bool:
     """Whether the strides are those of a contiguous tensor as they are written: nothing is to be proved or assumed."""
-    pairs = zip(spec.stride, contiguous_strides(spec.shape), strict=True)
-    return all(step is wanted or (type(step) is type(wanted) is int and step == wanted) for step, wanted in pairs)
+    wanted: Any = 1
+    inner: Any = 1  # the size of the dimension before, which counts from here on
+    for size, step in zip(reversed(spec.shape), reversed(spec.stride), strict=True):
+        if type(inner) is not int or inner != 1:
+            wanted = wanted * at_least_one(inner)
+        if step is not wanted and not (type(step) is type(wanted) is int and step == wanted):
+            return False
+        inner = size
+    return True
 
 
 def make_symbolic(spec: TensorSpec, base: FakeTensor | None = None, is_asked: bool = True) -> FakeTensor:
@@ -104,15 +111,33 @@ def make_template(spec: TensorSpec, prepared: Prepared) -> FakeTensor:
     return template
 
 
+def decide_contiguity(spec: TensorSpec) -> None:
+    """Assume whether stand-ins of this spec are contiguous, in one question. C++ would ask several, of which each would be
+    assumed: so a template is told the answer before, and those that are made of it need not be asked."""
+    if not spec.is_symbolic or lies_in_data(*spec.shape, *spec.stride):
+        return
+    prepared: Prepared = spec.prepared or Prepared(spec)
+    templates = prepared.templates[in_inference_mode()]
+    if not templates:
+        templates.append(make_template(spec, prepared))
+    is_contiguous(spec.shape, spec.stride)
+    with _env_of(spec).suppress_guards():
+        for template in templates:
+            template.is_contiguous()
+
+
 def is_told(spec: TensorSpec, template: FakeTensor) -> bool:
     """Let C++ find out whether the template is contiguous: stand-ins take that over, and need not be asked again.
 
     Only if somebody asked before: there is nothing to prove then, and nothing to assume.
     """
-    env = next(size.shape_env for size in (*spec.shape, *spec.stride, spec.offset) if type(size) is SymNode)
     try:
-        with env.from_memory():
+        with _env_of(spec).from_memory():
             template.is_contiguous()
     except NotRemembered:
         return False
     return True
+
+
+def _env_of(spec: TensorSpec) -> Any:
+    return next(size.shape_env for size in (*spec.shape, *spec.stride, spec.offset) if type(size) is SymNode)

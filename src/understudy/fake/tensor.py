@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -12,6 +13,7 @@ from understudy.errors import NoDataError
 from understudy.fake import initialisers
 from understudy.fake.boundary import with_line
 from understudy.fake.native import canonical, native
+from understudy.shapes.ragged import RaggedNode
 from understudy.spec import TensorSpec
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ class FakeTensor(torch.Tensor):
     _known: Known | None = None
     fake_mode: FakeTensorMode
     real_tensor: torch.Tensor | None = None
+    _kind: Any = None
+    """The class of the tensor that it stands for, if that is one of the program's."""
     _node: Any = None
     """The graph node that made it, where a trace is being recorded."""
     _nonzero_memo: Any = None
@@ -79,13 +83,35 @@ class FakeTensor(torch.Tensor):
         """
         if _torch.asked_by_module_conversion(sys._getframe(1)):
             return FakeTensor
-        return _torch.torch_fake_tensor_class()
+        return self._kind or _torch.torch_fake_tensor_class()
 
     def _claim_class(self, kind: Any) -> None:
         if kind is not _torch.torch_fake_tensor_class():
             object.__dict__["__class__"].__set__(self, kind)
 
     __class__ = property(_claimed_class, _claim_class)
+
+    def resemble(self, real: torch.Tensor) -> None:
+        """Have the attributes that a program has set on a tensor, and its class, if that is one of the program's."""
+        marks = vars(real).items()
+        if type(real) is FakeTensor:
+            vars(self).update({name: value for name, value in marks if name in KEPT_MARKS})
+        else:
+            vars(self).update({name: value for name, value in marks if not name.startswith("_dynamo")})
+            self.claim(type(real))
+
+    def claim(self, kind: Any) -> bool:
+        """Be one of this class, as far as programs ask, with its methods. Not if it changes what torch's functions do."""
+        function = kind.__torch_function__
+        if kind in TORCHS_OWN or getattr(function, "__func__", function) not in USUAL_FUNCTIONS:
+            return False
+        self._kind = kind
+        own = kind.__mro__[: kind.__mro__.index(torch.Tensor)]
+        members = {name: value for owner in reversed(own) for name, value in vars(owner).items()}
+        for name, member in members.items():
+            if isinstance(member, FunctionType) and not name.startswith("__"):
+                vars(self)[name] = MethodType(member, self)
+        return True
 
     @property
     def spec(self) -> TensorSpec:
@@ -237,7 +263,7 @@ class FakeTensor(torch.Tensor):
     def get_nested_int(self, *, coeff: int = 1) -> Any:
         """Asked by jagged tensors, of the offsets that they are made of."""
         if self.nested_int_memo is None:
-            self.nested_int_memo = _torch.new_nested_int()
+            self.nested_int_memo = _torch.new_nested_int(RaggedNode)
         return self.nested_int_memo * coeff
 
     def _remembered(self, value: Any) -> Any:
@@ -338,6 +364,11 @@ class FakeTensor(torch.Tensor):
 
 
 _torch.allow_foreach(FakeTensor)
+
+
+TORCHS_OWN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor})
+USUAL_FUNCTIONS = frozenset({torch.Tensor.__torch_function__.__func__, _torch.no_torch_function})  # type: ignore[attr-defined]
+KEPT_MARKS = frozenset({"_is_param", "_is_buffer", "persistent"})
 
 
 def _native_argument(value: Any) -> Any:

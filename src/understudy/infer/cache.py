@@ -27,13 +27,14 @@ class DispatchCacheInfo(NamedTuple):
 class Cache:
     """Reading is one dictionary look-up; the lock is taken only to add, evict and clear.
 
-    `recipes` belong to the layer that breaks composite operators up. A cache that counts with another (`counters`)
-    forgets with it, too.
+    `recipes` belong to the layer that breaks composite operators up; `shared` are the plans that environments share, said
+    without their symbols. A cache that counts with another (`counters`) forgets with it, too.
     """
 
     def __init__(self, limit: int = LIMIT, counters: Cache | None = None) -> None:
         self.plans: dict[Any, Plan] = {}
         self.recipes: dict[Any, Any] = {}
+        self.shared: dict[Any, Any] = {}
         self.hits = 0
         self.misses = 0
         self.bypasses: Counter[str] = Counter()
@@ -57,6 +58,12 @@ class Cache:
                 self.recipes.clear()
             self.plans[key] = plan
 
+    def add_shared(self, key: Any, plan: Any) -> None:
+        with self._lock:
+            if len(self.shared) >= self._limit:
+                self.shared.clear()
+            self.shared[key] = plan
+
     def bypass(self, reason: str) -> None:
         with self._lock:
             self.bypasses[reason] += 1
@@ -71,12 +78,14 @@ class Cache:
         with self._lock:
             self.plans.clear()
             self.recipes.clear()
+            self.shared.clear()
         for dependent in list(self._dependents):
             dependent.forget_plans()
 
     def clear(self) -> None:
         with self._lock:
             self.plans.clear()
+            self.shared.clear()
             self.hits = self.misses = 0
             self.bypasses.clear()
 

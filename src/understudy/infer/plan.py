@@ -80,6 +80,15 @@ class Plan:
         plan.starts = starts_values and not call.inputs and plan.kind == ONE_NEW
         return plan
 
+    def saying(self, outcomes: Outcomes) -> Plan:
+        """The same plan, its outcomes said in other terms."""
+        plan = Plan(outcomes, self.written, self.determined)
+        plan.op, plan.kind, plan.uncounted, plan.apart = self.op, self.kind, self.uncounted, self.apart
+        plan.reads_from, plan.plain, plan.starts = self.reads_from, self.plain, self.starts
+        if self.spec is not None:
+            plan.spec = outcomes.spec  # type: ignore[union-attr]
+        return plan
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and (self.outcomes, self.written) == (other.outcomes, other.written)
 

@@ -180,18 +180,47 @@ def ctc_loss(
     log_probs: TensorSpec, targets: TensorSpec, input_lengths: Sequence[Any], target_lengths: Sequence[Any],
     blank: int = 0, zero_infinity: bool = False,
 ) -> tuple[TensorSpec, TensorSpec]:  # fmt: skip
-    """(time, batch, classes): the loss of each sequence, and a table over time of both kinds of its states."""
-    if log_probs.ndim != 3:
-        raise ShapeMismatch(f"ctc_loss: expected (time, batch, classes), got {log_probs}")
+    counts = len(input_lengths), len(target_lengths)
+    return ctc_losses(log_probs, targets, counts, input_lengths, target_lengths, blank)
+
+
+def ctc_losses(
+    log_probs: TensorSpec, targets: TensorSpec, counts: Sequence[Any], input_lengths: Sequence[Any],
+    target_lengths: Sequence[Any], blank: int,
+) -> tuple[TensorSpec, TensorSpec]:  # fmt: skip
+    """(time, batch, classes): the loss of each sequence, and a table over time of both kinds of its states.
+
+    `counts`: how many lengths there are of inputs and of targets. Those of inputs may be left out where nobody knows them.
+    """
+    if log_probs.ndim != 3 or log_probs.is_empty:
+        raise ShapeMismatch(f"ctc_loss: expected (time, batch, classes), and elements, got {log_probs}")
     time, batch, classes = log_probs.shape
-    if len(input_lengths) != batch or len(target_lengths) != batch:
+    if any(count != batch for count in counts):
         raise ArgumentError(f"ctc_loss: not one length of input and target for each of {batch} sequences")
     if not 0 <= blank < classes:
         raise ArgumentError(f"ctc_loss: the blank {blank} is none of {classes} classes")
-    check_any_dtype("ctc_loss", targets, {torch.int64, torch.int32})
-    check_cpu_dtype("ctc_loss", log_probs, WIDE)
+    if any(length < 0 for length in (*input_lengths, *target_lengths)) or any(
+        length > time for length in input_lengths
+    ):
+        raise ArgumentError(f"ctc_loss: lengths of inputs have to be 0 to {time}, those of targets 0 or more")
     longest = max(target_lengths, default=0)
+    _check_ctc_targets(targets, batch, longest, sum(target_lengths))
+    check_cpu_dtype("ctc_loss", log_probs, WIDE)
     return log_probs.like((batch,)), log_probs.like((batch, time, 2 * longest + 1))
+
+
+def _check_ctc_targets(targets: TensorSpec, batch: Any, longest: Any, total: Any) -> None:
+    """A row for each sequence, which may be longer than its target; or all targets in one row."""
+    check_any_dtype("ctc_loss", targets, {torch.int64, torch.int32})
+    if targets.ndim == 2:
+        if targets.shape[0] != batch or targets.shape[1] < longest:
+            raise ShapeMismatch(
+                f"ctc_loss: expected {batch} targets of up to {longest} classes, got {targets}"
+            )
+    elif targets.ndim != 1 or targets.shape[0] != total:
+        raise ShapeMismatch(
+            f"ctc_loss: expected targets of {total} classes in all, or a row for each, got {targets}"
+        )
 
 
 @rule("_ctc_loss_backward", "_ctc_loss_backward.Tensor")

@@ -15,6 +15,7 @@ from understudy.spec import (
     TensorSpec,
     broadcast_anyhow,
     broadcast_shapes,
+    check_broadcastable,
     common_device,
     real_type,
     result_type,
@@ -25,7 +26,7 @@ CDIST_DTYPES = frozenset({torch.float32, torch.float64})
 
 @rule("dist")
 def dist(spec: TensorSpec, other: TensorSpec, p: Any = 2) -> TensorSpec:
-    broadcast_shapes(spec.shape, other.shape)
+    check_broadcastable(spec.shape, other.shape)
     if torch.bool in (spec.dtype, other.dtype):
         raise DtypeError(f"dist: {spec} and {other} can't be subtracted, because of the bool")
     difference = spec.like((), dtype=result_type(spec, other), device=common_device((spec, other)))

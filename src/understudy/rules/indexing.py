@@ -8,7 +8,7 @@ and over the indices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -118,23 +118,30 @@ def _index_row(entry: TensorSpec, index_shape: tuple[Any, ...], before: int, aft
     return spread.like(shape, stride=stride)
 
 
+def check_masks(what: str, spec: TensorSpec, indices: Iterable[TensorSpec | None]) -> list[TensorSpec]:
+    """The masks among indices. Each has the sizes of the dimensions that it picks from."""
+    masks: list[TensorSpec] = []
+    dim = 0
+    for entry in indices:
+        if entry is None or entry.dtype not in MASK_DTYPES:
+            dim += 1
+            continue
+        masks.append(entry)
+        if not same_shape(entry.shape, spec.shape[dim : dim + entry.ndim]):
+            raise DimensionError(f"{what}: the mask {entry} does not have the sizes of {spec} from dimension {dim} on")
+        dim += entry.ndim
+    return masks
+
+
 def _check_values(what: str, spec: TensorSpec, indices: Indices, values: TensorSpec, accumulate: bool) -> None:
     check_cpu_dtype(what, spec, WRITTEN_DTYPES)
     if values.dtype is not spec.dtype:
         raise DtypeError(f"{what}: {values} is written into {spec}; their dtypes must be equal")
-    dim = 0
-    masked = False
-    for entry in _checked(spec, indices):
-        if entry is None or entry.dtype not in MASK_DTYPES:
-            dim += 1
-            continue
-        masked = True
-        if entry.dtype is torch.uint8 and values.numel == 1 and not accumulate and _is_single(indices):
-            raise DtypeError(f"{what}: one value is written by masked_fill_, which takes masks of b8, not {entry}")
-        if not same_shape(entry.shape, spec.shape[dim : dim + entry.ndim]):
-            raise DimensionError(f"{what}: the mask {entry} does not have the sizes of {spec} from dimension {dim} on")
-        dim += entry.ndim
-    if masked:
+    masks = check_masks(what, spec, _checked(spec, indices))
+    for mask in masks:
+        if mask.dtype is torch.uint8 and values.numel == 1 and not accumulate and _is_single(indices):
+            raise DtypeError(f"{what}: one value is written by masked_fill_, which takes masks of b8, not {mask}")
+    if masks:
         return  # how many elements are written depends on the mask
     target = indexed(spec, indices)
     try:

@@ -20,6 +20,7 @@ from understudy.spec import (
     real_type,
     same_shape,
 )
+from understudy.spec.alternatives import weakly
 from understudy.spec.tensor_spec import Size
 
 WIDE = frozenset({torch.float32, torch.float64}) | COMPLEX
@@ -75,10 +76,14 @@ def cholesky_ex(a: TensorSpec, *, upper: bool = False, check_errors: bool = Fals
 
 @rule("cholesky")
 def cholesky(a: TensorSpec, upper: bool = False) -> TensorSpec:
+    return a.like(stride=weakly(_cholesky_strides, a))
+
+
+def _cholesky_strides(a: TensorSpec) -> Size:
     if a.is_empty:  # eager looks no further
-        return a.like()
+        return contiguous_strides(a.shape)
     check_square("cholesky", a)
-    return _columns(a, a.shape)
+    return column_major(a.shape)
 
 
 @rule("linalg_cholesky")

@@ -11,7 +11,7 @@ from understudy.rules.dtype_sets import BOOL, COMPLEX, FLOATS, NUMBERS, check_cp
 from understudy.rules.layouts import is_surely_row_major, suggested_strides
 from understudy.rules.registry import Rule, rule
 from understudy.rules.views import narrowed
-from understudy.shapes.sizes import larger, surely_less
+from understudy.shapes.sizes import is_any_positive, larger, surely_less
 from understudy.spec import TensorSpec, preserved_copy, product, same_shape
 
 BLOCK_DTYPES = FLOATS | COMPLEX | BOOL
@@ -42,7 +42,7 @@ def constant_padded(spec: TensorSpec, pad: Sequence[Any]) -> TensorSpec:
         cut = _cut(cut, dim, before, after)
     if cut is spec and is_surely_row_major(spec):  # padded or copied, it is row-major
         return spec.like(shape)
-    if any(extra > 0 for extra in pad):
+    if is_any_positive(pad):
         return spec.like(shape, stride=suggested_strides(shape, spec))
     return preserved_copy(cut)
 
@@ -72,15 +72,20 @@ def _cut(spec: TensorSpec, dim: int, before: Any, after: Any) -> TensorSpec:
     """Negative padding takes elements away."""
     length = spec.shape[dim]
     start: Any = 0
-    if before < 0:
+    if _takes_away(before):
         start, length = -before, length + before
-    if after < 0:
+    if _takes_away(after):
         length = length + after
     if length < 0:
         raise ShapeMismatch(f"pad: ({before}, {after}) cuts more from dimension {dim} of {spec} than it has")
     if length is spec.shape[dim]:
         return spec
     return narrowed(spec, dim, start, length)
+
+
+def _takes_away(extra: Any) -> bool:
+    """Of a symbol that is 0 at most, nobody needs to know whether it is less."""
+    return (type(extra) is not int and surely_less(extra, 1)) or bool(extra < 0)
 
 
 def padded_shape(kind: str, dims: int, spec: TensorSpec, padding: Sequence[Any]) -> tuple[Any, ...]:

@@ -195,6 +195,12 @@ def _adaptive_shape(
     return (*x.shape[: x.ndim - spatial], *output_size)
 
 
+def _check_cells(name: str, grad: TensorSpec) -> None:
+    """Pooled to nothing is an answer; of nothing, there is no gradient."""
+    if any(size == 0 for size in grad.shape[1:]):
+        raise ShapeMismatch(f"{name} backward: there is nothing in {grad}")
+
+
 def _register_adaptive(spatial: int) -> None:
     keeps_format = spatial == 2
     name, max_name = f"_adaptive_avg_pool{spatial}d", f"adaptive_max_pool{spatial}d"
@@ -208,6 +214,7 @@ def _register_adaptive(spatial: int) -> None:
     @rule(f"{name}_backward")
     def adaptive_avg_pool_backward(grad: TensorSpec, x: TensorSpec) -> TensorSpec:
         _check_gradient(name, grad, x)
+        _check_cells(name, grad)
         if grad.ndim != x.ndim or not same_shape(grad.shape[: x.ndim - spatial], x.shape[: x.ndim - spatial]):
             raise ShapeMismatch(f"{name} backward: {grad} is no gradient for a pooled {x}")
         return _placed(x, x.shape, _keeps_format(x, spatial, keeps_format))
@@ -222,10 +229,20 @@ def _register_adaptive(spatial: int) -> None:
     @rule(f"{max_name}_backward")
     def adaptive_max_pool_backward(grad: TensorSpec, x: TensorSpec, indices: TensorSpec) -> TensorSpec:
         _check_gradient(max_name, grad, x, indices=indices)
+        _check_cells(max_name, grad)
         return _placed(x, x.shape, _keeps_format(x, spatial, keeps_format))
 
 
 # --- windows at random places, and back from the places of maxima
+
+
+def _check_random_samples(name: str, x: TensorSpec, samples: TensorSpec, spatial: int) -> None:
+    """For each channel of the batch, which may be smaller, where its windows are."""
+    if samples.dtype is not x.dtype:
+        raise DtypeError(f"{name}: {x} and the samples {samples} differ in dtype")
+    wanted = (x.shape[0] if x.ndim == spatial + 2 else 1, x.shape[-spatial - 1], spatial)
+    if samples.ndim != 3 or not same_shape(samples.shape[1:], wanted[1:]) or samples.shape[0] < wanted[0]:
+        raise ShapeMismatch(f"{name}: expected samples of shape {list(wanted)} for {x}, got {samples}")
 
 
 def _register_fractional(spatial: int) -> None:
@@ -241,8 +258,7 @@ def _register_fractional(spatial: int) -> None:
         for size, made, width in zip(x.shape[x.ndim - spatial :], output_size, kernel, strict=True):
             if made + width - 1 > size:
                 raise ShapeMismatch(f"{name}: {made} windows of {width} do not fit into {size} of {x}")
-        if random_samples.dtype is not x.dtype:
-            raise DtypeError(f"{name}: {x} and the samples {random_samples} differ in dtype")
+        _check_random_samples(name, x, random_samples, spatial)
         return x.like(shape), x.like(shape, dtype=torch.int64)
 
     @rule(f"{name}_backward")

@@ -44,7 +44,9 @@ def guard_size_oblivious(condition: bool | torch.SymBool) -> bool:
     """The answer for sizes that are neither 0 nor 1; False where only data tells."""
     if not isinstance(condition, torch.SymBool):
         return _plain(condition, bool)
-    return condition.node.guard_size_oblivious("", 0)
+    node: Any = condition.node
+    answer = node.shape_env.if_ordinary(node.value) if type(node) is SymNode else None
+    return node.guard_size_oblivious("", 0) if answer is None else answer
 
 
 def _plain(value: Any, kind: type) -> Any:
@@ -166,7 +168,7 @@ def guarding_hint_or_throw(a: Any) -> Any:
 
 
 def optimization_hint(a: Any, fallback: int | None = None) -> Any:
-    """The example value, for choices that change no result; `fallback` if only data tells."""
+    """The example value, for choices that change no result; if only data tells, one for sizes like `fallback`."""
     if not isinstance(a, SYMBOLIC):
         return a
     return a.node.shape_env.optimization_hint(value_of(a), fallback)

@@ -24,9 +24,12 @@ UNBACKED_NAME = re.compile(r"(u|zuf)\d+")
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class KeyPath:
-    """The way from a result to one number in it: `[0].size()[1]`, or nothing at all."""
+    """The way from a result to one number in it: `[0].size()[1]`, or nothing at all.
+
+    To torch's tools it is a tuple of their keys, made when they look at it: `path == ()`, `path[0]`, `path[1:]`.
+    """
 
     steps: tuple[tuple[str, Any], ...] = ()
 
@@ -52,6 +55,20 @@ class KeyPath:
         """Step by step, each with a `get`, as torch's tools know them: they ask for their own classes."""
         for kind, key in self.steps:
             yield from _torch.keys_of_step(kind, key)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __getitem__(self, position: Any) -> Any:
+        return tuple(self)[position]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, KeyPath):
+            return self.steps == other.steps
+        return isinstance(other, tuple) and tuple(self) == other
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
 
     def __str__(self) -> str:
         written = {"item": "[{!r}]", "attribute": ".{}", "offset": ".storage_offset()", "divided": "//{}"}
@@ -235,12 +252,21 @@ def rebind_unbacked(shape_env: ShapeEnv | None, node: Any, result: Any) -> None:
     if shape_env is None or not bindings or getattr(node, "op", "") == "placeholder":
         return
     for old, path in _by_symbol(shape_env, bindings).items():
-        now = path.get(result)
+        now = read_along(path, result)
         if not isinstance(now, SYMBOLIC):
             continue  # it became a number
         for new, rest in _readable(shape_env, now.node, KeyPath()):
             if not rest.steps:
                 shape_env.rename_unbacked(new, old)
+
+
+def read_along(path: Any, value: Any) -> Any:
+    """The number at the end of a way, which may be a tuple of torch's keys."""
+    if isinstance(path, KeyPath):
+        return path.get(value)
+    for key in path:
+        value = key.get(value)
+    return value
 
 
 def _by_symbol(env: ShapeEnv, bindings: Mapping[Any, KeyPath]) -> dict[Expr, KeyPath]:

@@ -89,7 +89,9 @@ def _given(context: Any, ndim: int) -> list[Policy | None]:
                 given[dim] = Policy(UNBACKED, names.get(dim), *bounds.get(dim, (policy.low, policy.high)))
         return list(given)
     if isinstance(context, dict):  # as in torch.export: by dimension, the others static
-        return [_policy(context.get(dim, STATIC)) for dim in range(ndim)]
+        if not all(isinstance(dim, int) and -ndim <= dim < ndim for dim in context):
+            raise ValueError(f"a symbolic context for {ndim} dimensions has entries for others: {context!r}")
+        return [_policy(context.get(dim, context.get(dim - ndim, STATIC))) for dim in range(ndim)]
     if isinstance(context, Sequence) and not isinstance(context, str) and len(context) == ndim:
         return [_policy(entry) for entry in context]
     raise ValueError(f"a symbolic context has one entry for each of the {ndim} dimensions, got {context!r}")
@@ -101,7 +103,7 @@ def _policy(entry: Any) -> Policy | None:
     if isinstance(entry, Dim):
         return Policy(DYNAMIC, entry.name, entry.min, entry.max)
     if isinstance(entry, int):
-        return Policy(STATIC)
+        return Policy(STATIC, None, entry, entry)
     if isinstance(entry, str):
         return Policy(entry) if entry in KINDS else _policy(Dim(entry))
     if hasattr(entry, "min") and hasattr(entry, "max"):
@@ -149,6 +151,8 @@ def _number(bound: Any) -> int | None:
 def size_of(env: Any, policy: Policy, example: int, source: str) -> Any:
     """The size that stands for a dimension: a number, or a node of the environment."""
     if policy.kind == STATIC:
+        if policy.low is not None and policy.low == policy.high != example:
+            raise ValueError(f"{source} is {example}, where the symbolic context says {policy.low}")
         return example
     if policy.kind == UNBACKED:
         return _unbacked(env, policy, source)

@@ -18,6 +18,7 @@ from understudy.shapes.contexts import DUCK, STATIC, UNBACKED, from_torch, name_
 from understudy.shapes.expr import Expr
 from understudy.shapes.facts import Proof
 from understudy.shapes.floats import INTEGER_RELATIONS, FloatExpr
+from understudy.shapes.formulas import whole_question
 from understudy.shapes.guards import Birth, Guard, Specialisation
 from understudy.shapes.input_sizes import symbolic_sizes
 from understudy.shapes.node import SymNode, value_of
@@ -223,7 +224,7 @@ class ShapeEnv(TorchSide):
 
         `asked` is the comparison, where it is one. What is computed from such a size is taken for an ordinary one as
         well, if it meets 0 or 1; but u0 - 1 may well be 1, so that nothing is to be checked then."""
-        answer = self._if_ordinary(condition)
+        answer = self.if_ordinary(condition)
         if answer is not None:
             return answer
         if not isinstance(condition, Condition) or self.hint_of(condition) is not None:
@@ -235,11 +236,20 @@ class ShapeEnv(TorchSide):
         return is_equality
 
     def decide_in_kernel(self, condition: Any) -> bool:
-        """As `decide`, for the branches of torch's kernels: with sizes that only data knows taken for ordinary ones."""
-        answer = self._if_ordinary(condition)
-        return self.decide(condition) if answer is None else answer
+        """As `decide`, for the branches of torch's kernels: with sizes that only data knows taken for ordinary ones, and a
+        branch that is made of several questions decided as one."""
+        answer = self.if_ordinary(condition)
+        if answer is None:
+            answer = self.known_truth(condition)
+        if answer is None:
+            answer = self.hint_of(condition)
+            whole = None if answer is None else whole_question(condition, answer)
+            if whole is None:
+                return self.decide(condition)
+            self.decide(whole)
+        return answer
 
-    def _if_ordinary(self, condition: Any) -> bool | None:
+    def if_ordinary(self, condition: Any) -> bool | None:
         """What is known of a condition without example, if sizes that only data knows are neither 0 nor 1."""
         if not isinstance(condition, Condition) or self.hint_of(condition) is not None:
             return None

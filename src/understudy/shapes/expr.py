@@ -221,6 +221,13 @@ class Algebra:
             found.symbols = NO_SYMBOLS.union(*(a.symbols for a in args if isinstance(a, Expr)))
         return found
 
+    def count_atoms(self) -> int:
+        return len(self._atoms)
+
+    def atoms_since(self, count: int) -> list[Expr]:
+        """The atoms that were made after there were that many, in order."""
+        return [] if count == len(self._atoms) else list(self._atoms.values())[count:]
+
     def normal(self, table: dict[Monomial, int]) -> Size:
         """The expression of a table of terms."""
         present = [term for term in table.items() if term[1]]

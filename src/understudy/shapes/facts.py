@@ -59,6 +59,11 @@ class Facts:
         return tuple(self._learned)
 
     @property
+    def count(self) -> int:
+        """Of what was learned."""
+        return len(self._learned)
+
+    @property
     def is_contradictory(self) -> bool:
         """Whether no sizes are left that meet all facts, as far as that was noticed."""
         return self._store.is_contradictory

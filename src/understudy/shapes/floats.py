@@ -199,7 +199,7 @@ def as_integer_condition(relation: str, left: Any, right: Any) -> Any:
 Bounds = tuple[float, float]
 ANYTHING: Bounds = (-math.inf, math.inf)
 MATHEMATICAL = frozenset({"atan", "tanh", "exp"})
-INCREASING = frozenset({"to_float", "value", "floor", "ceil", "trunc"}) | MATHEMATICAL
+EXACT = frozenset({"to_float", "value", "floor", "ceil", "trunc"})
 CORNERS = frozenset({"add", "sub", "mul", "min", "max"})
 
 
@@ -219,8 +219,9 @@ def bounds_of(value: Any, interval: Callable[[Any], tuple[int | None, int | None
 
 
 def _bounds(operation: str, arguments: list[Bounds]) -> Bounds:
-    if operation in INCREASING:
-        return _wider(*(_limit(operation, end) for end in arguments[0]))
+    if operation in EXACT or operation in MATHEMATICAL:  # they never decrease
+        low, high = (_limit(operation, end) for end in arguments[0])
+        return (low, high) if operation in EXACT else _wider(low, high)
     if operation == "sqrt" and arguments[0][0] >= 0:
         return _wider(*(math.sqrt(end) for end in arguments[0]))
     if operation == "neg":

@@ -110,7 +110,7 @@ class SymNode:
 
     # What torch asks at every turn: each holds one of the functions of `YES`, `NO` and `NOTHING`.
     is_constant: Callable[[], bool]
-    """Torch unwraps what is: integers and truth values, for it has no way to do so with floats."""
+    """Torch unwraps what is. No numbers are: of an integer it would make a plain float, and divide it as if it were not."""
     is_int: Callable[[], bool]
     is_float: Callable[[], bool]
     is_bool: Callable[[], bool]
@@ -140,7 +140,7 @@ class SymNode:
         self.is_plain = isinstance(value, (int, float))
         # What has a constant, torch takes for a plain number; of floats it expects that they stay nodes.
         self.constant = value if self.is_plain and kind is not float else None
-        self.is_constant = YES if self.is_plain and kind is not float else NO
+        self.is_constant = YES if self.is_plain and kind is bool else NO
         self.is_int = YES if kind is int else NO
         self.is_float = YES if kind is float else NO
         self.is_bool = YES if kind is bool else NO

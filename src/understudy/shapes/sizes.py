@@ -9,6 +9,7 @@ import torch
 
 from understudy.errors import ArgumentError
 from understudy.shapes import conditions
+from understudy.shapes.expr import Expr
 from understudy.shapes.node import SymNode, value_of
 from understudy.shapes.packing import is_packed
 
@@ -48,11 +49,28 @@ def is_or_is_one(size: Any, wanted: Any) -> bool:
     return bool(env.decide(conditions.either(conditions.eq(size, wanted), conditions.eq(size, 1))))
 
 
+def are_equal_or_one(size: Any, other: Any) -> bool:
+    """Whether two sizes are equal, or either is 1, in one question."""
+    if type(size) is int and type(other) is int:
+        return size == other or 1 in (size, other)
+    env, size, other = _env_of(size, other), value_of(size), value_of(other)
+    ways = [conditions.eq(size, other), conditions.eq(size, 1), conditions.eq(other, 1)]
+    return bool(env.decide(conditions.joined("or", ways)))
+
+
 def is_any_of(size: Any, *others: Any) -> bool:
     """Whether a size is one of these. Nothing is asked if one of them is seen to be; else of the one that is at hand."""
     if any(surely_equal(size, other) for other in others):
         return True
     return any(not differ_at_hand(size, other) and size == other for other in others)
+
+
+def is_any_positive(numbers: Sequence[Any]) -> bool:
+    """Whether one of these is larger than 0, in one question."""
+    env = next((number.shape_env for number in numbers if type(number) is SymNode), None)
+    if env is None or lies_in_data(*numbers):
+        return any(number > 0 for number in numbers)
+    return bool(env.decide(conditions.joined("or", [conditions.gt(value_of(number), 0) for number in numbers])))
 
 
 def at_hand(size: Any) -> Any:
@@ -100,8 +118,9 @@ def at_least_one(size: Any) -> Any:
     """max(size, 1)"""
     if type(size) is int:
         return max(size, 1)
-    env = size.shape_env
-    return size if env.is_known(conditions.ge(size.value, 1)) else env.size("max", size, 1)
+    env, value = size.shape_env, size.value
+    is_declared = type(value) is Expr and value.low is not None and value.low >= 1
+    return size if is_declared or env.is_known(conditions.ge(value, 1)) else env.size("max", size, 1)
 
 
 def smaller(a: Any, b: Any) -> Any:

@@ -13,6 +13,9 @@ from understudy.shapes.torch_tables import TorchTables
 if TYPE_CHECKING:
     from understudy.shapes.node import SymNode
 
+USUAL_SIZE = 8192
+"""What torch takes for a size of which nothing is known, where the choice changes no result."""
+
 
 class TorchSide(TorchTables):
     """The questions, in torch's words."""
@@ -41,8 +44,28 @@ class TorchSide(TorchTables):
         return hint
 
     def optimization_hint(self, expression: Any, fallback: int | None = None) -> Any:
-        hint = self.hint_of(self.from_sympy(expression))
-        return fallback if hint is None else hint
+        """The example value; where only data tells, what comes out for a size like `fallback`, as far as it can be that."""
+        value = self.from_sympy(expression)
+        hint = self.hint_of(value)
+        if hint is not None or not isinstance(value, Expr):
+            return fallback if hint is None else hint
+        return self._like(self.facts.simplify(value), USUAL_SIZE if fallback is None else fallback)
+
+    def _like(self, value: Any, usual: int) -> int:
+        if isinstance(value, int):
+            return value
+        found: dict[Expr, int] = {}
+        for symbol in value.symbols:
+            definition = self.definitions.get(symbol)
+            if symbol in self.hints:
+                found[symbol] = self.hints[symbol]
+            elif definition is not None and all(inner is not symbol for inner in definition.symbols):
+                inner = {s: self._like(self.facts.simplify(s), usual) for s in definition.symbols}
+                found[symbol] = int(definition.evaluate(inner))
+            else:
+                low, high = self.facts.interval(symbol)
+                found[symbol] = max(usual if high is None else min(usual, high), usual if low is None else low)
+        return value.evaluate(found)
 
     size_hint = optimization_hint
 

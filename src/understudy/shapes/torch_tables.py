@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from understudy import _torch
 from understudy.errors import ConstraintViolationError
 from understudy.shapes.checking import (
+    MATHEMATICS,
     Checking,
     bindings_of,
     inputs_of,
@@ -22,6 +27,12 @@ from understudy.shapes.expr import Expr
 from understudy.shapes.from_sympy import is_sympy, translated
 from understudy.shapes.guards import Guard, InputSize, Specialisation
 from understudy.shapes.node import value_of
+
+WORDS = {
+    **MATHEMATICS, "math": math, "FloorDiv": operator.floordiv, "Mod": operator.mod, "PythonMod": operator.mod,
+    "Max": torch.sym_max, "Min": torch.sym_min,
+}  # fmt: skip
+"""What an expression may be written with, ours or sympy's."""
 
 
 @dataclass(frozen=True)
@@ -233,6 +244,16 @@ class TorchTables(Checking):
         """From here on decisions are made, and not recorded."""
         self.frozen = True
         self._suppressed += 1
+
+    def evaluate_symexpr(self, code: str) -> Any:
+        """What an expression in the names of symbols is at the example's sizes: `env.evaluate_symexpr("n // 2")`."""
+        examples = {str(symbol): number for symbol, number in self.backed_var_to_val.items()}
+        return eval(code, dict(WORDS), examples)
+
+    def deserialize_symexpr(self, code: str) -> Any:
+        """The same as a symbolic number."""
+        symbols = {str(s): self.node(self.from_sympy(s), int).symbolic for s in self.backed_var_to_val}
+        return eval(code, dict(WORDS), symbols)
 
     @property
     def num_deferred_runtime_asserts(self) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from understudy.errors import Context, GuardOnDataDependentSymNode
 from understudy.lines import user_frames, user_line
+from understudy.shapes import pasting
 from understudy.shapes.checking import origins, renamed
 from understudy.shapes.conditions import Condition
 from understudy.shapes.expr import Expr
@@ -20,6 +22,12 @@ if TYPE_CHECKING:
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 CONDITIONS = (Condition, FloatCondition, Combination)
+PLAIN_NUMBERS_ONLY = (
+    "what takes plain numbers only: int(), range(), len(), places in lists, math.sqrt (** 0.5 does)"
+)
+OURS = "understudy."
+MANY = 64
+"""Of lists, dicts and objects with more parts than these, nobody would look for the one to write about."""
 
 
 def error(env: ShapeEnv, asked: Any) -> GuardOnDataDependentSymNode:
@@ -34,7 +42,7 @@ def error(env: ShapeEnv, asked: Any) -> GuardOnDataDependentSymNode:
         f"the program needs to know {question}, and that is data-dependent: {born}",
         context=Context(
             "a decision on sizes", str(asked), line,
-            advice_on_loops(line) + advice_on_names([s.name for s in unbacked if s.name not in names])
+            advice_on_loops(line) + advice_on_names(env, [s for s in unbacked if s.name not in names])
             + advice(env, asked, names),
         ),
     )  # fmt: skip
@@ -47,9 +55,10 @@ def advice(env: ShapeEnv, asked: Any, names: dict[str, str]) -> str:
     if isinstance(asked, CONDITIONS):
         holds, fails = (checked(env, condition, names) for condition in (asked, env.negated(asked)))
         return f"say which it is, before it is needed: {holds} or {fails}"
-    shown = renamed(str(asked), names)
-    paste = f"torch._check({shown} == <number>)"
-    return f"say what it is, before it is needed: {paste}; or keep it a symbol, without int() and range()"
+    paste = f"torch._check({pasting.as_code(renamed(str(asked), names))} == <number>)"
+    return (
+        f"say what it is, before it is needed: {paste}; or keep it a symbol, away from {PLAIN_NUMBERS_ONLY}"
+    )
 
 
 def advice_on_loops(line: str) -> str:
@@ -67,32 +76,57 @@ def advice_on_loops(line: str) -> str:
     )
 
 
-def advice_on_names(unnamed: list[str]) -> str:
+def advice_on_names(env: ShapeEnv, unnamed: list[Expr]) -> str:
     """No variable holds these: a line about them needs one."""
     if not unnamed:
         return ""
-    return f"keep what made it in a variable, {', '.join(f'{name} = …' for name in unnamed)}, and "
+    read = {
+        symbol: "(…).item()" if env.births[symbol].what.startswith(".item()") else "(…).shape[…]"
+        for symbol in unnamed
+    }
+    kept = ", ".join(f"{symbol.name} = {how}" for symbol, how in read.items())
+    return f"keep what made it in a variable, {kept}, ask that one, and "
 
 
 def checked(env: ShapeEnv, condition: Any, names: dict[str, str]) -> str:
     for truth, symbol in env.truths.items():
         if condition is truth or condition is env.negated(truth):
             name = names.get(symbol.name, symbol.name)
-            return f"torch._check({name})" if condition is truth else f"torch._check(not {name})"
-    return f"torch._check({renamed(str(condition), names)})"
+            return f"torch._check({name})" if condition is truth else f"torch._check(torch.sym_not({name}))"
+    return f"torch._check({pasting.as_code(renamed(str(condition), names))})"
 
 
 def names_of(env: ShapeEnv, symbols: set[Expr]) -> dict[str, str]:
-    """For each symbol, how the user's code that is running can write it: `n`, `kept.shape[0]`."""
+    """For each symbol, how the user's code that is running can write it: `n`, `kept.shape[0]`, `self.lengths[0]`."""
     found: dict[str, str] = {}
     for frame in user_frames():
-        for name, value in frame.f_locals.items():
+        held = [(name, value) for name, value in frame.f_locals.items() if not name.startswith("_")]
+        inside = [part for name, value in held for part in parts_of(name, value)]
+        deeper = [part for name, value in inside for part in parts_of(name, value)]
+        for name, value in (*held, *inside, *deeper):
             for symbol, text in spoken(env, name, value):
-                if symbol in symbols and not name.startswith("_"):
+                if symbol in symbols:
                     found.setdefault(symbol.name, text)
         if len(found) == len(symbols):
             break
     return found
+
+
+def parts_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """What a variable holds: items of lists, tuples and dicts, attributes of objects; each with the way to write it."""
+    if type(value) in (list, tuple):
+        pairs = [(f"{name}[{position}]", part) for position, part in enumerate(value[:MANY])]
+    elif isinstance(value, dict):
+        pairs = [(f"{name}[{key!r}]", part) for key, part in value.items() if isinstance(key, (str, int))]
+    elif isinstance(value, (torch.Tensor, type, ModuleType, FunctionType)) or type(
+        value
+    ).__module__.startswith(OURS):
+        return
+    else:
+        held = getattr(value, "__dict__", {})
+        pairs = [(f"{name}.{key}", part) for key, part in held.items() if not key.startswith("_")]
+    if len(pairs) <= MANY:
+        yield from pairs
 
 
 def spoken(env: ShapeEnv, name: str, value: Any) -> Iterator[tuple[Expr, str]]:
@@ -103,10 +137,9 @@ def spoken(env: ShapeEnv, name: str, value: Any) -> Iterator[tuple[Expr, str]]:
         spec = getattr(value, "_spec", None)
         for dim, size in enumerate(spec.shape if spec is not None else ()):
             yield from symbol_of(env, size, f"{name}.shape[{dim}]")
-    elif type(value) in (list, tuple) and len(value) <= 16:
-        for position, part in enumerate(value):
-            if isinstance(part, SYMBOLIC):
-                yield from symbol_of(env, part.node, f"{name}[{position}]")
+        read = getattr(value, "item_memo", None)
+        if isinstance(read, SYMBOLIC):
+            yield from symbol_of(env, read.node, f"{name}.item()")
 
 
 def symbol_of(env: ShapeEnv, node: Any, text: str) -> Iterator[tuple[Expr, str]]:

@@ -1,6 +1,11 @@
 """Values: what is known of tensors, and what operators do to them."""
 
-from understudy.spec.broadcast import broadcast_anyhow, broadcast_shapes, check_expandable
+from understudy.spec.broadcast import (
+    broadcast_anyhow,
+    broadcast_shapes,
+    check_broadcastable,
+    check_expandable,
+)
 from understudy.spec.devices import common_device
 from understudy.spec.elementwise import elementwise, preserved_copy
 from understudy.spec.outcomes import Changed, New, Outcome, Outcomes, Same, Value, View, normal
@@ -37,6 +42,7 @@ __all__ = [
     "broadcast_anyhow",
     "broadcast_shapes",
     "channels_last_strides",
+    "check_broadcastable",
     "check_expandable",
     "common_device",
     "complex_type",

@@ -25,7 +25,7 @@ Sizes = Mapping[Expr, int]
 Way = frozenset[Any]
 """The conditions that lead to an answer, all of which have to hold."""
 
-MOST_TRIALS, MOST_WAYS, MOST_SYMBOLS = 16, 4, 2
+MOST_TRIALS, MOST_WAYS, MOST_SYMBOLS = 16, 6, 2
 """Where there are more, the answer is still right, and only more is assumed than need be."""
 SMALL = (0, 1, 2)
 
@@ -38,9 +38,13 @@ def weakly(function: Callable[..., Size | None], *args: Any) -> Size | None:
     env = nodes[0].shape_env
     symbols = frozenset().union(*(node.value.symbols for node in nodes))
     open_symbols = [symbol for symbol in symbols if symbol.low in (0, 1)]
-    if not 0 < len(open_symbols) <= MOST_SYMBOLS or env.definitions or not env.hints.keys() >= symbols:
+    if not open_symbols or env.definitions or not env.hints.keys() >= symbols:
         return function(*args)
-    return _explored(env, sorted(open_symbols, key=lambda symbol: symbol.order), function, args)
+    known = [env.facts.simplify(symbol) for symbol in open_symbols]  # many are equal to others
+    left = {symbol for value in known if isinstance(value, Expr) for symbol in value.symbols if symbol.low in (0, 1)}
+    if not 0 < len(left) <= MOST_SYMBOLS:
+        return function(*args)
+    return _explored(env, sorted(left, key=lambda symbol: symbol.order), function, args)
 
 
 def _explored(env: Any, symbols: Sequence[Expr], function: Callable[..., Size | None], args: Any) -> Any:
@@ -111,16 +115,27 @@ def _facts(env: Any, example: Sizes) -> Facts:
 def _other_sizes(env: Any, symbols: Sequence[Expr]) -> Iterator[Sizes]:
     """Sizes that are known to be admitted, with other numbers in the place of those that are small, or may be."""
     numbers = sorted({*SMALL, *env.hints.values(), max(env.hints.values()) + 2})
-    ways = sorted(product(range(len(numbers)), repeat=len(symbols)), key=sum)
-    for places in ways:
-        sizes = {
-            **env.hints,
-            **{symbol: numbers[place] for symbol, place in zip(symbols, places, strict=True)},
-        }
-        if all(_is_in_range(symbol, sizes[symbol]) for symbol in symbols) and _leads_there(
-            env.facts.conditions, sizes
-        ):
-            yield sizes
+    known = [(symbol, env.facts.simplify(symbol)) for symbol in env.hints]
+    followers = [(symbol, value) for symbol, value in known if isinstance(value, Expr) and value is not symbol]
+    for places in sorted(product(range(len(numbers)), repeat=len(symbols)), key=sum):
+        chosen = {symbol: numbers[place] for symbol, place in zip(symbols, places, strict=True)}
+        for others in _others_beside(env.hints, chosen):
+            sizes = {**others, **chosen}
+            try:
+                sizes |= {symbol: value.evaluate(sizes) for symbol, value in followers}
+            except (ArithmeticError, KeyError):  # as below
+                continue
+            if all(_is_in_range(*each) for each in sizes.items()) and _leads_there(env.facts.conditions, sizes):
+                yield sizes
+                break
+
+
+def _others_beside(hints: Sizes, chosen: Sizes) -> Iterator[Sizes]:
+    """Which sizes the other symbols may have: those at hand; larger ones; that of a chosen one with the same example."""
+    yield hints
+    yield dict.fromkeys(hints, max(hints.values()) + 3)
+    for symbol, number in chosen.items():
+        yield {other: number if hint == hints[symbol] else hint for other, hint in hints.items()}
 
 
 def _is_in_range(symbol: Expr, number: int) -> bool:

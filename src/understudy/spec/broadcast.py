@@ -6,7 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from understudy.errors import ShapeMismatch
-from understudy.shapes.sizes import differ_at_hand, has_to_be, is_or_is_one, lies_in_data, surely_equal
+from understudy.shapes.sizes import (
+    are_equal_or_one,
+    at_hand,
+    differ_at_hand,
+    has_to_be,
+    is_or_is_one,
+    lies_in_data,
+    surely_equal,
+)
 from understudy.spec.tensor_spec import Size
 
 Meeting = Callable[[Any, Any], Any]
@@ -65,6 +73,20 @@ def meet_anyhow(other: Any, size: Any) -> Any:
     if is_or_is_one(size, other):
         return other
     return size if is_or_is_one(other, size) else None
+
+
+def check_broadcastable(a: Sequence[Any], b: Sequence[Any]) -> None:
+    """Refuse shapes that can't be broadcast together, for operators whose result has none of their sizes.
+
+    Which of two sizes is expanded is not assumed. Those that are equal, and larger than 1, are taken to be: that says more.
+    """
+    _broadcast_pair(a, b, _meet_unseen)
+
+
+def _meet_unseen(other: Any, size: Any) -> Any:
+    if lies_in_data(other, size) or (not differ_at_hand(other, size) and at_hand(size) > 1):
+        return meet_as_at_hand(other, size)
+    return other if are_equal_or_one(other, size) else None
 
 
 def check_expandable(shape: Sequence[Any], target: Sequence[Any], what: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from understudy.shapes.sizes import at_hand
+from understudy.shapes.sizes import at_hand, is_symbolic
 from understudy.spec.broadcast import Meeting, broadcast_shapes, meet_anyhow, meet_as_at_hand
 from understudy.spec.devices import common_device
 from understudy.spec.strides import elementwise_strides, is_surely_row_major, preserved_strides
@@ -37,12 +37,11 @@ def elementwise(operands: Sequence[Any], dtype: torch.dtype, common: torch.dtype
     shape = broadcast_shapes(*[spec.shape for spec in specs], meet=_meeting(specs))
     numbers = len(specs) != len(given)
     on_cpu = device.type == "cpu"
-    specs = [
-        preserved_copy(spec)
-        if spec.conj or spec.neg or (on_cpu and common is not None and spec.dtype is not common)
-        else spec
-        for spec in specs
+    are_copied = [
+        spec.conj or spec.neg or (on_cpu and common is not None and spec.dtype is not common) for spec in specs
     ]
+    if True in are_copied and not (is_symbolic(shape) and _are_surely_row_major(specs)):  # copies would be that, too
+        specs = [preserved_copy(s) if is_copied else s for s, is_copied in zip(specs, are_copied, strict=True)]
     return TensorSpec(shape, elementwise_strides(shape, specs, numbers), dtype=dtype, device=device)
 
 
@@ -57,11 +56,15 @@ def _meeting(operands: Sequence[TensorSpec]) -> Meeting | None:
 
     def meet(other: Any, size: Any) -> Any:
         is_small = at_hand(size) in (0, 1) and at_hand(size) == at_hand(other)
-        if is_small and all(is_surely_row_major(operand.shape, operand.stride) for operand in operands):
+        if is_small and _are_surely_row_major(operands):
             return meet_anyhow(other, size)
         return meet_as_at_hand(other, size)
 
     return meet
+
+
+def _are_surely_row_major(operands: Sequence[TensorSpec]) -> bool:
+    return all(is_surely_row_major(operand.shape, operand.stride) for operand in operands)
 
 
 def _is_expanded_by_a_third(operands: Sequence[TensorSpec]) -> bool:

@@ -243,7 +243,7 @@ def extras_of(function: FunctionType) -> list[Any]:
         for value in function.__defaults__ or ()
         if type(value) not in (int, float, bool, str, type(None))
     ]
-    return [*extras, function.__kwdefaults__, function.__dict__]
+    return [*extras, *filter(None, (function.__kwdefaults__,)), function.__dict__]
 
 
 def functions_of(value: Any) -> Iterator[Any]:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
+from types import MethodType
 from typing import Any
 
 import torch
 
 from understudy.fake.tensor import FakeTensor
-from understudy.trace.block_arguments import is_marked
+from understudy.trace.block_arguments import OWN_ATTRIBUTES, is_marked
 from understudy.trace.block_code import Reach, found_at, is_own
 from understudy.trace.block_state import COMPARED, Readers, States, Unlike
 from understudy.trace.block_watch import Watched
+from understudy.trace.lent import Lent, LentTable
 
 TABLES = (dict, OrderedDict, set)
 """Of parameters, modules, hooks: most are empty."""
+DICTS: dict[Any, type] = {dict: dict, LentTable: dict, Watched: Watched}
+"""By type: which of them can be told apart."""
 CONTAINERS = (tuple, list, set, frozenset, torch.Size)
 Key = tuple[Any, ...]
 
@@ -24,7 +28,7 @@ class Seen:
     """What a signature was made from."""
 
     def __init__(self) -> None:
-        self.tensors: list[torch.Tensor] = []
+        self.tensors: list[Any] = []
         """The tensors of a module and of what is in it, in an order that siblings share."""
         self.held: list[Any] = []
         """What is in the signature by its identity: while it is held, nothing else has that identity."""
@@ -37,7 +41,7 @@ class Seen:
         self.modules: dict[int, int] = {}
         """The modules that were met, by identity, and in which order."""
 
-    def position(self, tensor: torch.Tensor) -> int:
+    def position(self, tensor: Any) -> int:
         """The same for one that was met before: tied weights."""
         position = self._positions.setdefault(id(tensor), len(self.tensors))
         self.tensors.append(tensor)
@@ -85,15 +89,20 @@ class Likeness:
         if kind in COMPARED:
             return kind, value or repr(value)
         if kind is FakeTensor:
-            if value._known is not None or value._node is not None or is_marked(value):
+            if value._known is not None or value._node is not None:
                 raise Unlike  # the second: computed or written to by the program
-            return seen.position(value), value._spec, value.requires_grad
+            facts = seen.position(value), value._spec, value.requires_grad
+            return (*facts, *_marks(value, states)) if is_marked(value) or value._kind is not None else facts
+        if kind is Lent:
+            if value.fake is not None:
+                return self._described(value.fake, seen, states)
+            return seen.position(value), value.spec, value.requires_grad
         if isinstance(value, torch.nn.Module):
             return self._walked(value, seen, states)
-        if kind is dict or kind is Watched:
+        if kind in DICTS:
             seen.containers.add(id(value))
-            return kind, tuple(
-                [(key or repr(key), self._described(part, seen, states)) for key, part in value.items()]
+            return DICTS[kind], tuple(
+                [(key or repr(key), self._described(part, seen, states)) for key, part in dict.items(value)]
             )
         if kind in CONTAINERS:
             seen.containers.add(id(value))
@@ -123,3 +132,11 @@ class Likeness:
                 return *found_at(reach.members), *found, *tables, *map(len, reach.spaces)
             reach.add(strange)
         raise Unlike
+
+
+def _marks(tensor: FakeTensor, states: States) -> list[Any]:
+    """What a program may ask of a stand-in besides its spec."""
+    marks = [(name, value) for name, value in vars(tensor).items() if name not in OWN_ATTRIBUTES]
+    if any(isinstance(value, MethodType) for _, value in marks):
+        raise Unlike
+    return [tensor._kind, *[(name, states.state(value)) for name, value in marks]]

@@ -7,21 +7,24 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
 from understudy import _torch
 from understudy.fake.mode import FakeTensorMode
-from understudy.fake.realise import can_be_made_again, make_again, make_new, make_view
+from understudy.fake.realise import make_view
 from understudy.fake.tensor import FakeTensor
+from understudy.trace.block_values import Made, Values
+from understudy.trace.late import PENDING, LateMeta
+from understudy.trace.lent import Lent
 
 if TYPE_CHECKING:
     from understudy.trace.blocks import Recording
     from understudy.trace.tracer import PythonKeyTracer
 
 NONE = -1
-DIFFERING = ("stack_trace", "torch_fn", "val")
+set_meta = _torch.set_node_meta
+DIFFERING = ("stack_trace", "torch_fn")
 AGGREGATES = (list, tuple, dict, slice)
 
 
@@ -30,14 +33,6 @@ class Place:
     """Where a value of the recording is an argument: the number under which this run's node is found."""
 
     slot: int
-
-
-@dataclass(slots=True)
-class Val:
-    """A tensor that a node gives: its spec, and the number of its storage."""
-
-    spec: Any
-    storage: int
 
 
 class Call(NamedTuple):
@@ -65,10 +60,10 @@ class Step(NamedTuple):
     meta: dict[str, Any]
     trace: int
     call: int
-    vals: Any
-    spec: Any
-    """If it gives one tensor that can be made the short way: its spec, and the number of its storage."""
-    storage: int
+    value: int
+    """Under which number the values of a run have what it gives, NONE if it gives nothing."""
+    is_late: bool
+    """Whether that can be made when it is read."""
 
 
 class Plan:
@@ -79,10 +74,7 @@ class Plan:
         nodes = dict.fromkeys((*known.inputs, *filter(None, known.own), *known.nodes))
         self._slots = {node: Place(i) for i, node in enumerate(nodes)}
         self._values: list[Any] = [None] * len(nodes)  # behind them, arguments that are the same in every run
-        self._storages: dict[int, int] = {}
-        self._given = [self._storage(tensor) for tensor in known.tensors]
-        self._outside = {self._storage(val): val for val in known.outside}
-        self._others = {*self._given, *self._outside}
+        self._gives = Values(known.tensors, known.outside)
         self._traces: dict[str, int] = {}
         self._calls: dict[tuple[str, str], int] = {}
         self._functions = {described(func): func for func in known.advance}
@@ -98,20 +90,22 @@ class Plan:
     def _step(self, node: Node) -> Step:
         slot = self._slots[node].slot
         if node.op == "get_attr":
-            return Step(slot, self._own_of[node], "", None, _none_at_all, {}, False, {}, NONE, NONE, None, None, NONE)
+            return Step(slot, self._own_of[node], "", None, _none_at_all, {}, False, {}, NONE, NONE, NONE, False)
         val = node.meta.get("val")
-        vals: Any = map_aggregate(val, self._val)
-        is_short = type(vals) is Val and vals.storage not in self._others and can_be_made_again(vals.spec)
+        number = NONE if val is None else len(self._gives.steps)
+        is_late = val is not None and self._gives.add(val)
         kwargs = map_aggregate(node.kwargs, self._placed) if node.kwargs else node.kwargs
         return Step(
-            slot, NONE, _base_name(node.target), node.target, self._arguments(node.args), kwargs, _has_places(kwargs),
-            {name: value for name, value in node.meta.items() if name not in DIFFERING},
+            slot, NONE, _base_name(node.target), node.target, self._arguments(node.args), kwargs, bool(kwargs) and _has_places(kwargs),
+            {name: _same_in_each(name, value) for name, value in node.meta.items() if name not in DIFFERING},
             self._number(self._traces, node.meta.get("stack_trace")), self._call(node.meta.get("torch_fn")),
-            vals, vals.spec if is_short else None, vals.storage if is_short else NONE,
+            number, is_late,
         )  # fmt: skip
 
     def _arguments(self, args: tuple[Any, ...]) -> Callable[[list[Any]], tuple[Any, ...]]:
-        placed = [map_aggregate(part, self._placed) for part in args]
+        placed = [
+            map_aggregate(part, self._placed) if isinstance(part, AGGREGATES) else self._placed(part) for part in args
+        ]
         if any(isinstance(part, AGGREGATES) and _has_places(part) for part in placed):
             return lambda values: tuple(_filled(placed, values))
         positions = [part.slot if type(part) is Place else self._same_in_all(part) for part in placed]
@@ -126,14 +120,6 @@ class Plan:
 
     def _placed(self, part: Any) -> Any:
         return self._slots.get(part, part) if type(part) is Node else part
-
-    def _val(self, part: Any) -> Any:
-        if type(part) is not FakeTensor:
-            return part
-        return Val(part._spec, self._storage(part))
-
-    def _storage(self, tensor: torch.Tensor) -> int:
-        return self._number(self._storages, _torch.storage_id(tensor))
 
     @staticmethod
     def _number(numbers: dict[Any, int], key: Any) -> int:
@@ -150,42 +136,38 @@ class Plan:
     # --- following -----------------------------------------------------------------------------------------------
 
     def follow(
-        self, tracer: PythonKeyTracer, mode: FakeTensorMode, given: list[FakeTensor], tensors: list[torch.Tensor]
+        self, tracer: PythonKeyTracer, mode: FakeTensorMode, given: list[FakeTensor], tensors: list[Any]
     ) -> list[Any]:
         """Write the block down for these inputs and tensors of its own; gives the leaves of its result."""
         slots = self._values.copy()
         for node, fake in zip(self._known.inputs, given, strict=True):
             slots[self._slots[node].slot] = tracer.node_of_tensor(fake)
-        node_of = tracer.constants.node_of
+        constants = tracer.constants
+
+        def node_of(tensor: Any) -> Node:
+            return constants.node_of_lent(tensor) if type(tensor) is Lent else constants.node_of(tensor)
+
         for slot, i in self._read_before:
             slots[slot] = node_of(tensors[i])
-        bases: list[Any] = [None] * len(self._storages)
-        for storage, val in self._outside.items():
-            bases[storage] = val
-        for storage, tensor in zip(self._given, (*given, *tensors), strict=True):
-            bases[storage] = tensor
+        values = Made(self._gives, mode, given, tensors)
         traces, calls = self._written_traces(tracer), self._numbered_calls(tracer)
-        append, is_inference = tracer.appender().call, torch.is_inference_mode_enabled()
-        for slot, own, name, target, arguments, kwargs, has_places, same, trace, call, vals, spec, storage in self._steps:
+        append, make = tracer.appender().call, values.make
+        for slot, own, name, target, arguments, kwargs, has_places, same, trace, call, value, is_late in self._steps:
             if own != NONE:
                 slots[slot] = node_of(tensors[own])
                 continue
             if has_places:
                 kwargs = _filled(kwargs, slots)
             node = slots[slot] = append(name, target, arguments(slots), kwargs)
-            meta = node.meta
-            meta.update(same)
+            meta = LateMeta(same)
+            meta.make, meta.number = make, value
             if trace != NONE:
                 meta["stack_trace"] = traces[trace]
             if call != NONE:
                 meta["torch_fn"] = calls[call]
-            if spec is not None and not is_inference:
-                base = bases[storage]
-                fake = meta["val"] = make_again(mode, spec, base)
-                if base is None:
-                    bases[storage] = fake
-            elif vals is not None:
-                meta["val"] = _made_all(mode, vals, bases)
+            if not is_late and value != NONE:
+                meta["val"] = make(value)
+            set_meta(node, meta)
         return self._results(tracer, mode, slots, given)
 
     def _written_traces(self, tracer: PythonKeyTracer) -> list[str]:
@@ -215,22 +197,6 @@ class Plan:
         return [made[leaf] if isinstance(leaf, Node) else leaf for leaf in self._known.result]
 
 
-def _made(mode: FakeTensorMode, val: Val, bases: list[Any]) -> FakeTensor:
-    """A stand-in on a storage of its own, or of what its storage stands for now."""
-    base = bases[val.storage]
-    if base is None:
-        base = bases[val.storage] = make_new(mode, val.spec)
-        return base
-    return make_view(mode, base, val.spec)
-
-
-def _made_all(mode: FakeTensorMode, vals: Any, bases: list[Any]) -> Any:
-    def made(part: Any) -> Any:
-        return _made(mode, part, bases) if type(part) is Val else part
-
-    return map_aggregate(vals, made)
-
-
 def _filled(arguments: Any, slots: list[Any]) -> Any:
     """Arguments with the nodes of this run in their places."""
 
@@ -249,6 +215,10 @@ def _has_places(part: Any) -> bool:
 
     map_aggregate(part, note)
     return bool(found)
+
+
+def _same_in_each(name: str, value: Any) -> Any:
+    return PENDING if name == "val" and value is not None else value
 
 
 def _none_at_all(values: list[Any]) -> tuple[Any, ...]:

@@ -64,6 +64,9 @@ class States:
         if kind in COMPARED:
             return kind, value or repr(value)
         identity = id(value)
+        if kind is dict and not value:  # as most functions' own
+            self.held.append(value)
+            return identity
         found = self._found.get(identity)
         if found is None:
             self.held.append(value)

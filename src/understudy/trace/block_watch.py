@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from understudy.trace.block_state import COMPARED, Unlike
+from understudy.trace.lent import LentTable
 from understudy.trace.prop_state import EVERY_MODULE_HAS
 
 READING = torch.nn.Module.__getattr__.__code__
@@ -17,12 +18,14 @@ LOOKING_INSIDE = frozenset({"__dict__", "vars", "__getattribute__"})
 """How code finds attributes without asking for them."""
 
 
-class Watched(dict[str, Any]):
+class Watched(LentTable):
     """A module's table of parameters, with some attributes behind it. Python asks the table for an attribute that the
     module itself does not hold; so a read is heard of, and what is never read makes no difference."""
 
     def __init__(self, module: torch.nn.Module, reads: set[str]) -> None:
-        super().__init__(module._parameters)
+        super().__init__()
+        for name in module._parameters:  # what is pending, stays so
+            self[name] = dict.__getitem__(module._parameters, name)
         self._attributes = vars(module)
         self._reads = reads
         self.hidden: dict[str, Any] = {}

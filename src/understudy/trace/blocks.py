@@ -33,6 +33,8 @@ from understudy.trace.block_plan import Plan, described
 from understudy.trace.block_state import COMPARED, Unlike
 from understudy.trace.block_watch import Family
 from understudy.trace.effects import may_write, written_values
+from understudy.trace.lent import Lent, resolved
+from understudy.trace.prop_state import named_parts
 
 if TYPE_CHECKING:
     from understudy.trace.tracer import PythonKeyTracer
@@ -77,8 +79,8 @@ class Group:
 
 
 def families_in(module: torch.nn.Module) -> Iterator[list[torch.nn.Module]]:
-    """Blocks of which there are several of one kind."""
-    for container in module.modules():
+    """Blocks of which there are several of one kind. None, where every layer is to be run."""
+    for _, container in named_parts(module) if _REPEATS.get() else ():
         if isinstance(container, CONTAINERS):
             by_kind: dict[Key, list[torch.nn.Module]] = {}
             for child in container._modules.values():
@@ -93,10 +95,15 @@ def _kind_of(block: torch.nn.Module) -> Key | None:
     a module of torch's, or a few of them, are run faster than they are compared."""
     if not block._modules:
         return None if type(block).__module__.startswith("torch.") else (type(block),)
-    parts = list(block.modules())
+    parts = [part for _, part in named_parts(block)]
     if len(parts) < FEWEST:
         return None
     return tuple([(type(part), *[p.shape for p in part._parameters.values() if p is not None]) for part in parts])
+
+
+def parts_of_later(families: list[list[torch.nn.Module]]) -> set[int]:
+    """The modules, by identity, that are in blocks after the first of their family."""
+    return {id(part) for blocks in families for block in blocks[1:] for _, part in named_parts(block)}
 
 
 # --- what a block has recorded ----------------------------------------------------------------------------------------
@@ -109,7 +116,7 @@ class Recording:
     nodes: list[Node]
     inputs: list[Node]
     own: list[Node | None]
-    tensors: list[torch.Tensor]
+    tensors: list[Any]
     result: Any
     structure: Any
     prefix: str
@@ -198,9 +205,9 @@ class Blocks:
         self._likeness = Likeness()
         self._groups: dict[Key, Group] = {}
 
-    def watch(self, module: torch.nn.Module) -> None:
+    def watch(self, families: list[list[torch.nn.Module]]) -> None:
         """Listen to calls of blocks. The modules are lent: what is set on them goes when they are given back."""
-        for blocks in families_in(module) if _REPEATS.get() else ():
+        for blocks in families:
             family = Family(blocks)
             for block in blocks:
                 if "forward" not in vars(block):  # else it is listened to, or has one of its own
@@ -276,6 +283,7 @@ class Blocks:
     def _judged(self, run: Run, result: Any, called: Called) -> Recording:
         """What was recorded, if writing it down again is as good as running the block again."""
         after, seen = Seen(), called.seen
+        seen.tensors = resolved(seen.tensors)
         if random.getstate() != run.random or self._likeness.signature(called.block, after) != called.signature:
             raise Unlike
         if after.calls != seen.calls:  # with arguments that were not seen
@@ -311,7 +319,7 @@ def _advance(before: dict[Any, int], after: dict[Any, int]) -> dict[Any, int]:
     return {func: count - before.get(func, 0) for func, count in after.items() if count != before.get(func, 0)}
 
 
-def _is_trained(tensors: list[torch.Tensor]) -> bool:
+def _is_trained(tensors: list[Any]) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
@@ -369,7 +377,8 @@ def _check_pure(recording: Recording, nodes: list[Node]) -> None:
             raise Unlike
         if id(node.target) in writing:
             if before is None:
-                before = {_torch.storage_id(tensor) for tensor in (*recording.tensors, *recording.outside)}
+                tensors = [tensor for tensor in recording.tensors if type(tensor) is not Lent]
+                before = {_torch.storage_id(tensor) for tensor in (*tensors, *recording.outside)}
             if not before.isdisjoint(_written_storages(node)):
                 raise Unlike
 

@@ -20,13 +20,13 @@ from understudy.shapes.bindings import bindings_of_input
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.node import SymNode
 from understudy.trace import wrappers
-from understudy.trace.blocks import Blocks
+from understudy.trace.blocks import Blocks, families_in, parts_of_later
 from understudy.trace.capture_errors import with_last_nodes
 from understudy.trace.capture_names import argument_names, leaf_names, name_of
 from understudy.trace.dead_code import remove_dead_code
 from understudy.trace.inner_recorder import settle
 from understudy.trace.module_stack import recorded_modules, root_of
-from understudy.trace.module_state import LentState, modules_of
+from understudy.trace.module_state import LentState, Named, modules_of
 from understudy.trace.node_meta import set_val
 from understudy.trace.places import begins_here
 from understudy.trace.predispatch import PreDispatchTorchFunctionMode
@@ -37,6 +37,7 @@ from understudy.trace.strays import Strays, forgetful_optimizers
 from understudy.trace.subgraph_current import running
 from understudy.trace.torch_functions import TorchFunctionMetadataMode
 from understudy.trace.tracer import OPEN, SYMBOLIC, PythonKeyTracer
+from understudy.trace.zeros import make_writable
 
 MODES = ("real", "fake", "symbolic")
 
@@ -220,7 +221,7 @@ class Capture:
                 tracer.remember(value, node)
             if type(value) is FakeTensor:
                 tracer.symbols.bind_tensor(value._spec, node)
-            elif self.fake_mode is not None:
+            elif not value.is_nested or self.fake_mode is not None:
                 tracer.symbols.bind_symbols_of(value, node)
         elif isinstance(value, SYMBOLIC):
             tracer.symbols.bind(value, node)
@@ -245,18 +246,19 @@ class Capture:
             if self.outer is None:
                 given = [(module, False) for module in self._modules_given]
                 modules = [*modules_of(self.f), *given]
-                state.lend(modules, self.tracer.constants)
-                self._watch_blocks(module for module, _ in modules)
+                families = self._families(modules)
+                state.lend(modules, self.tracer.constants, waiting=parts_of_later(families))
+                if families:
+                    Blocks(self.tracer, self.stand_ins, self.recorder).watch(families)
             yield state
         finally:
             state.give_back()
 
-    def _watch_blocks(self, modules: Iterable[torch.nn.Module]) -> None:
+    def _families(self, modules: list[Named]) -> list[list[torch.nn.Module]]:
         """Layers that repeat are written down again instead of being run, where nothing can tell the difference."""
-        if self.fake_mode is not None and not self.options.pre_dispatch and not self.options.record_module_stack:
-            blocks = Blocks(self.tracer, self.fake_mode, self.recorder)
-            for module in modules:
-                blocks.watch(module)
+        if self.fake_mode is None or self.options.pre_dispatch or self.options.record_module_stack:
+            return []
+        return [blocks for module, _ in modules for blocks in families_in(module)]
 
     # --- the run ---------------------------------------------------------------------------------------------
 
@@ -270,7 +272,6 @@ class Capture:
                 stack.enter_context(PreDispatchTorchFunctionMode(self.tracer))
             if self.fake_mode is not None and self.outer is None:
                 self.tracer.strays = Strays(self.tracer.constants, self.fake_mode)
-                stack.enter_context(self.tracer.strays.are_constants())
                 stack.enter_context(forgetful_optimizers())
             if self.options.torch_functions:
                 stack.enter_context(TorchFunctionMetadataMode(self.tracer))
@@ -309,6 +310,7 @@ class Capture:
         is_plain = _torch.is_plain_structure(out_spec)
         self.tracer.graph.output(_torch.tree_unflatten(nodes, out_spec) if is_plain else nodes)
         settle(self.tracer)
+        make_writable(self.tracer.graph)
         remove_dead_code(self.tracer.graph)
         insert_promises(self.tracer.graph, self.tracer.shape_env, is_inner=self.outer is not None)
         if self.options.pre_dispatch:  # what operators are made of was among it

@@ -16,6 +16,8 @@ from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import flat
 from understudy.lines import user_line
 from understudy.trace.effects import written_values
+from understudy.trace.late import PENDING, LateMeta
+from understudy.trace.lent import Lent
 from understudy.trace.node_meta import set_val
 from understudy.trace.prop_values import snapshot
 
@@ -30,6 +32,7 @@ class Constants:
         self._tracer = tracer
         self._known: dict[int, tuple[torch.Tensor, torch.Tensor, str | None]] = {}
         self._lent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._late: dict[int, tuple[Lent, str | None]] = {}
         self._nodes: dict[int, Node] = {}
         self._used_names: dict[str, int] = {}
         self._nested: dict[str, torch.Tensor] = {}
@@ -40,8 +43,13 @@ class Constants:
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._storages: dict[int, torch.Tensor] | None = None
 
-    def expect(self, tensor: torch.Tensor, real: torch.Tensor, name: str | None) -> None:
+    def expect(self, tensor: torch.Tensor | Lent, real: torch.Tensor, name: str | None) -> None:
         """Where `tensor` turns up, the graph reads `real`, under this name if there is one."""
+        if type(tensor) is Lent:
+            self._late.setdefault(id(real), (tensor, name))
+            if tensor.fake is None:
+                return
+            tensor = tensor.fake
         self._known.setdefault(id(tensor), (tensor, real, name))
         if tensor is not real:
             self._lent[id(real)] = (real, tensor)
@@ -53,7 +61,16 @@ class Constants:
     def stand_in_of(self, real: torch.Tensor) -> torch.Tensor | None:
         """What the program computes with in the place of this tensor, None if nothing else."""
         pair = self._lent.get(id(real))
+        if pair is None and id(real) in self._late:
+            return self._late[id(real)][0].stand_in()
         return pair[1] if pair is not None and pair[0] is real else None
+
+    def has_stand_in(self, lent: Lent, fake: FakeTensor) -> None:
+        """Somebody has asked for it."""
+        if id(lent.real) in self._late:  # else it is going to be expected
+            self.expect(fake, lent.real, self._late[id(lent.real)][1])
+        if lent.node is not None:
+            self._nodes[id(fake)] = lent.node
 
     def belongs_to(self, mode: FakeTensorMode | None) -> None:
         """The inputs of the program are stand-ins of this mode: others of it may be constants."""
@@ -63,8 +80,10 @@ class Constants:
         """Whether this is a parameter, buffer or constant of the surrounding program."""
         return id(tensor) in self._known and self._known[id(tensor)][0] is tensor
 
-    def existing(self, tensor: torch.Tensor) -> Node | None:
+    def existing(self, tensor: torch.Tensor | Lent) -> Node | None:
         """The node that reads a tensor off the graph module, if something has read it."""
+        if type(tensor) is Lent:
+            return tensor.node
         return self._nodes.get(id(tensor)) if self.knows(tensor) else None
 
     def node_of(self, tensor: torch.Tensor) -> Node:
@@ -77,6 +96,18 @@ class Constants:
         if node is None:
             node = self._nodes[id(tensor)] = self._made(*known)
         return node
+
+    def node_of_lent(self, lent: Lent) -> Node:
+        """As `node_of`, without a stand-in if there is none."""
+        if lent.fake is not None:
+            return self.node_of(lent.fake)
+        if lent.node is None:
+            node = lent.node = self._read(lent.real, self._late[id(lent.real)][1])
+            tensor_meta = self._tracer.node_meta.tensor_meta_of_spec(lent.spec, lent.requires_grad)
+            meta = LateMeta(val=PENDING, tensor_meta=tensor_meta)
+            meta.make, meta.number = lent.val, 0
+            _torch.set_node_meta(node, meta)
+        return lent.node
 
     def node_of_object(self, value: Any, prefix: str) -> Node:
         """As `node_of`, for something that is no tensor and can't be written into the code of a graph."""
@@ -127,7 +158,16 @@ class Constants:
             )
 
     def _made(self, tensor: torch.Tensor, real: torch.Tensor, name: str | None) -> Node:
-        tracer = self._tracer
+        node = self._read(real, name)
+        if type(tensor) is FakeTensor:
+            node.meta["val"] = snapshot(tensor)
+            node.meta["tensor_meta"] = self._tracer.node_meta.tensor_meta(tensor, tensor.requires_grad)
+        else:
+            set_val(node, self._as_fake(tensor))
+        return node
+
+    def _read(self, real: torch.Tensor, name: str | None) -> Node:
+        """A node that reads this tensor, under this name if there is one."""
         if name is None:
             is_parameter = isinstance(real, torch.nn.Parameter)
             name = self._fresh("_param_constant" if is_parameter else "_tensor_constant")
@@ -135,14 +175,8 @@ class Constants:
         if "." in name:
             self._nested[name] = value  # the graph module makes the modules on the way, once
         else:
-            attach(tracer.root, name, value)
-        node = tracer.append_read(name)
-        if type(tensor) is FakeTensor:
-            node.meta["val"] = snapshot(tensor)
-            node.meta["tensor_meta"] = tracer.node_meta.tensor_meta(tensor, tensor.requires_grad)
-        else:
-            set_val(node, self._as_fake(tensor))
-        return node
+            attach(self._tracer.root, name, value)
+        return self._tracer.append_read(name)
 
     @staticmethod
     def _detached(real: torch.Tensor) -> torch.Tensor:
@@ -191,9 +225,25 @@ def _parent(known: dict[str, torch.nn.Module], path: str) -> torch.nn.Module:
         outer = _parent(known, outer_path)
         inner = outer._modules.get(name)
         if inner is None:
-            inner = outer._modules[name] = torch.nn.Module()
+            inner = outer._modules[name] = plain_module()
         found = known[path] = inner
     return found
+
+
+_EVERY_MODULE_HAS = vars(torch.nn.Module())
+_CONTAINERS = [
+    (name, type(value)) for name, value in _EVERY_MODULE_HAS.items() if isinstance(value, (dict, set, list))
+]
+
+
+def plain_module() -> torch.nn.Module:
+    """`torch.nn.Module()`, at half of its price: a graph of many layers needs hundreds."""
+    module = torch.nn.Module.__new__(torch.nn.Module)
+    attributes = vars(module)
+    attributes.update(_EVERY_MODULE_HAS)
+    for name, kind in _CONTAINERS:
+        attributes[name] = kind()
+    return module
 
 
 def set_attribute(module: torch.nn.Module, name: str, value: Any) -> None:

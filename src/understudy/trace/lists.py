@@ -1,4 +1,4 @@
-"""Tensors that are made of lists with tensors in them: `torch.tensor([x[0], x[1]])`.
+"""Tensors that are made of lists with tensors or symbolic numbers in them: `torch.tensor([x[0], x[1]])`.
 
 C++ reads the values past every dispatch, and a graph would hold what it found fixed. Here they are stacked.
 """
@@ -23,7 +23,7 @@ MAKERS = {torch.tensor: 0, torch.as_tensor: 0, torch.asarray: 0, torch.Tensor.ne
 def made(tracer: Any, func: Any, args: Any, kwargs: Any) -> Any:
     place = MAKERS[func]
     data = args[place] if len(args) > place else None
-    if not isinstance(data, (list, tuple)) or not _is_to_be_stacked(tracer, data):
+    if not isinstance(data, (list, tuple, *SYMBOLIC)) or not _is_to_be_stacked(tracer, data):
         return func(*args, **kwargs)
     shape = _shape(data)
     if shape is None or len(args) != place + 1 or not kwargs.keys() <= OPTIONS:
@@ -31,7 +31,7 @@ def made(tracer: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
     example = _example(func, args, kwargs, data)
     leaves = [_leaf(value, example.dtype) for value in _leaves(data)]
-    result = torch.stack(leaves).view(shape)
+    result = torch.stack(leaves).view(shape) if shape else leaves[0]
     device = kwargs.get("device", args[0].device if place else None)
     result = result if device is None else result.to(device)
     return result.requires_grad_() if example.requires_grad else result
@@ -40,7 +40,8 @@ def made(tracer: Any, func: Any, args: Any, kwargs: Any) -> Any:
 def _is_to_be_stacked(tracer: Any, data: Any) -> bool:
     tensors = flat(torch.Tensor, (data,), {})
     if _torch.active_fake_mode() is not None:
-        return any(type(_torch.innermost(tensor)) is FakeTensor for tensor in tensors)
+        is_of_stand_ins = any(type(_torch.innermost(tensor)) is FakeTensor for tensor in tensors)
+        return is_of_stand_ins or bool(flat(SYMBOLIC, (data,), {}))
     return any(reads.varies(tracer, tensor) for tensor in tensors)
 
 

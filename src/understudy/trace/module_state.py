@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from types import FunctionType, MethodType, ModuleType
+from collections.abc import Callable, Container, Iterator
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
 from understudy.fake.mode import FakeTensorMode
 from understudy.trace.constants import Constants
-from understudy.trace.prop_state import BorrowedState
+from understudy.trace.lent import Lender, LentTable
+from understudy.trace.prop_state import BorrowedState, named_parts
 
 Named = tuple[torch.nn.Module, bool]
 """A module, and whether it is the one that is traced: its tensors then keep their own names."""
@@ -66,14 +67,18 @@ DEEPEST, MOST = 4, 10_000
 def _parts(value: Any) -> list[Any]:
     if isinstance(value, CONTAINERS):
         return list(value.values() if isinstance(value, dict) else value)
-    is_the_users = type(value).__module__.partition(".")[0] not in WITHOUT_MODULES
-    return list(vars(value).values()) if is_the_users and hasattr(value, "__dict__") else []
+    if type(value).__module__.partition(".")[0] in WITHOUT_MODULES:
+        return []
+    slots = [name for kind in type(value).__mro__ for name, slot in vars(kind).items() if isinstance(slot, SLOT)]
+    parts = list(vars(value).values()) if hasattr(value, "__dict__") else []
+    return parts + [getattr(value, name, None) for name in slots]
 
 
 CONTAINERS = (list, tuple, dict, set, frozenset)
 WITHOUT_MODULES = frozenset({"builtins", "torch", "numpy", "types", "functools", "understudy"})
 """Whose objects hold no module that is called through them."""
-FUNCTIONS = (FunctionType, MethodType, functools.partial)
+SLOT = MemberDescriptorType
+FUNCTIONS = (FunctionType, MethodType, functools.partial, type(functools.lru_cache(maxsize=1)(len)))
 
 
 def _referred(f: Any) -> Iterator[Any]:
@@ -89,11 +94,20 @@ def _referred(f: Any) -> Iterator[Any]:
         yield from (*_parts(f), type(f).__call__)
     code = getattr(f, "__code__", None)
     names = getattr(f, "__globals__", {})
-    for name in code.co_names if code is not None else ():
+    for name in _names_in(code) if code is not None else ():
         value = names.get(name)
         # Functions of other files have surroundings of their own, and many of them.
-        if not isinstance(value, (type, ModuleType)) and getattr(value, "__globals__", names) is names:
+        is_of_here = getattr(value, "__globals__", names) is names
+        if not isinstance(value, (type, ModuleType)) and (is_of_here or isinstance(value, MethodType)):
             yield value
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """What the code of a function names, and that of functions and comprehensions in it."""
+    yield from code.co_names
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from _names_in(part)
 
 
 def cell_contents(cell: Any) -> Any:
@@ -103,22 +117,52 @@ def cell_contents(cell: Any) -> Any:
         return None
 
 
+class LateState(BorrowedState):
+    """Stand-ins that are made when somebody asks for them, in modules of which it is likely that nobody will."""
+
+    def __init__(self, mode: FakeTensorMode, lender: Lender, waiting: Container[int]) -> None:
+        super().__init__(mode)
+        self._lender = lender
+        self._waiting = waiting
+
+    def _lent_table(self, module: torch.nn.Module, table: dict[str, Any], replaced: list[Any]) -> dict[str, Any]:
+        if not table or id(module) not in self._waiting or type(table) is not dict:
+            return super()._lent_table(module, table, replaced)
+        lent = LentTable(table)
+        for name, value in table.items():
+            if value is not None:
+                tensor = lent[name] = (self._lender.lent(value) if self._is_real(value) else None) or self._stand_in(value)
+                replaced.append((name, value, tensor))
+        return lent
+
+    def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._lender.settle_storage_of(tensor)
+        return super()._stand_in(tensor)
+
+    def give_back(self) -> None:
+        super().give_back()
+        self._lender.close()
+
+
 class LentState:
     """While a trace runs on stand-ins, the modules hold stand-ins; afterwards, exactly what they held before."""
 
     def __init__(self, mode: FakeTensorMode | None) -> None:
-        self._borrowed = BorrowedState(mode) if mode is not None else None
+        self._mode = mode
+        self._borrowed: BorrowedState | None = None
 
-    def lend(self, modules: list[Named], constants: Constants) -> None:
+    def lend(self, modules: list[Named], constants: Constants, waiting: Container[int] = ()) -> None:
+        """`waiting`: modules, by identity, whose stand-ins are made when somebody asks for them."""
+        if self._mode is not None:
+            self._borrowed = LateState(self._mode, Lender(self._mode, constants), waiting)
         for module, is_root in modules:
-            if self._borrowed is not None:
-                self._borrowed.borrow(module)
-            for path, part in module.named_modules():
+            named = named_parts(module) if self._borrowed is None else self._borrowed.borrow_parts(module)
+            for path, part in named:
                 prefix = f"{path}." if path else ""
                 for name, real, tensor in self._tensors(part):
                     constants.expect(tensor, real, f"{prefix}{name}" if is_root else None)
 
-    def _tensors(self, module: torch.nn.Module) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+    def _tensors(self, module: torch.nn.Module) -> list[tuple[str, torch.Tensor, Any]]:
         """Name, tensor of the module, and what stands for it in this trace."""
         if self._borrowed is not None:
             return self._borrowed.replaced[module]

@@ -18,6 +18,7 @@ from understudy.fake.helpers import is_fake
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
+from understudy.spec import TensorSpec
 from understudy.trace.places import Places
 from understudy.trace.prop_values import snapshot, tensor_meta_of, tensor_meta_of_numbers, val_of
 
@@ -72,6 +73,11 @@ class NodeMeta:
             value = current.get(name)
             if value is not None:
                 node.meta[name] = copy.copy(value)
+        if fx_traceback.GRADIENT_ACC_SPECIAL_STACK in current.get("stack_trace", ""):
+            node.meta["is_gradient_acc"] = node.meta["autograd_backward"] = True
+        # By the number of autograd's node a call of a backward pass finds the call that it is the gradient of.
+        backward = current["grad_fn_seq_nr"] if current.get("in_grad_fn", 0) > 0 else ()
+        node.meta["seq_nr"] = backward[-1] if backward else _torch.count_autograd_nodes() - 1
         if isinstance(node.target, _torch.OpOverload):
             node.meta["original_aten"] = node.target
         elif node.target is operator.getitem and "original_aten" in (source := node.args[0]).meta:  # type: ignore[union-attr]
@@ -90,6 +96,14 @@ class NodeMeta:
         found = self._tensor_metas[with_gradient].get(fake._spec)
         return self._described_tensor(fake, with_gradient) if found is None else found
 
+    def tensor_meta_of_spec(self, spec: TensorSpec, with_gradient: bool) -> Any:
+        """The same for a tensor in strided layout with plain sizes, of which there is no stand-in."""
+        metas = self._tensor_metas[with_gradient]
+        found = metas.get(spec)
+        if found is None:
+            found = metas[spec] = tensor_meta_of_numbers(spec, with_gradient)
+        return found
+
     def _described_tensor(self, fake: FakeTensor, with_gradient: bool) -> Any:
         spec = fake._spec
         is_simple = not spec.is_symbolic and spec.layout is torch.strided
@@ -107,6 +121,8 @@ def stand_in(tensor: torch.Tensor) -> torch.Tensor:
     if type(tensor) is FakeTensor:
         return snapshot(tensor)
     if tensor.layout is not torch.strided or tensor.is_quantized or is_fake(tensor):
+        return tensor.detach()
+    if any(isinstance(size, torch.SymInt) for size in tensor.shape):  # one of torch's: no other has its sizes
         return tensor.detach()
     return make_new(_FOR_REAL_TENSORS, spec_of_real(tensor))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -18,6 +19,20 @@ TABLES = ("_parameters", "_buffers")
 EVERY_MODULE_HAS = frozenset(vars(torch.nn.Module()))
 NO_TENSORS = frozenset({bool, int, float, str, dict, set, list, tuple, type(None), OrderedDict})
 """What most attributes of a module are: told by their type at a tenth of what `isinstance` costs."""
+
+
+def named_parts(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """`module.named_modules()`, without a generator in a generator for each level."""
+    found: dict[int, tuple[str, torch.nn.Module]] = {}
+
+    def walk(path: str, part: torch.nn.Module) -> None:
+        found[id(part)] = path, part
+        for name, inner in part._modules.items():
+            if inner is not None and id(inner) not in found:
+                walk(f"{path}.{name}" if path else name, inner)
+
+    walk("", module)
+    return list(found.values())
 
 
 class Lending:
@@ -61,53 +76,72 @@ class BorrowedState:
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
-        self._before: dict[torch.nn.Module, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
+        self._allowed_reals = mode.allow_non_fake_inputs
+        self._before: dict[torch.nn.Module, dict[str, Any]] = {}
         self._taken: list[torch.nn.Module] = []
-        self.replaced: dict[torch.nn.Module, list[tuple[str, torch.Tensor, torch.Tensor]]] = {}
+        self.replaced: dict[torch.nn.Module, list[tuple[str, torch.Tensor, Any]]] = {}
         """For each module: name, real tensor and stand-in of what it was lent with."""
 
     def borrow(self, module: torch.nn.Module) -> torch.nn.Module:
         if module not in self._before:
-            LENDING.take([module])  # before its parts are looked at: another thread may have replaced some
-            self._taken.append(module)
-            parts = [part for part in module.modules() if part not in self._before]
-            LENDING.take(parts)
-            self._taken += parts
-            for part in parts:
-                self._borrow_one(part)
+            self.borrow_parts(module)
         return module
 
+    def borrow_parts(self, module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+        """Lends a module, and gives what it consists of, by names."""
+        LENDING.take([module])  # before its parts are looked at: another thread may have replaced some
+        self._taken.append(module)
+        named = named_parts(module)
+        parts = [part for _, part in named if part not in self._before]
+        LENDING.take(parts)
+        self._taken += parts
+        for part in parts:
+            self._borrow_one(part)
+        return named
+
     def _borrow_one(self, module: torch.nn.Module) -> None:
+        if isinstance(module, torch.jit.ScriptModule):
+            self._keep_one(module)
+            return
         attributes = vars(module)
-        parameters, buffers = tables = [attributes[name] for name in TABLES]
-        self._before[module] = attributes.copy(), [parameters.copy(), buffers.copy()]
+        self._before[module] = attributes.copy()
         replaced = self.replaced[module] = []
-        from_tensor = self._mode.from_tensor
-        for table in tables:
-            for name, value in table.items():
-                if value is not None:
-                    fake = from_tensor(value, static_shapes=True) if self._is_real(value) else value
-                    table[name] = fake
-                    replaced.append((name, value, fake))
+        for name in TABLES:  # the module's own are left alone
+            attributes[name] = self._lent_table(module, attributes[name], replaced)
         for name in [name for name in attributes if name not in EVERY_MODULE_HAS]:
             value = attributes[name]
             if type(value) not in NO_TENSORS and isinstance(value, torch.Tensor):
-                fake = from_tensor(value, static_shapes=True) if self._is_real(value) else value
-                attributes[name] = fake
+                fake = attributes[name] = self._stand_in(value)
                 replaced.append((name, value, fake))
+
+    def _lent_table(self, module: torch.nn.Module, table: dict[str, Any], replaced: list[Any]) -> dict[str, Any]:
+        """The table for the time in which the module is lent."""
+        lent = table.copy() if type(table) is dict else copy.copy(table)
+        for name, value in table.items():
+            if value is not None:
+                fake = lent[name] = self._stand_in(value)
+                replaced.append((name, value, fake))
+        return lent
+
+    def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._mode.from_tensor(tensor, static_shapes=True) if self._is_real(tensor) else tensor
+
+    def _keep_one(self, module: torch.nn.Module) -> None:
+        """C++ holds what a scripted module computes with, and would not take stand-ins: they are made as it computes."""
+        self._mode.allow_non_fake_inputs = True
+        tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        self.replaced[module] = [(name, tensor, tensor) for name, tensor in tensors]
 
     @staticmethod
     def _is_real(tensor: torch.Tensor) -> bool:
         return type(tensor) in PLAIN_TYPES or not is_fake(tensor)
 
     def give_back(self) -> None:
-        for module, (attributes, tables) in self._before.items():
+        for module, attributes in self._before.items():
             now = vars(module)
             now.clear()
             now.update(attributes)
-            for name, table in zip(TABLES, tables, strict=True):
-                now[name].clear()
-                now[name].update(table)
+        self._mode.allow_non_fake_inputs = self._allowed_reals
         self._before.clear()
         self.replaced.clear()
         LENDING.give(self._taken)

@@ -246,6 +246,11 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             self.track(result, node)
         return result
 
+    def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Arithmetic on a number of torch's own. It is written down when a number reaches the graph, as it is for ours."""
+        with _torch.without_recorder():
+            return func(*args, **kwargs)
+
     def _is_strange(self, tensor: torch.Tensor, kind: type) -> bool:
         """A subclass with a dispatch of its own, which has to go first."""
         if not _torch.uses_python_dispatch(kind) or self.tracer.recorded(tensor) is not None:
@@ -259,7 +264,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
 
     def _slow(self, func: Any, types: Any, args: Any, kwargs: Any, fake_mode: Any) -> Any:
         if self.pre_dispatch and _torch.is_transformed():
-            return self._below_transforms(func, args, kwargs)
+            return self.below_transforms(func, args, kwargs)
         if isinstance(func, _torch.HigherOrderOperator):
             return subgraphs.record(self, func, args, kwargs)
         tensors = flat(torch.Tensor, args, kwargs)
@@ -329,7 +334,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             self._parts.belong_to(node)
             self._parts = None
 
-    def _below_transforms(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def below_transforms(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Tensors inside a transform of torch.func are wrappers: what it makes of a call is recorded, below it."""
         with self.below_autograd(), _torch.NoFunctionModes():
             return func(*args, **kwargs)

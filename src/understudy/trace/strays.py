@@ -39,15 +39,6 @@ class Strays:
         self._constants = constants
         self._mode = mode
 
-    @contextmanager
-    def are_constants(self) -> Iterator[None]:
-        """Inside, the sizes of real tensors stay numbers."""
-        before, self._mode.has_static_constants = self._mode.has_static_constants, True
-        try:
-            yield
-        finally:
-            self._mode.has_static_constants = before
-
     def replaced(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments of a torch function with stand-ins for what is real."""
         return tuple(map(self._replaced, args)), {name: self._replaced(value) for name, value in kwargs.items()}

@@ -16,13 +16,13 @@ from torch.overrides import TorchFunctionMode
 
 from understudy import _torch
 from understudy.errors import Context, UnsupportedMutationAliasingException
+from understudy.fake.branches import described
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import mapped
 from understudy.lines import user_line
 from understudy.shapes.bindings import values_in
 from understudy.shapes.node import SymNode
 from understudy.trace.subgraph_forms import FORMS, Form
-from understudy.trace.subgraph_merge import described
 
 if TYPE_CHECKING:
     from understudy.trace.capture import Capture

@@ -74,7 +74,7 @@ def backward_of(function: Function, count: int, wanted: Sequence[int], given: Se
             return tuple(at(given, function(*replaced(operands, wanted, inner))))
 
         # An autograd.Function may be of a kind that torch.func does not take.
-        pulled = _by_torch_func if _torch.has_transforms() else _by_autograd
+        pulled = _by_torch_func if _torch.is_transformed() else _by_autograd
         return tuple(map(_own, pulled(of_wanted, at(wanted, operands), gradients)))
 
     return run

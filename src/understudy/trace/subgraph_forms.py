@@ -15,6 +15,7 @@ import torch
 
 from understudy import _torch
 from understudy.errors import Context, OperatorError
+from understudy.fake.branches import described, fresh_size, merged
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
@@ -22,7 +23,6 @@ from understudy.lines import user_line
 from understudy.shapes.bindings import unbacked_symbols_in
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import TensorSpec
-from understudy.trace.subgraph_merge import described, fresh_size, merged
 
 Args = tuple[Any, ...]
 INTEGERS = (int, torch.SymInt)

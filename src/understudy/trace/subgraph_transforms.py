@@ -215,7 +215,7 @@ class Leaves:
     def run(self, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
         inner = [_torch.unwrap_for_grad(tensor, self._level) for tensor in tensors]
         with torch.enable_grad(), self._interpreter.lower():
-            if _torch.has_transforms() or any(tensor.requires_grad for tensor in inner):
+            if _torch.is_transformed() or any(tensor.requires_grad for tensor in inner):
                 raise unsupported(self.call.op, "torch.func.grad inside of another transform of torch.func")
             self._leaves = list(map(_leaf, inner))
             self._results = self.call.run(self._leaves)
@@ -227,7 +227,7 @@ class Leaves:
         ])  # fmt: skip
 
     def gradients(self, tensors: Any, grads: tuple[Any, ...]) -> list[Any]:
-        if not _torch.has_transforms() or any(map(_is_over, tensors)):
+        if not _torch.is_transformed() or any(map(_is_over, tensors)):
             raise unsupported(self.call.op, "torch.func.vjp whose result is called later, as jacrev does")
         wanted = [
             (result, _torch.unwrap_for_grad(grad, self._level))

@@ -14,6 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from understudy import _torch
+from understudy.fake.branches import mismatch
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
@@ -30,7 +31,6 @@ from understudy.trace.subgraph_closures import (
 from understudy.trace.subgraph_current import capture_of_branches, current_capture
 from understudy.trace.subgraph_effects import check_effects, values_of_output
 from understudy.trace.subgraph_forms import FORMS, Form, no_symbols_to_bind
-from understudy.trace.subgraph_merge import mismatch
 from understudy.trace.subgraph_transforms import as_operands, transformed, with_gradients
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def enter(
         return _prepared(capture, form, op, args, kwargs)
     if key == _torch.TRANSFORMS and (answer := transformed(op, args, kwargs)) is not NotImplemented:
         return answer
-    if capture is not None and not capture.options.pre_dispatch and not _torch.has_transforms():
+    if capture is not None and not capture.options.pre_dispatch and not _torch.is_transformed():
         answer = with_gradients(op, args, kwargs)
         if answer is not NotImplemented:
             return answer
@@ -72,6 +72,8 @@ def enter(
         if answer is not NotImplemented:
             return answer
     if recorder.pre_dispatch and _torch.is_recorded_above_autograd():
+        if form is None and _torch.is_transformed():  # an autograd.Function in a transform, which knows what to do with it
+            return recorder.below_transforms(op, args, kwargs)
         with _torch.without_recorder():
             return record(recorder, op, args, kwargs)
     return original(op, key, *args, **kwargs)

@@ -26,6 +26,7 @@ from understudy.shapes.expr import Expr
 from understudy.shapes.floats import FUNCTIONS, Combination, FloatCondition, FloatExpr
 from understudy.shapes.node import SymNode
 from understudy.spec import TensorSpec
+from understudy.trace.foreign import Foreign, is_foreign
 
 if TYPE_CHECKING:
     from understudy.trace.tracer import PythonKeyTracer
@@ -62,6 +63,7 @@ class SymbolNodes:
         self._nodes: dict[SymNode, Any] = {}
         self._sources: dict[SymNode, Source] = {}
         self._promised: dict[SymNode, Callable[[], Any]] = {}
+        self._foreign: Foreign | None = None
         self.simplifies = True
         """Whether a number is written as the plain one that it can only be."""
 
@@ -69,8 +71,23 @@ class SymbolNodes:
 
     def bind(self, symbolic: Any, node: Node) -> None:
         """This node is this symbolic number. A second name for the same number never replaces the first."""
+        number = self._named(symbolic)
+        if number is not None:
+            self._nodes.setdefault(number, node)
+
+    def _named(self, symbolic: Any) -> SymNode | None:
+        """What a number is known by, None for one that is not to be found."""
         if type(symbolic.node) is SymNode:
-            self._nodes.setdefault(symbolic.node, node)
+            return symbolic.node
+        if not is_foreign(symbolic):
+            return None
+        self._foreign = self._foreign or Foreign(self)
+        return self._foreign.named(symbolic)
+
+    def node_of_foreign(self, symbolic: Any) -> Any:
+        """The node for a number that is none of ours; the number itself if there is none."""
+        node = None if self._foreign is None or not is_foreign(symbolic) else self._foreign.node_of(symbolic)
+        return symbolic if node is None else node
 
     def bind_tensor(self, spec: TensorSpec, node: Node) -> None:
         """The sizes, strides and offset of this tensor can be read off this node."""
@@ -94,8 +111,9 @@ class SymbolNodes:
         strides = wrapper.stride() if wrapper.layout is torch.strided else ()
         for target, numbers in ((aten.sym_size.int, wrapper.shape), (aten.sym_stride.int, strides)):
             for dim, number in enumerate(numbers):
-                if isinstance(number, torch.SymInt) and type(number.node) is SymNode:
-                    self._sources.setdefault(number.node, (target, (node, dim)))
+                known = self._named(number) if isinstance(number, torch.SymInt) else None
+                if known is not None:
+                    self._sources.setdefault(known, (target, (node, dim)))
 
     def bind_later(self, symbolic: Any, node: Callable[[], Any]) -> None:
         """As `bind`, where the node is made when the number first reaches the graph."""
@@ -148,6 +166,14 @@ class SymbolNodes:
                 found = self._read(number, source) if source is not None else self._computed(number)
             self._nodes[number] = found
         return found
+
+    def in_terms_of(self, env: Any, number: SymNode) -> Any:
+        """`node_of` a number of another environment than the trace's."""
+        before, self._tracer.shape_env = self._tracer.shape_env, env
+        try:
+            return self.node_of(number)
+        finally:
+            self._tracer.shape_env = before
 
     def _read(self, number: SymNode, source: Source) -> Node:
         target, arguments = source

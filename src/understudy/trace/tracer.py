@@ -15,6 +15,7 @@ from understudy.errors import Context, UnsupportedOperatorException
 from understudy.fake.tensor import FakeTensor
 from understudy.lines import user_line
 from understudy.shapes.node import SymNode
+from understudy.trace import generators
 from understudy.trace.constants import Constants
 from understudy.trace.node_meta import NodeMeta
 from understudy.trace.sym_nodes import SymbolNodes
@@ -44,6 +45,7 @@ class PythonKeyTracer(torch.fx.Tracer):
         self.node_meta = NodeMeta()
         self.known_values: MutableMapping[torch.Tensor, torch.Tensor] = WeakTensorKeyDictionary()
         self.script_object_tracker: MutableMapping[Any, Proxy] = WeakIdKeyDictionary()
+        self.generators: dict[int, tuple[torch.Generator, Node]] = {}
         self.parts: list[Any] = []
         self._others: MutableMapping[torch.Tensor, Node] = WeakTensorKeyDictionary()
         self._appender: _torch.NodeAppender | None = None
@@ -137,7 +139,7 @@ class PythonKeyTracer(torch.fx.Tracer):
         if isinstance(value, torch.ScriptObject) and value in self.script_object_tracker:
             return self.script_object_tracker[value].node
         if isinstance(value, torch.Generator):
-            return self.constants.node_of_object(value, "_generator")
+            return generators.made_by(value, self) or self.constants.node_of_object(value, "_generator")
         if isinstance(value, torch.UntypedStorage):
             raise UnsupportedOperatorException(
                 "a storage was given to an operator, which a graph can't hold: what is copied or loaded (copy.deepcopy, "
@@ -149,7 +151,7 @@ class PythonKeyTracer(torch.fx.Tracer):
     def argument_of_symbol(self, value: Any) -> Any:
         node = value.node
         if type(node) is not SymNode:
-            return value
+            return self.symbols.node_of_foreign(value)
         if self.shape_env is None:
             self.shape_env = node.shape_env
         return self.symbols.node_of(node)

@@ -2,6 +2,7 @@
 
 torch.get_rng_state, set_rng_state, manual_seed    become nodes: a checkpointed region that is run again puts the
                                                    generator's state back first, to draw the same numbers twice
+torch.set_default_dtype                            becomes one, too: operators that make tensors may leave it to that
 Parameter(x), x as one of a subclass               shares its memory with x
 torch.from_dlpack(x)                               so does that
 x.data = y                                         from then on x is what y is
@@ -40,7 +41,7 @@ def active_tracer() -> Any:
 
 # --- the random generator --------------------------------------------------------------------------------------
 
-STATES = (torch.get_rng_state, torch.set_rng_state, torch.manual_seed)
+STATES = tuple(getattr(torch, name) for name in _torch.RANDOM_STATE)
 
 
 def _recorded(place: str, target: Function) -> None:
@@ -65,7 +66,9 @@ def _recorded(place: str, target: Function) -> None:
 
 
 for _function in STATES:
-    _recorded(f"random state: {_function.__name__}", _function)
+    for _module in ("torch", "torch.random"):
+        _recorded(f"{_module}.{_function.__name__}", _function)
+_recorded("set_default_dtype", torch.set_default_dtype)
 
 
 def forget_needless_states(graph: Graph) -> None:
@@ -104,7 +107,7 @@ def subclass_of(original: Function) -> Any:
     return staticmethod(made)
 
 
-@while_active("from_dlpack")
+@while_active("torch.from_dlpack")
 @while_active("torch.utils.dlpack.from_dlpack")
 def from_dlpack(original: Function) -> Function:
     @functools.wraps(original)
@@ -125,7 +128,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not has_bits and not tensor.requires_grad
 
 
-@while_active("to_dlpack")
+@while_active("torch.to_dlpack")
 @while_active("torch.utils.dlpack.to_dlpack")
 def to_dlpack(original: Function) -> Function:
     @functools.wraps(original)
@@ -146,6 +149,10 @@ def as_subclass(original: Function) -> Function:
 
     @functools.wraps(original)
     def converted(tensor: torch.Tensor, kind: Any) -> Any:
+        if type(tensor) is FakeTensor and not issubclass(FakeTensor, kind):
+            claimed: Any = aten.alias.default(tensor)
+            if claimed.claim(kind):
+                return claimed
         result = original(tensor, kind)
         tracer = active_tracer()
         source = None if tracer is None or result is tensor else tracer.recorded(tensor)

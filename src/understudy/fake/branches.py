@@ -7,12 +7,11 @@ branch tells, become new symbols.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from understudy.errors import Context, OperatorError
-from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.lines import user_line
@@ -21,6 +20,9 @@ from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import TensorSpec
 from understudy.spec.strides import packed_strides
+
+if TYPE_CHECKING:
+    from understudy.fake.mode import FakeTensorMode
 
 INTEGERS = (int, torch.SymInt)
 SAME_IN_BOTH = ("dtype", "device", "layout", "ndim", "conj", "neg")

@@ -1,0 +1,181 @@
+"""What two environments have in common: expressions by the names of their symbols, and states of knowledge.
+
+Two captures of a program make the same symbols, assume the same, and so know the same; but each has an environment of its
+own. A `Form` is an expression without its environment. A `Knowledge` is all that the answers of an environment depend on:
+its settings, its symbols with their ranges and examples, and what it has learned. Environments with the same knowledge
+prove the same: what was found out in one, without anything being assumed, holds in the other.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from understudy.shapes.conditions import Condition
+from understudy.shapes.expr import Expr
+from understudy.shapes.node import SymNode
+
+if TYPE_CHECKING:
+    from understudy.shapes.env import ShapeEnv
+
+
+class NoForm(Exception):
+    """Something that only means anything in its own environment."""
+
+
+class Interned:
+    """Equal keys are the same object, as long as somebody holds it."""
+
+    __slots__ = ("__weakref__", "content", "key")
+
+    def __init__(self, key: Any, content: Any) -> None:
+        self.key = key
+        self.content = content
+
+
+class Form(Interned):
+    """`content` says how to make the expression: the name of a symbol; a kind of atom and its arguments; or, with the kind
+    "sum", terms in the order in which they were found."""
+
+    __slots__ = ()
+
+
+class Knowledge(Interned):
+    """A step of knowledge, after the one before it."""
+
+    __slots__ = ()
+
+
+_interned: WeakValueDictionary[Any, Any] = WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def interned(kind: type[Interned], key: Any, content: Any = None) -> Any:
+    whole = (kind, key)
+    found = _interned.get(whole)
+    if found is None:
+        with _lock:
+            found = _interned.setdefault(whole, kind(whole, content))
+    return found
+
+
+class Patterns:
+    """One environment's expressions as forms, and forms as its expressions."""
+
+    def __init__(self, env: ShapeEnv) -> None:
+        self.env = env
+        self._forms: dict[Expr, Form] = {}
+        self._nodes: dict[Form, SymNode] = {}
+        self._settings: Any = None
+        self._knowledge: Any = None
+        self._symbols = self._facts = 0
+
+    # --- knowledge ----------------------------------------------------------------------------------------------
+
+    def knowledge(self) -> Knowledge | None:
+        """What the environment knows; None if more than whole numbers with examples are in it."""
+        env = self.env
+        symbols, facts = env.algebra.symbols, env.facts
+        if self._settings is not env.settings:
+            self._settings = env.settings
+            self._knowledge = interned(Knowledge, env.settings)
+            self._symbols = self._facts = 0
+        if len(symbols) != self._symbols or facts.count != self._facts:
+            if self._knowledge is not None:
+                self._knowledge = self._grown(self._knowledge)
+            self._symbols, self._facts = len(symbols), facts.count
+        return self._knowledge if not (env.float_facts or env.choices) else None
+
+    def _grown(self, knowledge: Knowledge) -> Knowledge | None:
+        """With what is new. Symbols that are computed from floats, or that only data knows, are left alone."""
+        env = self.env
+        if env.births or env.definitions:
+            return None
+        try:
+            for symbol in list(env.algebra.symbols.values())[self._symbols :]:
+                about = (symbol.name, symbol.low, symbol.high, env.hints.get(symbol))
+                knowledge = interned(Knowledge, (knowledge, about))
+            for condition in env.facts.conditions[self._facts :]:
+                knowledge = interned(Knowledge, (knowledge, self._of_condition(condition)))
+        except NoForm:
+            return None
+        return knowledge
+
+    def _of_condition(self, condition: Condition) -> Any:
+        if condition.parts:
+            return (condition.kind, *map(self._of_condition, condition.parts))
+        return (condition.kind, self.form(condition.expr))
+
+    # --- forms --------------------------------------------------------------------------------------------------
+
+    def form_of(self, node: SymNode) -> Form:
+        """The form of a whole number of this environment."""
+        value = node.value
+        if node.shape_env is not self.env or type(value) is not Expr:
+            raise NoForm
+        return self.form(value)
+
+    def form(self, expr: Expr) -> Form:
+        found = self._forms.get(expr)
+        if found is None:
+            found = self._forms[expr] = self._new_form(expr)
+        return found
+
+    def _new_form(self, expr: Expr) -> Form:
+        if expr.is_symbol:
+            if expr.is_hidden:
+                raise NoForm
+            return interned(Form, expr.name, ("symbol", expr.name))
+        if expr.kind != "sum":
+            args = tuple([arg if type(arg) is int else self.form(arg) for arg in expr.args])  # type: ignore[arg-type]
+            return interned(Form, (expr.kind, args), (expr.kind, args))
+        terms = tuple(
+            [
+                (tuple([(self.form(atom), exponent) for atom, exponent in monomial]), coefficient)
+                for monomial, coefficient in expr.terms
+            ]
+        )
+        # Terms and factors are in the order in which their atoms were made, and that is no part of what they say.
+        key = frozenset([(frozenset(monomial), coefficient) for monomial, coefficient in terms])
+        return interned(Form, key, ("sum", terms))
+
+    def node(self, form: Form) -> SymNode:
+        """The number of this environment that has this form."""
+        found = self._nodes.get(form)
+        if found is None:
+            found = self._nodes[form] = self.env.node(self.expr(form), int)
+        return found
+
+    def expr(self, form: Form) -> Expr:
+        kind, parts = form.content
+        algebra = self.env.algebra
+        made: Any
+        if kind == "symbol":
+            made = algebra.symbols.get(parts)
+        elif kind == "sum":
+            table = {}
+            for factors, coefficient in parts:
+                monomial = [(self.expr(factor), exponent) for factor, exponent in factors]
+                table[tuple(sorted(monomial, key=lambda item: item[0].order))] = coefficient
+            made = algebra.normal(table)
+        else:
+            made = algebra.atom(kind, tuple([arg if type(arg) is int else self.expr(arg) for arg in parts]))
+        if type(made) is not Expr or self.form(made) is not form:
+            raise NoForm
+        return made
+
+    # --- what a computation leaves behind ------------------------------------------------------------------------
+
+    def marks(self) -> tuple[int, ...]:
+        """Different after something was assumed, promised or specialised."""
+        env = self.env
+        return len(env.guards), len(env.runtime_asserts), len(env.specialisations)
+
+    def count_atoms(self) -> int:
+        return self.env.algebra.count_atoms()
+
+    def atoms_since(self, count: int) -> tuple[Form, ...]:
+        """The atoms that were made meanwhile, without those that only provers see."""
+        made = self.env.algebra.atoms_since(count)
+        return tuple([self.form(atom) for atom in made if not any(symbol.is_hidden for symbol in atom.symbols)])

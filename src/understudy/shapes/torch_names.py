@@ -1,0 +1,51 @@
+"""Small helpers that code written for `torch.fx.experimental.symbolic_shapes` imports from there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+METHODS_THAT_READ = ("size", "stride", "storage_offset", "item")
+OPERATORS_THAT_READ = (
+    aten.sym_size, aten.sym_size.default, aten.sym_size.int, aten.sym_stride, aten.sym_stride.default,
+    aten.sym_stride.int, aten.sym_storage_offset, aten.sym_storage_offset.default, aten.sym_numel.default,
+)  # fmt: skip
+
+
+def create_contiguous(shape: Sequence[Any]) -> list[Any]:
+    """The strides of a tensor of this shape without gaps."""
+    strides: list[Any] = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, size * strides[0])
+    return strides
+
+
+def is_accessor_node(node: Any) -> bool:
+    """Whether a node of a graph reads a number off a tensor: a size, a stride, its offset, its value."""
+    if node.op == "call_function":
+        return node.target in OPERATORS_THAT_READ
+    is_method = node.op == "call_method" and node.target in METHODS_THAT_READ
+    return is_method and isinstance(getattr(node.args[0], "meta", {}).get("example_value"), torch.Tensor)
+
+
+class SymIntEqByExpr:
+    """A size that is equal to what is written the same: nothing is decided, and it can be a key."""
+
+    __slots__ = ("val",)
+
+    def __init__(self, val: Any) -> None:
+        self.val = val.node.expr if isinstance(val, torch.SymInt) else val
+
+    def __repr__(self) -> str:
+        return repr(self.val)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SymIntEqByExpr):
+            raise AssertionError(f"expected SymIntEqByExpr, got {type(other).__name__}")
+        return bool(self.val == other.val)
+
+    def __hash__(self) -> int:
+        return hash(self.val)

@@ -1,0 +1,117 @@
+"""Parameters that a module is lent with: the stand-in of each is made when somebody asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch.fx import Node
+
+from understudy import _torch
+from understudy.fake.mode import FakeTensorMode
+from understudy.fake.realise import make_new
+from understudy.fake.tensor import FakeTensor
+from understudy.spec import TensorSpec
+from understudy.trace.late import LateDict
+from understudy.trace.prop_values import snapshot
+
+if TYPE_CHECKING:
+    from understudy.trace.constants import Constants
+
+
+@final
+class Lent:
+    """A tensor of a module, and what is known of it without a stand-in. Layers that are written down again without being
+    run need no more than that."""
+
+    __slots__ = ("_lender", "_val", "fake", "node", "real", "requires_grad", "spec")
+
+    def __init__(self, lender: Lender, real: torch.Tensor, spec: TensorSpec) -> None:
+        self._lender = lender
+        self.real = real
+        self.spec = spec
+        self.requires_grad = real.requires_grad
+        self.fake: FakeTensor | None = None
+        self._val: torch.Tensor | None = None
+        self.node: Node | None = None
+        """What reads it in the graph, if that was written down before there was a stand-in."""
+
+    def stand_in(self) -> FakeTensor:
+        if self.fake is None:
+            self.fake = self._lender.made(self)
+        return self.fake
+
+    def val(self, _: int) -> torch.Tensor:
+        """Of the node that reads it."""
+        if self._val is None:
+            self._val = snapshot(self.stand_in())
+        return self._val
+
+
+class LentTable(LateDict):
+    """The parameters or buffers of a module, while it is lent."""
+
+    __slots__ = ()
+    pending = Lent
+
+    def _made(self, pending: Lent) -> FakeTensor:
+        return pending.stand_in()
+
+
+class Lender:
+    """Says for the tensors of a trace which of them can wait."""
+
+    def __init__(self, mode: FakeTensorMode, constants: Constants) -> None:
+        self._mode = mode
+        self._constants = constants
+        self._is_grad = torch.is_grad_enabled()
+        self._by_storage: dict[int, Lent] = {}
+        self._lent: dict[int, Lent] = {}
+        self._is_over = False
+
+    def lent(self, real: torch.Tensor) -> Lent | None:
+        """None for a tensor that can't wait: gradients may go to it, others share its memory, or it is no plain one."""
+        found = self._lent.get(id(real))
+        if found is not None:
+            return found
+        spec = self._mode.fake_tensor_converter.spec_of_simple(real)
+        if spec is None:
+            self.settle_storage_of(real)
+            return None
+        storage = _torch.storage_id(real)
+        if storage in self._by_storage or (self._is_grad and real.requires_grad):
+            self.settle_storage_of(real)
+            return None
+        lent = self._lent[id(real)] = self._by_storage[storage] = Lent(self, real, spec)
+        return lent
+
+    def settle_storage_of(self, real: torch.Tensor) -> None:
+        """Another tensor on its storage: it finds it by the stand-in of the first."""
+        if (
+            self._by_storage
+            and real.layout is torch.strided
+            and not _torch.is_traceable_wrapper_subclass(real)
+        ):
+            first = self._by_storage.get(_torch.storage_id(real))
+            if first is not None:
+                first.stand_in()
+
+    def made(self, lent: Lent) -> FakeTensor:
+        with _torch.NoFunctionModes(), torch.inference_mode(False):
+            if self._is_over:  # the tensor may be another one by now; it is to be as it was in the trace
+                return make_new(self._mode, lent.spec)
+            fake = self._mode.fake_tensor_converter.from_simple(self._mode, lent.real)
+        self._constants.has_stand_in(lent, fake)
+        return fake
+
+    def close(self) -> None:
+        """The trace is over: the real tensors are let go of."""
+        self._is_over = True
+        for lent in self._lent.values():
+            del lent.real
+
+
+def resolved(tensors: Iterable[Any]) -> list[Any]:
+    """The stand-ins that there are in the place of what was lent."""
+    return [part.fake if type(part) is Lent and part.fake is not None else part for part in tensors]

@@ -1,0 +1,44 @@
+"""Of lengths and targets that do not fit the scores, stand-ins are refused as real tensors are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from understudy import FakeTensorMode, ShapeEnv
+from understudy.errors import UnderstudyError
+
+SCORES, TARGETS = torch.zeros(6, 2, 5), torch.ones(2, 3, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("in_tensors", [False, True])
+@pytest.mark.parametrize(
+    ("targets", "of_inputs", "of_targets", "message"),
+    [
+        (TARGETS, [6], [3, 2], "not one length of input and target for each of 2 sequences"),
+        (TARGETS, [6, 6], [3, 2, 1], "not one length of input and target for each of 2 sequences"),
+        (TARGETS, [6, 7], [3, 2], "lengths of inputs have to be 0 to 6"),
+        (TARGETS, [6, 6], [3, -1], "those of targets 0 or more"),
+        (TARGETS, [6, 6], [4, 2], "expected 2 targets of up to 4 classes"),
+        (TARGETS.reshape(-1), [6, 6], [3, 2], "expected targets of 5 classes in all"),
+    ],
+)
+def test_refused(targets: Any, of_inputs: list[int], of_targets: list[int], message: str, in_tensors: bool) -> None:
+    def loss(scores: Any, targets: Any) -> Any:
+        lengths = (torch.tensor(each) if in_tensors else each for each in (of_inputs, of_targets))
+        return torch.ctc_loss(scores, targets, *lengths)
+
+    with pytest.raises(RuntimeError):
+        loss(SCORES, targets)
+    with FakeTensorMode() as mode, pytest.raises(UnderstudyError, match=message):
+        loss(mode.from_tensor(SCORES), mode.from_tensor(targets))
+
+
+def test_guards() -> None:
+    env = ShapeEnv(duck_shape=False)
+    with FakeTensorMode(shape_env=env) as mode:
+        scores, targets = mode.from_tensor(SCORES, source="x"), mode.from_tensor(TARGETS, source="t")
+        torch.ctc_loss(scores, targets, [5, 4], [3, 2])
+    assert sorted(str(guard.condition) for guard in env.guards) == ["t_0 == 2", "t_1 >= 3", "x_0 >= 5", "x_1 == 2"]
