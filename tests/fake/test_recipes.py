@@ -284,8 +284,8 @@ def test_recipes_are_shared_between_environments(monkeypatch: pytest.MonkeyPatch
             y = F.linear(x, w)
             score = torch.matmul(y, x.transpose(1, 2))
             results = (score, torch.matmul(score, x), torch.einsum("bij,bkj->bik", x, y), y.transpose(0, 1).reshape(-1))
-        assert all(getattr(result.shape[0], "node").shape_env is mode.shape_env for result in results)
-        return [str(getattr(result, "_spec")) for result in results] + [str(guard) for guard in mode.shape_env.guards]
+        assert all(result.shape[0].node.shape_env is mode.shape_env for result in results)
+        return [str(result._spec) for result in results] + [str(guard) for guard in mode.shape_env.guards]
 
     FakeTensorMode.cache_clear()
     first = attended()

@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     needless, on_the_way = (f"{summary[kind]} times" for kind in ("needless", "on the way"))
     print(f"{summary['guards']} guards; {summary['trials']} times a size was tried that breaks one of them.")
     print(f"All was as recorded {needless}; {on_the_way} the result was, but not what led to it.")
-    return int(any(summary["samples"].get(outcome) for outcome in (*FAILURES, "crash")))
+    return int(any(summary["samples"].get(outcome) for outcome in (*FAILURES, "crash", "unusable")))
 
 
 def _save(results: Sequence[dict[str, Any]], path: str | None) -> None:

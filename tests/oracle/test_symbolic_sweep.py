@@ -47,7 +47,7 @@ def failures(results: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for result in results:
         for failure in cell_of(result)["failures"]:
-            if failure["outcome"] in (*FAILURES, "crash"):
+            if failure["outcome"] in (*FAILURES, "crash", "unusable"):
                 text = f"{result['op']} {failure.get('where', '')}: {failure['outcome']}, {failure.get('detail') or failure['cause']}"
                 found.setdefault(str(result["op"]), []).append(text)
     return found

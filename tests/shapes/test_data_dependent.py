@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
 
-from understudy import FakeTensorMode
+from understudy import FakeTensorMode, make_fx
 from understudy.errors import GuardOnDataDependentSymNode
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.sizes import from_torch
@@ -458,3 +458,33 @@ def test_weights_are_as_many_as_what_is_counted() -> None:
     with mode:
         torch.bincount(x, w)
     assert [guard.text for guard in env.guards] == ["x_0 == w_0"]
+
+
+def test_losses_of_targets_whose_lengths_are_data() -> None:
+    def program(x: torch.Tensor, targets: torch.Tensor, steps: torch.Tensor, lengths: torch.Tensor) -> Any:
+        x = x.detach().requires_grad_()
+        losses = F.ctc_loss(x.log_softmax(2), targets, steps, lengths, reduction="none")
+        return losses, *torch.autograd.grad(losses.sum(), x)
+
+    def examples(length: int, batch: int, longest: int) -> list[torch.Tensor]:
+        lengths = torch.arange(batch) % longest + 1
+        return [
+            torch.randn(length, batch, 6),
+            torch.randint(1, 5, (batch, longest)),
+            lengths * 0 + length,
+            lengths,
+        ]
+
+    env = ShapeEnv(duck_shape=False)
+    mode = FakeTensorMode(shape_env=env)
+    fakes = [mode.from_tensor(t, source=f"x{i}") for i, t in enumerate(examples(12, 3, 4))]
+    with mode:
+        losses, gradient = program(*fakes)
+    assert str(losses.spec) == "f32[x0_1]@cpu" and str(gradient.spec) == "f32[x0_0, x0_1, x0_2]@cpu"
+    assert {"x0_1 == x2_0", "x0_1 == x3_0"} <= {guard.text for guard in env.guards}
+    graph = make_fx(program, tracing_mode="symbolic")(*examples(12, 3, 4))
+    given = examples(15, 5, 7)
+    for ours, real in zip(graph(*given), program(*given), strict=True):
+        torch.testing.assert_close(ours, real)
+    with pytest.raises(RuntimeError, match="are no lengths for the batch"), mode:
+        program(*fakes[:3], torch.ones(2, dtype=torch.int64) * torch.randint(1, 3, (2,)))

@@ -15,7 +15,7 @@ import torch
 from understudy import _torch
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch, UnderstudyError
 from understudy.fake.boundary import with_line
-from understudy.fake.from_values import check_masks_of
+from understudy.fake.from_values import check_masks_of, is_known
 from understudy.fake.handlers import handles
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
@@ -213,6 +213,24 @@ def _check_counted(spec: TensorSpec, weights: TensorSpec | None, least: int) -> 
         raise ArgumentError(f"bincount: minlength must not be negative, got {least}")
     if weights is not None and (weights.ndim != 1 or weights.shape[0] != spec.shape[0]):
         raise ShapeMismatch(f"bincount: {weights} are no weights for {spec}: one for each number")
+
+
+@handles("aten::_ctc_loss.Tensor")
+def ctc_loss(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """The losses, and a table of two columns for each step of the longest target, and one more."""
+    log_probs, _, input_lengths, target_lengths = args[:4]
+    if mode.shape_env is None or is_known(target_lengths) or log_probs._spec.ndim != 3:
+        return NotImplemented
+    with told(func, *args[:4]):
+        for lengths in (input_lengths._spec, target_lengths._spec):
+            if lengths.ndim != 1 or lengths.shape[0] != log_probs._spec.shape[1]:
+                raise ShapeMismatch(f"ctc_loss: {lengths} are no lengths for the batch of {log_probs._spec}")
+    columns = fresh_size(mode, func, target_lengths, "columns", low=1)
+    if columns is NotImplemented:
+        return NotImplemented
+    spec = log_probs._spec
+    length, batch, _ = spec.shape
+    return make_new(mode, spec.like((batch,))), make_new(mode, spec.like((batch, length, columns)))
 
 
 def symbolic_list(mode: FakeTensorMode, fake: FakeTensor) -> Any:

@@ -13,6 +13,9 @@
     subgraphs        higher-order operators: their functions become graphs, also under the transforms of torch.func
     runtime_asserts  what was taken for granted of numbers that only data knows, as nodes
     reads            reads of data that no operator tells of
+    generators       random generators that a program makes itself
+    foreign          symbolic numbers of torch's own in a graph
+    zeros            forward-mode gradients of zero that are written to
     module_stack     which modules a node comes from, by the path they were reached by
     effects          what a call does besides giving its result
     dead_code        nodes that nothing uses and that do nothing besides
