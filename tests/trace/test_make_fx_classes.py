@@ -58,7 +58,9 @@ def test_a_program_finds_its_classes_and_attributes(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 @pytest.mark.parametrize("tags", [(1, 1, 1, 1), (1, 0, 1, 0)])
 @pytest.mark.parametrize("is_grad", [True, False])
-def test_layers_that_differ_in_an_attribute_of_a_parameter(mode: str, tags: tuple[int, ...], is_grad: bool) -> None:
+def test_layers_that_differ_in_an_attribute_of_a_parameter(
+    mode: str, tags: tuple[int, ...], is_grad: bool
+) -> None:
     class Tagged(nn.Module):
         def __init__(self, tag: int) -> None:
             super().__init__()

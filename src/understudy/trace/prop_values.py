@@ -17,7 +17,7 @@ from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import flat
 from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import surely_equal
-from understudy.spec import TensorSpec, product
+from understudy.spec import TensorSpec
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 NUMBERS = (*SYMBOLIC, int, float)
@@ -151,6 +151,11 @@ def tensor_meta_of(value: Any) -> Any:
     """What `torch.fx`'s shape propagation writes: a `TensorMetadata` for each tensor; None if there is none."""
     from torch.fx.passes.shape_prop import TensorMetadata  # why: only on request
 
+    if type(value) is FakeTensor and value._spec.is_symbolic and value._spec.layout is torch.strided:
+        spec = value._spec
+        return TensorMetadata(
+            value.shape, spec.dtype, value.requires_grad, value.stride(), _surely_format(spec), is_quantized=False, qparams={}
+        )
     is_empty = True
 
     def leaf(part: Any) -> Any:
@@ -209,5 +214,5 @@ def _surely_packed(spec: TensorSpec, order: Sequence[int]) -> bool:
             continue
         if not surely_equal(spec.stride[dim], expected):
             return False
-        expected = product((expected, spec.shape[dim]))
+        expected = expected * spec.shape[dim]
     return True
