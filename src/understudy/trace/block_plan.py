@@ -95,8 +95,9 @@ class Plan:
         number = NONE if val is None else len(self._gives.steps)
         is_late = val is not None and self._gives.add(val)
         kwargs = map_aggregate(node.kwargs, self._placed) if node.kwargs else node.kwargs
+        has_places = bool(kwargs) and _has_places(kwargs)
         return Step(
-            slot, NONE, _base_name(node.target), node.target, self._arguments(node.args), kwargs, bool(kwargs) and _has_places(kwargs),
+            slot, NONE, _base_name(node.target), node.target, self._arguments(node.args), kwargs, has_places,
             {name: _same_in_each(name, value) for name, value in node.meta.items() if name not in DIFFERING},
             self._number(self._traces, node.meta.get("stack_trace")), self._call(node.meta.get("torch_fn")),
             number, is_late,

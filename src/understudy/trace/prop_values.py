@@ -152,9 +152,9 @@ def tensor_meta_of(value: Any) -> Any:
     from torch.fx.passes.shape_prop import TensorMetadata  # why: only on request
 
     if type(value) is FakeTensor and value._spec.is_symbolic and value._spec.layout is torch.strided:
-        spec = value._spec
+        spec, strides = value._spec, value.stride()
         return TensorMetadata(
-            value.shape, spec.dtype, value.requires_grad, value.stride(), _surely_format(spec), is_quantized=False, qparams={}
+            value.shape, spec.dtype, value.requires_grad, strides, _surely_format(spec), is_quantized=False, qparams={}
         )
     is_empty = True
 
