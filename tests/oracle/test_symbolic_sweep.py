@@ -1,6 +1,6 @@
 """The sweep with symbolic sizes as a test. What is known to fail is in `GAPS`, each with its reason; a gap that no longer
 occurs fails the test as well. The short sweep runs always, the full one is marked `conformance`: every sample in float32 and
-four in int64, which are some 60,000 cases and half an hour of one processor."""
+four in int64, which are some 60,000 cases and about ten minutes of two busy processors."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -118,6 +119,11 @@ class PickledStorage:
 
 
 def reduce(fake: FakeTensor) -> Any:
+    if fake._spec.is_symbolic:
+        raise pickle.PicklingError(
+            f"{fake._spec} has symbols for sizes, which belong to a ShapeEnv of this process: pickle tensors with plain "
+            "sizes (from_tensor(..., static_shapes=True)), or the specs as text"
+        )
     if fake._spec.layout is not torch.strided:
         return rebuild_sparse, (fake.fake_mode, fake._spec, str(fake.device), fake.requires_grad, _state(fake))
     token = _pickled_storage(fake)

@@ -10,10 +10,9 @@ Models ask these methods a million times, and mostly the same: each looks first 
 from __future__ import annotations
 
 import operator
-import pickle
 from collections.abc import Callable
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx.experimental.sym_node import SymNode as TorchSymNode
@@ -525,14 +524,14 @@ class SymNode:
         twin._derive()
         return twin
 
-    def __reduce__(self) -> NoReturn:
-        raise pickle.PicklingError(
-            f"the size {self} is a symbol of a ShapeEnv, which lives in this process only: pickle tensors with plain "
-            "sizes (from_tensor(..., static_shapes=True)), or the specs as text"
-        )
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickled with its environment, of which it is a part."""
+        return SymNode.__new__, (SymNode,), (self.shape_env, self.value, self.kind, self._example)
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        self.__reduce__()
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.shape_env, self.value, self.kind, self._example = state
+        self._symbolic = None
+        self._derive()
 
 
 def _function(name: str) -> Callable[[SymNode], SymNode]:
