@@ -443,10 +443,12 @@ with_batch_dimension = torch._C._functorch._add_batch_dim
 running_node: Callable[[], Any] = torch._C._current_autograd_node
 """The node of autograd whose gradients are computed just now, None if there is none."""
 BACKWARD = torch.autograd.graph._engine_run_backward.__code__
+STARTED_FROM = "t_outputs"
+"""Its variable with what the backward pass starts from."""
 
 
-def shape_of_gradient(node: Any) -> Any:
-    return node._input_metadata[0].shape
+def shape_of_gradient(node: Any, result: int = 0) -> Any:
+    return node._input_metadata[result].shape
 
 
 def over_batches(function: Callable[..., Any], in_dims: tuple[int | None, ...], size: int, randomness: str) -> Any:

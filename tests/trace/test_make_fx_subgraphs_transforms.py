@@ -227,10 +227,22 @@ def test_transformed_for_other_sizes(name: str, transform: str) -> None:
 @pytest.mark.parametrize("transform", ["vmap", "jacfwd", "hessian", "grad of vmap"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_transformed_for_real(name: str, transform: str) -> None:
+    torch.manual_seed(0)
     f, plain = map(TRANSFORMS[transform], PROGRAMS[name])
-    gm = make_fx(f)(*given())
     x, w = given()
+    gm = make_fx(f)(x, w)
+    x = x * 1.01  # loops go round as often
     torch.testing.assert_close(gm(x, w), plain(x, w))
+
+
+def test_for_real_the_number_of_rounds_is_fixed_and_the_graph_says_so() -> None:
+    f, plain = map(TRANSFORMS["hessian"], (grows, plain_grows))
+    x, w = torch.full((4, 3), 0.6), torch.full((3,), 0.5)  # one round
+    gm = make_fx(f)(x, w)
+    for factor in (1.0, 0.9, 2.0):  # none at all has the size of one
+        torch.testing.assert_close(gm(x * factor, w), plain(x * factor, w))
+    with pytest.raises(RuntimeError, match=r"the loop goes round as often as it did when it was recorded \(1\): trace in fake"):
+        gm(x * 0.3, w)
 
 
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
@@ -246,8 +258,10 @@ def test_ordinary_gradients_and_gradients_of_these(name: str, mode: str) -> None
         return gradients
 
     f, plain = map(twice, PROGRAMS[name])
+    torch.manual_seed(0)
     x, w = given()
-    gm = make_fx(f, tracing_mode=mode)(*given())
+    example = (x * 1.01, w) if mode == "real" else given()  # for real, loops go round as often as in the example
+    gm = make_fx(f, tracing_mode=mode)(*example)
     torch.testing.assert_close(gm(x, w), plain(x, w))
 
 

@@ -14,6 +14,8 @@ from math import prod
 from types import FrameType
 from typing import Any
 
+from torch import Tensor
+
 from understudy import _torch
 from understudy.shapes import conditions
 from understudy.shapes.node import value_of
@@ -36,10 +38,16 @@ def whole_question(asked: Any, answer: bool) -> Any:
 def _is_asked_by_engine() -> bool:
     """Whether it is the formula that asks, and no mode that it calls, which may have the same question on its own account:
     then nothing of Python's is running inside of the backward pass."""
+    frame = _caller()
+    return frame is None or frame.f_code is _torch.BACKWARD
+
+
+def _caller() -> FrameType | None:
+    """Who asks: the innermost frame outside of here. None in a thread of the engine's own."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(__package__):
         frame = frame.f_back
-    return frame is None or frame.f_code is _torch.BACKWARD
+    return frame
 
 
 def _of_product(*operands: str) -> Formula:
@@ -78,6 +86,38 @@ def _of_running_sum(node: Any, asked: Any, answer: bool) -> Any:
     return conditions.joined("or", questions) if asked in questions else None
 
 
+def _of_singular_vectors(node: Any, asked: Any, answer: bool) -> Any:
+    """Where gradients of U are wanted, matrices with more rows than columns are treated apart, and C++ asks for these
+    first. Where none are, whatever the answer, it depends on whether there are at least as many rows."""
+    rows = value_of(from_torch(_torch.shape_of_gradient(node, 0)[-2]))
+    columns = value_of(from_torch(_torch.shape_of_gradient(node, 2)[-1]))
+    if asked is not conditions.gt(rows, columns) or _may_have_gradient(node, 0):
+        return None
+    return conditions.ge(rows, columns)
+
+
+def _may_have_gradient(node: Any, result: int) -> bool:
+    """Whether the backward pass at hand may have a gradient for this result of a node: if none of what it goes through
+    was computed from it, there is none, and no hook can make one up."""
+    caller = _caller()
+    if caller is None or caller.f_code is not _torch.BACKWARD:
+        return True
+    with _torch.NoFunctionModes():
+        edges = [
+            (root.grad_fn if isinstance(root, Tensor) else root.node, root.output_nr)
+            for root in caller.f_locals[_torch.STARTED_FROM]
+        ]
+    seen: set[Any] = set()
+    while edges:
+        user, position = edges.pop()
+        if user is node and position == result:
+            return True
+        if user is not None and user not in seen:
+            seen.add(user)
+            edges.extend(user.next_functions)
+    return False
+
+
 def _sizes(numbers: Any) -> list[Any]:
     return [value_of(from_torch(number)) for number in numbers]
 
@@ -87,5 +127,6 @@ FORMULAS: dict[str, Formula] = {
     "AddmmBackward0": _of_product("mat1", "mat2"),
     "TraceBackward0": _of_trace,
     "CumsumBackward0": _of_running_sum,
+    "LinalgSvdBackward0": _of_singular_vectors,
 }
 """By the name of the node."""

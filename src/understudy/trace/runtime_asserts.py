@@ -8,6 +8,7 @@ is not negative, is left to it.
 
 from __future__ import annotations
 
+import operator
 from itertools import pairwise
 from typing import Any
 
@@ -114,6 +115,16 @@ class Writer:
         assertion = self._tracer.append_call(ASSERT, (condition, message), {}, "_assert_scalar")
         assertion.meta.update(val=None, promise=promise.text)
         self.has_written = True
+
+
+def promise_size(tracer: PythonKeyTracer, tensor: torch.Tensor, text: str) -> None:
+    """A run for real has plain sizes, also where data decides them: the graph says so before it goes on with them."""
+    size = tensor.shape[0]
+    read = tracer.append_call(torch.ops.aten.sym_size.int, (tracer.node_of_tensor(tensor), 0), {}, "sym_size")
+    is_same = tracer.append_call(operator.eq, (read, size), {}, "eq")
+    message = f"not true that {text} ({size}): trace in fake or symbolic mode for a graph that holds for any number"
+    assertion = tracer.append_call(ASSERT, (is_same, message), {}, "_assert_scalar")
+    read.meta["val"], is_same.meta["val"], assertion.meta["val"] = size, True, None
 
 
 class Unmarked(PythonKeyTracer):

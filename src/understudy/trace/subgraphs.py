@@ -20,6 +20,7 @@ from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.trace import subgraph_flex, subgraph_invoke, subgraph_others
 from understudy.trace.prop_values import in_stand_ins
+from understudy.trace.runtime_asserts import promise_size
 from understudy.trace.subgraph_closures import (
     Branch,
     Rehearsal,
@@ -156,6 +157,8 @@ def record(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any) ->
     node_kwargs = {name: tracer.argument(value) for name, value in kwargs.items()}
     node = tracer.append_call(op, node_args, node_kwargs, op.name())
     recorder.track(result, node)
+    if op.name() == "while_loop_stack_output" and _torch.active_fake_mode() is None:
+        promise_size(tracer, result[0], "the loop goes round as often as it did when it was recorded")
     return result
 
 
