@@ -176,6 +176,14 @@ def test_it_can_be_pickled(graph: Any) -> None:
     assert_same(program, pickle.loads(pickle.dumps(graph)), torch.randn(3, 4))
 
 
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_the_run_of_an_interpreter_is_captured(mode: str) -> None:
+    model = torch.nn.Linear(4, 3).requires_grad_(False)
+    graph = torch.fx.symbolic_trace(model)
+    captured_again = make_fx(torch.fx.Interpreter(graph).run, tracing_mode=mode)(torch.randn(2, 4))
+    assert_same(model, captured_again, torch.randn(2, 4))
+
+
 def test_its_state_can_be_saved() -> None:
     graph = captured(program, torch.randn(3, 4))
     file = io.BytesIO()

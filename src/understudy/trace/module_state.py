@@ -68,7 +68,7 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, CONTAINERS):
         return list(value.values() if isinstance(value, dict) else value)
     if type(value).__module__.partition(".")[0] in WITHOUT_MODULES:
-        return []
+        return [value.module] if isinstance(value, torch.fx.Interpreter) else []
     slots = [name for kind in type(value).__mro__ for name, slot in vars(kind).items() if isinstance(slot, SLOT)]
     parts = list(vars(value).values()) if hasattr(value, "__dict__") else []
     return parts + [getattr(value, name, None) for name in slots]
