@@ -283,7 +283,7 @@ def _is_whole(t: torch.Tensor) -> bool:
         and t.is_leaf
         and not t._is_view()
         and t.grad is None
-        and not hasattr(t, "_is_buffer")
+        and "_is_buffer" not in t.__dict__
         and not torch.is_inference_mode_enabled()
         and not _torch.has_modes()
     )

@@ -107,7 +107,9 @@ class BorrowedState:
         self._before[module] = attributes.copy()
         replaced = self.replaced[module] = []
         for name in TABLES:  # the module's own are left alone
-            attributes[name] = self._lent_table(module, attributes[name], replaced)
+            table = attributes[name]
+            is_empty = not table and type(table) is dict
+            attributes[name] = {} if is_empty else self._lent_table(module, table, replaced)
         for name in [name for name in attributes if name not in EVERY_MODULE_HAS]:
             value = attributes[name]
             if type(value) not in NO_TENSORS and isinstance(value, torch.Tensor):
