@@ -180,6 +180,42 @@ def test_trace_of_square_matrices() -> None:
     assert Recorded(trace, [leaf(5, 7)]).guards == ["x_0 <= x_1 + 1"]
 
 
+@pytest.mark.parametrize(
+    "wanted, guards",
+    [
+        ((0,), ["x_0 > x_1", "x_0 <= x_1 x_0 >= x_1", "x_0 < x_1 x_0 <= x_1"]),
+        ((2,), ["x_0 >= x_1", "x_0 >= x_1", "x_0 < x_1"]),
+        ((1, 2), ["x_0 >= x_1", "x_0 >= x_1", "x_0 < x_1"]),
+        ((0, 2), ["x_0 > x_1", "x_0 <= x_1 x_0 >= x_1", "x_0 < x_1 x_0 <= x_1"]),
+    ],
+)
+def test_gradients_of_singular_vectors(wanted: tuple[int, ...], guards: list[str]) -> None:
+    """Whether there are more rows than columns does not matter if there is no gradient of U, though C++ asks."""
+
+    def of_vectors(x: Tensor) -> Any:
+        found = torch.linalg.svd(x, full_matrices=False)
+        outputs = [found[place].exp() for place in wanted]
+        return torch.autograd.grad(outputs, x, [torch.ones_like(output) for output in outputs])
+
+    for shape, expected in zip([(5, 3), (4, 4), (3, 5)], guards, strict=True):
+        recorded = Recorded(of_vectors, [leaf(*shape)])
+        assert " ".join(recorded.guards) == expected
+        for rows, columns in itertools.product(range(2, 5), repeat=2):
+            sizes = dict(zip(recorded.env.hints, (rows, columns), strict=True))
+            if rows != columns or recorded.is_admitted(sizes):  # of squares, steps look alike that work on other matrices
+                assert recorded.is_admitted(sizes) == recorded.is_right(sizes), sizes
+
+
+@pytest.mark.parametrize("place, guards", [(0, ["x_0 <= x_1", "x_0 >= x_1"]), (2, ["x_0 >= x_1"])])
+def test_gradients_of_singular_vectors_from_an_edge(place: int, guards: list[str]) -> None:
+    def of_columns(x: Tensor) -> Any:
+        vectors = torch.linalg.svd(x, full_matrices=False)[place]
+        edge = torch.autograd.graph.get_gradient_edge(vectors)
+        return torch.autograd.grad([edge], x, [torch.ones_like(vectors)])
+
+    assert Recorded(of_columns, [leaf(4, 4)]).guards == guards
+
+
 def test_modes_inside_of_a_backward_pass_ask_on_their_own_account() -> None:
     """What a formula asks in part is answered without being assumed, but for nobody else who asks the same."""
 

@@ -115,7 +115,7 @@ def _may_have_gradient(node: Any, result: int) -> bool:
         if user is not None and user not in seen:
             seen.add(user)
             edges.extend(user.next_functions)
-    return False
+    return node not in seen  # then the pass came here on a way that can't be seen
 
 
 def _sizes(numbers: Any) -> list[Any]:

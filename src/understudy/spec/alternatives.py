@@ -25,9 +25,8 @@ Sizes = Mapping[Expr, int]
 Way = frozenset[Any]
 """The conditions that lead to an answer, all of which have to hold."""
 
-MOST_TRIALS, MOST_WAYS, MOST_SYMBOLS, MOST_SMALL = 16, 6, 2, 4
-"""Where there are more, the answer is still right, and only more is assumed than need be. Of more symbols than
-`MOST_SYMBOLS`, only those are varied that are small at hand."""
+MOST_TRIALS, MOST_WAYS, MOST_SYMBOLS = 16, 6, 2
+"""Where there are more, the answer is still right, and only more is assumed than need be."""
 SMALL = (0, 1, 2)
 
 
@@ -43,9 +42,7 @@ def weakly(function: Callable[..., Size | None], *args: Any) -> Size | None:
         return function(*args)
     known = [env.facts.simplify(symbol) for symbol in open_symbols]  # many are equal to others
     left = {symbol for value in known if isinstance(value, Expr) for symbol in value.symbols if symbol.low in (0, 1)}
-    if len(left) > MOST_SYMBOLS:
-        left = {symbol for symbol in left if env.hints[symbol] <= 1}
-    if not 0 < len(left) <= MOST_SMALL:
+    if not 0 < len(left) <= MOST_SYMBOLS:
         return function(*args)
     return _explored(env, sorted(left, key=lambda symbol: symbol.order), function, args)
 
@@ -117,8 +114,7 @@ def _facts(env: Any, example: Sizes) -> Facts:
 
 def _other_sizes(env: Any, symbols: Sequence[Expr]) -> Iterator[Sizes]:
     """Sizes that are known to be admitted, with other numbers in the place of those that are small, or may be."""
-    at_hand = env.hints.values() if len(symbols) <= MOST_SYMBOLS else ()
-    numbers = sorted({*SMALL, *at_hand, max(env.hints.values()) + 2})
+    numbers = sorted({*SMALL, *env.hints.values(), max(env.hints.values()) + 2})
     known = [(symbol, env.facts.simplify(symbol)) for symbol in env.hints]
     followers = [(symbol, value) for symbol, value in known if isinstance(value, Expr) and value is not symbol]
     for places in sorted(product(range(len(numbers)), repeat=len(symbols)), key=sum):
