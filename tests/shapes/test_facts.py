@@ -128,6 +128,12 @@ def test_facts_of_one_do_not_reach_another() -> None:
     assert knowing().prove(ge(s, 8)) is Proof.UNKNOWN
 
 
+def test_facts_that_nothing_meets_come_to_an_end() -> None:
+    facts = knowing(gt(t, 1), lt(t * t, t + 2))
+    low, _ = facts.interval(t)
+    assert low is not None and low.bit_length() < 2048  # each step squares it
+
+
 def test_contradictions_are_noticed() -> None:
     assert knowing(eq(t % 2, 0), eq(t, 7)).is_contradictory
     assert knowing(lt(t, 4), gt(t, 4)).is_contradictory

@@ -24,6 +24,7 @@ from .polynomials import Monomial, Size, constant_of
 # left out beyond them makes answers weaker, never wrong.
 MOST_NARROWINGS = 100
 MOST_TASKS = 10_000
+MOST_BITS = 1024  # of a bound: x*x <= x + 1 and x >= 2, which nothing meets, squares it again and again
 LARGEST_DIVISOR = 1 << 20  # 2*x == 3*x*x makes x a multiple of 3, then of 9, …
 
 Task = tuple[str, Size]
@@ -102,6 +103,8 @@ class Lesson:
 
     def narrow(self, monomial: Monomial, interval: Interval) -> None:
         whole = self.algebra.normal({monomial: 1})
+        if any(end is not None and end.bit_length() > MOST_BITS for end in interval):
+            return
         if isinstance(whole, int) or not self.store.narrow(whole, interval):
             return
         self.narrowings += 1
