@@ -28,6 +28,7 @@ from understudy.trace.inner_recorder import settle
 from understudy.trace.module_stack import recorded_modules, root_of
 from understudy.trace.module_state import LentState, Named, modules_of
 from understudy.trace.node_meta import set_val
+from understudy.trace.pause import no_collection
 from understudy.trace.places import begins_here
 from understudy.trace.predispatch import PreDispatchTorchFunctionMode
 from understudy.trace.prop_values import in_stand_ins
@@ -100,6 +101,12 @@ class Capture:
         self._modules_given: list[torch.nn.Module] = []
 
     def run(self, args: tuple[Any, ...]) -> GraphModule:
+        if self.options.tracing_mode == "real":  # what the program lets go of may be large
+            return self._run(args)
+        with no_collection():
+            return self._run(args)
+
+    def _run(self, args: tuple[Any, ...]) -> GraphModule:
         self.fake_mode = self.outer.stand_ins if self.outer is not None else self._mode_for(args)
         if self.fake_mode is not None:
             self.tracer.shape_env = self.fake_mode.shape_env
