@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -237,3 +239,17 @@ def test_gradients_reach_all_parameters() -> None:
     expected = program(x)
     for result, wanted in zip(capture(program, x, grad=True)(x), expected, strict=True):
         torch.testing.assert_close(result, wanted)
+
+
+def test_values_that_nobody_has_read_keep_nothing_of_the_program() -> None:
+    model = Stack()
+    gm = capture(model, torch.randn(3, 8))
+    parameters = [weakref.ref(parameter) for parameter in model.parameters()]
+    graph = gm.graph
+    graph.owning_module = None
+    for part in gm.modules():
+        part._parameters.clear()
+    del model, gm, part
+    gc.collect()
+    assert not any(reference() is not None for reference in parameters)
+    assert [node.meta["val"].shape for node in graph.find_nodes(op="get_attr")][-1] == (8, 16)

@@ -64,11 +64,10 @@ class Lender:
 
     def __init__(self, mode: FakeTensorMode, constants: Constants) -> None:
         self._mode = mode
-        self._constants = constants
+        self._constants: Constants | None = constants
         self._is_grad = torch.is_grad_enabled()
         self._by_storage: dict[int, Lent] = {}
         self._lent: dict[int, Lent] = {}
-        self._is_over = False
 
     def lent(self, real: torch.Tensor) -> Lent | None:
         """None for a tensor that can't wait: gradients may go to it, others share its memory, or it is no plain one."""
@@ -99,17 +98,19 @@ class Lender:
 
     def made(self, lent: Lent) -> FakeTensor:
         with _torch.NoFunctionModes(), torch.inference_mode(False):
-            if self._is_over:  # the tensor may be another one by now; it is to be as it was in the trace
+            if self._constants is None:  # the tensor may be another one by now; it is to be as it was in the trace
                 return make_new(self._mode, lent.spec)
             fake = self._mode.fake_tensor_converter.from_simple(self._mode, lent.real)
         self._constants.has_stand_in(lent, fake)
         return fake
 
     def close(self) -> None:
-        """The trace is over: the real tensors are let go of."""
-        self._is_over = True
+        """The trace is over: all that belongs to it is let go of."""
+        self._constants = None
         for lent in self._lent.values():
             del lent.real
+        self._lent.clear()
+        self._by_storage.clear()
 
 
 def resolved(tensors: Iterable[Any]) -> list[Any]:
