@@ -1,4 +1,4 @@
-"""Small helpers that code written for `torch.fx.experimental.symbolic_shapes` imports from there."""
+"""Small helpers under the names that torch's own module of symbolic shapes gives them, for code written for that."""
 
 from __future__ import annotations
 

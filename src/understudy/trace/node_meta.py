@@ -106,9 +106,9 @@ class NodeMeta:
 
     def _described_tensor(self, fake: FakeTensor, with_gradient: bool) -> Any:
         spec = fake._spec
-        is_simple = not spec.is_symbolic and spec.layout is torch.strided
-        found = tensor_meta_of_numbers(spec, with_gradient) if is_simple else tensor_meta_of(fake)
-        self._tensor_metas[with_gradient][spec] = found
+        if not spec.is_symbolic and spec.layout is torch.strided:
+            return self.tensor_meta_of_spec(spec, with_gradient)
+        found = self._tensor_metas[with_gradient][spec] = tensor_meta_of(fake)
         return found
 
 
