@@ -39,7 +39,7 @@ MAY_NAME_REPLACED = {
 MAY_SAY_GLOBAL = {"_torch.py": "counts entries into torch's own process-wide flags"}
 
 LONGEST_FILE = 600
-MAY_BE_LONGER = {"_torch.py": 1410}
+MAY_BE_LONGER = {"_torch.py": 1430}
 """All private torch API is in one file: that it is one matters more than its length."""
 LONGEST_FUNCTION = 80
 REASON = "# why:"

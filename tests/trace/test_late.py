@@ -17,19 +17,24 @@ from torch.utils import _pytree as pytree
 
 from tests.trace.test_make_fx_blocks import Layer, Stack, capture, facts
 from understudy import FakeTensor, run_every_layer
-from understudy.trace.late import PENDING, LateMeta
+from understudy.trace.late import LateMeta, Pending
 from understudy.trace.lent import Lent
 
 
+class Counting:
+    """Makes what is pending, and notes that it has."""
+
+    def __init__(self, made: list[int]) -> None:
+        self._made = made
+
+    def made(self, pending: Pending) -> str:
+        self._made.append(pending.number)
+        return f"value {pending.number}"
+
+
 def late(made: list[int] | None = None) -> LateMeta:
-    counted = made if made is not None else []
-
-    def make(number: int) -> str:
-        counted.append(number)
-        return f"value {number}"
-
-    meta = LateMeta({"val": PENDING, "custom": 1})
-    meta.make, meta.number = make, 7
+    meta = LateMeta({"val": Pending("val", 7), "custom": 1})
+    meta.source = Counting([] if made is None else made)
     return meta
 
 

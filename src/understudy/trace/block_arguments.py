@@ -22,10 +22,23 @@ OWN_ATTRIBUTES = frozenset({"_is_param", "_is_buffer", "persistent", *FakeTensor
 """What a stand-in holds; anything else was put there by the program, and may be read by it."""
 
 
+SIMPLE = frozenset({FakeTensor, *COMPARED})
+"""Arguments that have no parts."""
+
+
+def taken_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+    """What a block was called with: the leaves, and what tells their structure."""
+    leaves = [*args, *kwargs.values()] if kwargs else list(args)
+    if SIMPLE.issuperset(map(type, leaves)):
+        return leaves, (len(args), *kwargs)
+    leaves, structure = _torch.tree_flatten((args, kwargs))
+    return leaves, str(structure)
+
+
 def key_of(tracer: PythonKeyTracer, mode: FakeTensorMode, leaves: list[Any], structure: Any) -> Key:
     """Equal for calls that a block can't tell apart but by what its tensors hold."""
     is_grad = torch.is_grad_enabled()
-    parts: list[Any] = [str(structure), is_grad, *_torch.settings()]
+    parts: list[Any] = [structure, is_grad, *_torch.settings()]
     first: dict[Any, int] = {}
     for leaf in leaves:
         kind = type(leaf)
@@ -56,7 +69,7 @@ def is_marked(tensor: FakeTensor) -> bool:
 
 def check_unchanged(arguments: Any, leaves: list[Any], structure: Any) -> None:
     """After a run: the lists and dicts that a block was given hold what they held before."""
-    now, form = _torch.tree_flatten(arguments)
+    now, form = taken_apart(*arguments)
     if form != structure or len(now) != len(leaves) or any(map(is_not, now, leaves)):
         raise Unlike
     if any(is_marked(leaf) for leaf in leaves if type(leaf) is FakeTensor):

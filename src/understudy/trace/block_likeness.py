@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
+from operator import itemgetter
 from types import MethodType
 from typing import Any
 
@@ -20,6 +21,10 @@ TABLES = (dict, OrderedDict, set)
 """Of parameters, modules, hooks: most are empty."""
 DICTS: dict[Any, type] = {dict: dict, LentTable: dict, Watched: Watched}
 """By type: which of them can be told apart."""
+HOLDING = ("_parameters", "_buffers", "_modules")
+SILENT = frozenset(name for name, value in vars(torch.nn.Module()).items() if not value and name not in HOLDING)
+"""Attributes of every module that say nothing while they are empty: tables of hooks and the like."""
+silent_values = itemgetter(*sorted(SILENT))
 CONTAINERS = (tuple, list, set, frozenset, torch.Size)
 Key = tuple[Any, ...]
 
@@ -54,6 +59,7 @@ class Likeness:
     def __init__(self) -> None:
         self._reaches: dict[type, Reach] = {}
         self._readers = Readers()
+        self._telling: dict[tuple[str, ...], tuple[str, ...]] = {}
         self.replaced: set[int] = set()
         """Functions that stand in for a module's own forward for the time of the trace, by identity."""
 
@@ -76,13 +82,25 @@ class Likeness:
             return kind, seen.modules[id(module)]
         seen.kinds[kind] = None
         parts: list[Any] = [kind]
-        for name, value in vars(module).items():
+        attributes = vars(module)
+        for name in self._telling_names(attributes):
+            value = attributes[name]
             kind = type(value)
             if kind in COMPARED:
                 parts += (name, kind, value or repr(value))
             elif (kind not in TABLES or value) and id(value) not in self.replaced:
                 parts += (name, self._described(value, seen, states))
         return tuple(parts)
+
+    def _telling_names(self, attributes: dict[str, Any]) -> tuple[str, ...]:
+        """The attributes of a module that are to be looked at. Tables of hooks are nearly always there and empty."""
+        names = tuple(attributes)
+        known = self._telling.get(names)
+        if known is None:
+            known = self._telling[names] = (
+                tuple([name for name in names if name not in SILENT]) if attributes.keys() >= SILENT else names
+            )
+        return names if len(known) < len(names) and any(silent_values(attributes)) else known
 
     def _described(self, value: Any, seen: Seen, states: States) -> Any:
         kind = type(value)
@@ -101,9 +119,13 @@ class Likeness:
             return self._walked(value, seen, states)
         if kind in DICTS:
             seen.containers.add(id(value))
-            return DICTS[kind], tuple(
-                [(key or repr(key), self._described(part, seen, states)) for key, part in dict.items(value)]
-            )
+            held: list[Any] = [DICTS[kind]]
+            for key, part in dict.items(value):
+                if type(part) is Lent and part.fake is None:
+                    held += (key, (seen.position(part), part.spec, part.requires_grad))
+                else:
+                    held += (key or repr(key), self._described(part, seen, states))
+            return tuple(held)
         if kind in CONTAINERS:
             seen.containers.add(id(value))
             return kind, tuple([self._described(part, seen, states) for part in value])

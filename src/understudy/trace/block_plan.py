@@ -15,7 +15,7 @@ from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_view
 from understudy.fake.tensor import FakeTensor
 from understudy.trace.block_values import Made, Values
-from understudy.trace.late import PENDING, LateMeta
+from understudy.trace.late import LateMeta, Pending
 from understudy.trace.lent import Lent
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 NONE = -1
 set_meta = _torch.set_node_meta
-DIFFERING = ("stack_trace", "torch_fn")
 AGGREGATES = (list, tuple, dict, slice)
+PLAIN = frozenset({int, bool, float, type(None)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,8 @@ class Step(NamedTuple):
     own: int
     """Which of the block's own tensors it reads, NONE for a call."""
     name: str
+    bucket: dict[Node, None]
+    """Where the graph keeps such calls."""
     target: Any
     arguments: Callable[[list[Any]], tuple[Any, ...]]
     """Picks the arguments of the call out of the values of a run."""
@@ -58,55 +60,72 @@ class Step(NamedTuple):
     has_places: bool
     """Whether there are any among the kwargs."""
     meta: dict[str, Any]
-    trace: int
-    call: int
+    """With what differs from run to run pending."""
     value: int
-    """Under which number the values of a run have what it gives, NONE if it gives nothing."""
-    is_late: bool
-    """Whether that can be made when it is read."""
+    """Under which number the values of a run have what it gives, if that can't be made later; else NONE."""
+
+
+class Written:
+    """One run of a block that was not run: knows what its nodes say, for the time when somebody reads it."""
+
+    __slots__ = ("_calls", "_counts", "_prefix", "_traces", "_values")
+
+    def __init__(self, values: Made, traces: list[str], prefix: str, calls: list[Call], counts: dict[Any, int]) -> None:
+        self._values = values
+        self._traces = traces
+        self._prefix = prefix
+        self._calls = calls
+        self._counts = counts
+
+    def made(self, pending: Pending) -> Any:
+        if pending.kind == "val":
+            return self._values.make(pending.number)
+        if pending.kind == "stack_trace":  # the lines around a block are its own, those inside are the same each time
+            return self._prefix + self._traces[pending.number]
+        call = self._calls[pending.number]
+        return f"{call.name}_{self._counts.get(call.func, 0) + call.before}", call.kind
 
 
 class Plan:
     """The steps of a block, and how to follow them."""
 
-    def __init__(self, known: Recording) -> None:
+    def __init__(self, known: Recording, appender: _torch.NodeAppender) -> None:
         self._known = known
+        self._appender = appender
         nodes = dict.fromkeys((*known.inputs, *filter(None, known.own), *known.nodes))
         self._slots = {node: Place(i) for i, node in enumerate(nodes)}
         self._values: list[Any] = [None] * len(nodes)  # behind them, arguments that are the same in every run
         self._gives = Values(known.tensors, known.outside)
-        self._traces: dict[str, int] = {}
-        self._calls: dict[tuple[str, str], int] = {}
+        self._traces: dict[str, Pending] = {}
+        self._calls: dict[tuple[str, str], Pending] = {}
         self._functions = {described(func): func for func in known.advance}
-        self._call_list: list[Call] = []
         self._own_of = {node: i for i, node in enumerate(known.own) if node is not None}
         inside = set(known.nodes)
         self._read_before = [(self._slots[node].slot, i) for node, i in self._own_of.items() if node not in inside]
         self._steps = list(map(self._step, known.nodes))
-        self._cut = len(known.prefix)
+        self._lines_inside = [trace[len(known.prefix) :] for trace in self._traces]
+        self._call_list = list(map(self._call, self._calls))
 
     # --- preparing -----------------------------------------------------------------------------------------------
 
     def _step(self, node: Node) -> Step:
         slot = self._slots[node].slot
         if node.op == "get_attr":
-            return Step(slot, self._own_of[node], "", None, _none_at_all, {}, False, {}, NONE, NONE, NONE, False)
+            return Step(slot, self._own_of[node], "", {}, None, _none_at_all, {}, False, {}, NONE)
         val = node.meta.get("val")
         number = NONE if val is None else len(self._gives.steps)
         is_late = val is not None and self._gives.add(val)
         kwargs = map_aggregate(node.kwargs, self._placed) if node.kwargs else node.kwargs
         has_places = bool(kwargs) and _has_places(kwargs)
         return Step(
-            slot, NONE, _base_name(node.target), node.target, self._arguments(node.args), kwargs, has_places,
-            {name: _same_in_each(name, value) for name, value in node.meta.items() if name not in DIFFERING},
-            self._number(self._traces, node.meta.get("stack_trace")), self._call(node.meta.get("torch_fn")),
-            number, is_late,
+            slot, NONE, _base_name(node.target), self._appender.bucket(node.target), node.target,
+            self._arguments(node.args), kwargs, has_places,
+            {name: self._pending(name, value, number) for name, value in node.meta.items()},
+            NONE if is_late else number,
         )  # fmt: skip
 
     def _arguments(self, args: tuple[Any, ...]) -> Callable[[list[Any]], tuple[Any, ...]]:
-        placed = [
-            map_aggregate(part, self._placed) if isinstance(part, AGGREGATES) else self._placed(part) for part in args
-        ]
+        placed = [self._placed_all(part) if isinstance(part, AGGREGATES) else self._placed(part) for part in args]
         if any(isinstance(part, AGGREGATES) and _has_places(part) for part in placed):
             return lambda values: tuple(_filled(placed, values))
         positions = [part.slot if type(part) is Place else self._same_in_all(part) for part in placed]
@@ -119,20 +138,29 @@ class Plan:
         self._values.append(argument)
         return len(self._values) - 1
 
+    def _placed_all(self, aggregate: Any) -> Any:
+        is_flat = isinstance(aggregate, (list, tuple)) and PLAIN.issuperset(map(type, aggregate))
+        return aggregate if is_flat else map_aggregate(aggregate, self._placed)
+
     def _placed(self, part: Any) -> Any:
         return self._slots.get(part, part) if type(part) is Node else part
 
-    @staticmethod
-    def _number(numbers: dict[Any, int], key: Any) -> int:
-        return NONE if key is None else numbers.setdefault(key, len(numbers))
+    def _pending(self, name: str, value: Any, number: int) -> Any:
+        """What a node says, or what stands for it if that differs from run to run."""
+        if value is None or name not in ("val", "stack_trace", "torch_fn"):
+            return value
+        if name == "val":
+            return Pending(name, number)
+        known = self._traces if name == "stack_trace" else self._calls
+        found = known.get(value)
+        if found is None:
+            found = known[value] = Pending(name, len(known))
+        return found
 
-    def _call(self, call: tuple[str, str] | None) -> int:
-        if call is not None and call not in self._calls:
-            name, _, number = call[0].rpartition("_")
-            func = self._functions.get((name, call[1]))
-            before = int(number) - self._known.counts.get(func, 0)
-            self._call_list.append(Call(func, name, call[1], before))
-        return self._number(self._calls, call)
+    def _call(self, call: tuple[str, str]) -> Call:
+        name, _, number = call[0].rpartition("_")
+        func = self._functions.get((name, call[1]))
+        return Call(func, name, call[1], int(number) - self._known.counts.get(func, 0))
 
     # --- following -----------------------------------------------------------------------------------------------
 
@@ -151,39 +179,26 @@ class Plan:
         for slot, i in self._read_before:
             slots[slot] = node_of(tensors[i])
         values = Made(self._gives, mode, given, tensors)
-        traces, calls = self._written_traces(tracer), self._numbered_calls(tracer)
-        append, make = tracer.appender().call, values.make
-        for slot, own, name, target, arguments, kwargs, has_places, same, trace, call, value, is_late in self._steps:
+        counts = tracer.torch_fn_counts
+        written = Written(
+            values, self._lines_inside, tracer.node_meta.stack_trace(), self._call_list, counts.copy()
+        )
+        for func, count in self._known.advance.items():
+            counts[func] = counts.get(func, 0) + count
+        add = self._appender.add
+        for slot, own, name, bucket, target, arguments, kwargs, has_places, same, value in self._steps:
             if own != NONE:
                 slots[slot] = node_of(tensors[own])
                 continue
             if has_places:
                 kwargs = _filled(kwargs, slots)
-            node = slots[slot] = append(name, target, arguments(slots), kwargs)
+            node = slots[slot] = add(name, bucket, target, arguments(slots), kwargs)
             meta = LateMeta(same)
-            meta.make, meta.number = make, value
-            if trace != NONE:
-                meta["stack_trace"] = traces[trace]
-            if call != NONE:
-                meta["torch_fn"] = calls[call]
-            if not is_late and value != NONE:
-                meta["val"] = make(value)
+            meta.source = written
+            if value != NONE:
+                meta["val"] = values.make(value)
             set_meta(node, meta)
         return self._results(tracer, mode, slots, given)
-
-    def _written_traces(self, tracer: PythonKeyTracer) -> list[str]:
-        """The lines around a block are its own, those inside are the same each time."""
-        prefix = tracer.node_meta.stack_trace()
-        return [prefix + trace[self._cut :] for trace in self._traces]
-
-    def _numbered_calls(self, tracer: PythonKeyTracer) -> list[tuple[str, str]]:
-        counts = tracer.torch_fn_counts
-        calls = [
-            (f"{call.name}_{counts.get(call.func, 0) + call.before}", call.kind) for call in self._call_list
-        ]
-        for func, count in self._known.advance.items():
-            counts[func] = counts.get(func, 0) + count
-        return calls
 
     def _results(
         self, tracer: PythonKeyTracer, mode: FakeTensorMode, slots: list[Any], given: list[FakeTensor]
@@ -208,6 +223,8 @@ def _filled(arguments: Any, slots: list[Any]) -> Any:
 
 
 def _has_places(part: Any) -> bool:
+    if isinstance(part, (list, tuple)) and PLAIN.issuperset(map(type, part)):
+        return False
     found: list[Any] = []
 
     def note(leaf: Any) -> None:
@@ -216,10 +233,6 @@ def _has_places(part: Any) -> bool:
 
     map_aggregate(part, note)
     return bool(found)
-
-
-def _same_in_each(name: str, value: Any) -> Any:
-    return PENDING if name == "val" and value is not None else value
 
 
 def _none_at_all(values: list[Any]) -> tuple[Any, ...]:

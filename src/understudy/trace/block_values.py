@@ -49,18 +49,22 @@ class Values:
 
     def add(self, val: Any) -> bool:
         """What the next step gives. Says whether it can be made at any time."""
-        step = len(self.steps)
+        if type(val) is FakeTensor:
+            self.steps.append(self._described(val))
+            return can_be_made_again(val._spec)
+        tensors = flat(FakeTensor, (val,), {})
 
         def described(part: Any) -> Any:
-            if type(part) is not FakeTensor:
-                return part
-            storage = self._number(part)
-            self.first.setdefault(storage, step)
-            is_simple = storage not in self.from_before and can_be_made_again(part._spec)
-            return Val(part._spec, storage, is_simple)
+            return self._described(part) if type(part) is FakeTensor else part
 
         self.steps.append(map_aggregate(val, described))
-        return val is not None and all(can_be_made_again(part._spec) for part in flat(FakeTensor, (val,), {}))
+        return val is not None and all(can_be_made_again(tensor._spec) for tensor in tensors)
+
+    def _described(self, tensor: FakeTensor) -> Val:
+        storage = self._number(tensor)
+        self.first.setdefault(storage, len(self.steps))
+        is_simple = storage not in self.from_before and can_be_made_again(tensor._spec)
+        return Val(tensor._spec, storage, is_simple)
 
 
 class Made:
@@ -73,9 +77,10 @@ class Made:
         self._bases: list[Any] = [None] * len(values)
         for storage, val in values.outside.items():
             self._bases[storage] = val
-        # The inputs themselves are not held on to: who looks whether they are still used would be misled.
-        for storage, tensor in zip(values.of_tensors, (*map(snapshot, given), *own), strict=True):
-            self._bases[storage] = tensor
+        for position, (storage, tensor) in enumerate(zip(values.of_tensors, (*given, *own), strict=True)):
+            if storage in values.first:
+                # The inputs themselves are not held on to: who looks whether they are still used would be misled.
+                self._bases[storage] = snapshot(tensor) if position < len(given) else tensor
         self._made: dict[int, Any] = {}
 
     def make(self, step: int) -> Any:

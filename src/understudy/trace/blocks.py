@@ -27,7 +27,7 @@ from understudy import _torch
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import flat
-from understudy.trace.block_arguments import check_results, check_unchanged, key_of
+from understudy.trace.block_arguments import check_results, check_unchanged, key_of, taken_apart
 from understudy.trace.block_likeness import Key, Likeness, Seen
 from understudy.trace.block_plan import Plan, described
 from understudy.trace.block_state import COMPARED, Unlike
@@ -124,6 +124,7 @@ class Recording:
     advance: dict[Any, int]
     """How often torch functions had been called before, and are called in it."""
     held: list[Any]
+    appender: _torch.NodeAppender
 
     @functools.cached_property
     def outside(self) -> list[FakeTensor]:
@@ -137,7 +138,7 @@ class Recording:
     @functools.cached_property
     def plan(self) -> Plan:
         """How to write it down again."""
-        return Plan(self)
+        return Plan(self, self.appender)
 
     def canonical(self) -> list[Any]:
         """Equal for recordings that differ in nothing but their inputs and own tensors."""
@@ -224,7 +225,7 @@ class Blocks:
             try:
                 with _torch.NoFunctionModes():
                     signature, seen = self._signature(block, family)
-                    leaves, structure = _torch.tree_flatten((args, kwargs))
+                    leaves, structure = taken_apart(args, kwargs)
                     key = key_of(self._tracer, self._mode, leaves, structure)
                     if _is_trained(seen.tensors):
                         raise Unlike
@@ -302,6 +303,7 @@ class Blocks:
             [*given, *seen.tensors],
             [self._node(leaf) if isinstance(leaf, torch.Tensor) else _plain(leaf) for leaf in leaves],
             structure, run.prefix, run.counts, _advance(run.counts, tracer.torch_fn_counts), seen.held,
+            tracer.appender(),
         )  # fmt: skip
         _check_pure(recording, nodes)
         _check_calls(recording)

@@ -16,8 +16,8 @@ from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import flat
 from understudy.lines import user_line
 from understudy.trace.effects import written_values
-from understudy.trace.late import PENDING, LateMeta
-from understudy.trace.lent import Lent
+from understudy.trace.late import LateMeta
+from understudy.trace.lent import VAL, Lent
 from understudy.trace.node_meta import set_val
 from understudy.trace.prop_values import snapshot
 
@@ -104,8 +104,8 @@ class Constants:
         if lent.node is None:
             node = lent.node = self._read(lent.real, self._late[id(lent.real)][1])
             tensor_meta = self._tracer.node_meta.tensor_meta_of_spec(lent.spec, lent.requires_grad)
-            meta = LateMeta(val=PENDING, tensor_meta=tensor_meta)
-            meta.make, meta.number = lent.val, 0
+            meta = LateMeta(val=VAL, tensor_meta=tensor_meta)
+            meta.source = lent
             _torch.set_node_meta(node, meta)
         return lent.node
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 NOT_GIVEN: Any = object()
 
@@ -89,30 +89,36 @@ class LateDict(dict[str, Any]):
 
 
 class Pending:
-    """Stands for the `val` of a node."""
+    """Stands for something that a node says, such as its `val`: what it is, and its number among those of its kind."""
+
+    __slots__ = ("kind", "number")
+
+    def __init__(self, kind: str, number: int) -> None:
+        self.kind = kind
+        self.number = number
 
 
-PENDING = Pending()
+class Source(Protocol):
+    """Knows what is pending."""
+
+    def made(self, pending: Pending) -> Any:
+        """The same object each time, if it is a tensor."""
 
 
 class LateMeta(LateDict):
-    """The `meta` of a node, whose `val` is pending."""
+    """The `meta` of a node, in which some of what it says is pending."""
 
-    __slots__ = ("make", "number")
+    __slots__ = ("source",)
     pending = Pending
-    make: Callable[[int], Any]
-    number: int
-    """`make(number)` is the value: the same object each time, also for copies of this dict."""
+    source: Source
 
-    def _made(self, pending: Any) -> Any:
-        return self.make(self.number)
+    def _made(self, pending: Pending) -> Any:
+        return self.source.made(pending)
 
     def copy(self) -> Any:
-        """A dict that shares the value, also if nobody has asked for it yet."""
-        if dict.get(self, "val") is not PENDING:
-            return dict(self)
+        """A dict that shares the values, also those that nobody has asked for yet."""
         other = LateMeta()
         for key in self:
             dict.__setitem__(other, key, dict.__getitem__(self, key))
-        other.make, other.number = self.make, self.number
+        other.source = self.source
         return other

@@ -13,11 +13,13 @@ from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.spec import TensorSpec
-from understudy.trace.late import LateDict
+from understudy.trace.late import LateDict, Pending
 from understudy.trace.prop_values import snapshot
 
 if TYPE_CHECKING:
     from understudy.trace.constants import Constants
+
+VAL = Pending("val", 0)
 
 
 @final
@@ -42,8 +44,8 @@ class Lent:
             self.fake = self._lender.made(self)
         return self.fake
 
-    def val(self, _: int) -> torch.Tensor:
-        """Of the node that reads it."""
+    def made(self, pending: Pending) -> torch.Tensor:
+        """The `val` of the node that reads it."""
         if self._val is None:
             self._val = snapshot(self.stand_in())
         return self._val

@@ -24,15 +24,18 @@ NO_TENSORS = frozenset({bool, int, float, str, dict, set, list, tuple, type(None
 def named_parts(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     """`module.named_modules()`, without a generator in a generator for each level."""
     found: dict[int, tuple[str, torch.nn.Module]] = {}
-
-    def walk(path: str, part: torch.nn.Module) -> None:
-        found[id(part)] = path, part
-        for name, inner in part._modules.items():
-            if inner is not None and id(inner) not in found:
-                walk(f"{path}.{name}" if path else name, inner)
-
-    walk("", module)
+    _add_parts("", module, found)
     return list(found.values())
+
+
+def _add_parts(path: str, part: torch.nn.Module, found: dict[int, tuple[str, torch.nn.Module]]) -> None:
+    found[id(part)] = path, part
+    inner_parts = part._modules
+    if inner_parts:
+        prefix = f"{path}." if path else ""
+        for name, inner in inner_parts.items():
+            if inner is not None and id(inner) not in found:
+                _add_parts(prefix + name, inner, found)
 
 
 class Lending:
