@@ -190,8 +190,7 @@ class Constants:
 
     def graph_module(self, graph: Graph, name: str) -> GraphModule:
         """A graph module of this graph, with the tensors and modules that it reads as its attributes."""
-        if not self._nested:
-            return _torch.lazy_graph_module(self._tracer.root, graph, name)
+        # Past `GraphModule.__init__`, which looks for each attribute along its path and copies it.
         gm = _torch.lazy_graph_module(torch.nn.Module(), Graph(tracer_cls=type(self._tracer)), name)
         targets = [str(node.target) for op in ("get_attr", "call_module") for node in graph.find_nodes(op=op)]
         parents: dict[str, torch.nn.Module] = {"": gm}
@@ -253,6 +252,6 @@ def set_attribute(module: torch.nn.Module, name: str, value: Any) -> None:
     ):  # torch answers the latter slowly
         module._parameters[name] = value
     elif isinstance(value, torch.Tensor):
-        module.register_buffer(name, value)
+        module._buffers[name] = value
     else:
         setattr(module, name, value)
