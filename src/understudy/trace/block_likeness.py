@@ -16,15 +16,17 @@ from understudy.trace.block_code import Reach, found_at, is_own
 from understudy.trace.block_state import COMPARED, Readers, States, Unlike
 from understudy.trace.block_watch import Watched
 from understudy.trace.lent import Lent, LentTable
+from understudy.trace.prop_state import EVERY_MODULE_HAS
 
 TABLES = (dict, OrderedDict, set)
 """Of parameters, modules, hooks: most are empty."""
 DICTS: dict[Any, type] = {dict: dict, LentTable: dict, Watched: Watched}
 """By type: which of them can be told apart."""
 HOLDING = ("_parameters", "_buffers", "_modules")
-SILENT = frozenset(name for name, value in vars(torch.nn.Module()).items() if not value and name not in HOLDING)
+SILENT = frozenset(name for name, value in EVERY_MODULE_HAS.items() if not value and name not in HOLDING)
 """Attributes of every module that say nothing while they are empty: tables of hooks and the like."""
 silent_values = itemgetter(*sorted(SILENT))
+END = object()
 CONTAINERS = (tuple, list, set, frozenset, torch.Size)
 Key = tuple[Any, ...]
 
@@ -66,22 +68,26 @@ class Likeness:
     def signature(self, module: torch.nn.Module, seen: Seen) -> Key:
         """Equal for modules whose forwards do the same."""
         states = States(self._readers, type(module))
-        parts = self._walked(module, seen, states)
-        code = self._state_of_code(type(module), seen, states)
+        parts: list[Any] = []
+        self._walk(module, parts, seen, states)
+        parts += self._state_of_code(type(module), seen, states)
         seen.held, seen.calls = states.held, states.calls
-        return parts, code
+        return tuple(parts)
 
     def names_of(self, kind: type) -> set[str]:
         """The names that the code of such blocks uses."""
         return self._reaches[kind].names
 
-    def _walked(self, module: torch.nn.Module, seen: Seen, states: States) -> Key:
-        kind = type(module)
+    # What a module holds is written into one flat list; END says where a module, a table or a list is over.
+
+    def _walk(self, module: torch.nn.Module, parts: list[Any], seen: Seen, states: States) -> None:
+        kind: type = type(module)
+        parts.append(kind)
         position = len(seen.modules)
         if seen.modules.setdefault(id(module), position) != position:
-            return kind, seen.modules[id(module)]
+            parts.append(seen.modules[id(module)])
+            return
         seen.kinds[kind] = None
-        parts: list[Any] = [kind]
         attributes = vars(module)
         for name in self._telling_names(attributes):
             value = attributes[name]
@@ -89,8 +95,9 @@ class Likeness:
             if kind in COMPARED:
                 parts += (name, kind, value or repr(value))
             elif (kind not in TABLES or value) and id(value) not in self.replaced:
-                parts += (name, self._described(value, seen, states))
-        return tuple(parts)
+                parts.append(name)
+                self._describe(value, parts, seen, states)
+        parts.append(END)
 
     def _telling_names(self, attributes: dict[str, Any]) -> tuple[str, ...]:
         """The attributes of a module that are to be looked at. Tables of hooks are nearly always there and empty."""
@@ -102,39 +109,55 @@ class Likeness:
             )
         return names if len(known) < len(names) and any(silent_values(attributes)) else known
 
-    def _described(self, value: Any, seen: Seen, states: States) -> Any:
+    def _describe(self, value: Any, parts: list[Any], seen: Seen, states: States) -> None:
         kind = type(value)
-        if kind in COMPARED:
-            return kind, value or repr(value)
-        if kind is FakeTensor:
+        if kind in DICTS:
+            self._describe_table(value, parts, seen, states)
+        elif kind in COMPARED:
+            parts += (kind, value or repr(value))
+        elif kind is FakeTensor:
             if value._known is not None or value._node is not None:
                 raise Unlike  # the second: computed or written to by the program
-            facts = seen.position(value), value._spec, value.requires_grad
-            return (*facts, *_marks(value, states)) if is_marked(value) or value._kind is not None else facts
-        if kind is Lent:
+            parts += (seen.position(value), value._spec, value.requires_grad)
+            if is_marked(value) or value._kind is not None:
+                parts += _marks(value, states)
+        elif kind is Lent:
             if value.fake is not None:
-                return self._described(value.fake, seen, states)
-            return seen.position(value), value.spec, value.requires_grad
-        if isinstance(value, torch.nn.Module):
-            return self._walked(value, seen, states)
-        if kind in DICTS:
-            seen.containers.add(id(value))
-            held: list[Any] = [DICTS[kind]]
-            for key, part in dict.items(value):
-                if type(part) is Lent and part.fake is None:
-                    held += (key, (seen.position(part), part.spec, part.requires_grad))
-                else:
-                    held += (key or repr(key), self._described(part, seen, states))
-            return tuple(held)
-        if kind in CONTAINERS:
-            seen.containers.add(id(value))
-            return kind, tuple([self._described(part, seen, states) for part in value])
-        if kind is functools.partial:
-            parts = (value.func, *value.args, *value.keywords, *value.keywords.values())
-            return kind, tuple([self._described(part, seen, states) for part in parts])
-        if isinstance(value, torch.Tensor):
+                self._describe(value.fake, parts, seen, states)
+            else:
+                parts += (seen.position(value), value.spec, value.requires_grad)
+        elif isinstance(value, torch.nn.Module):
+            self._walk(value, parts, seen, states)
+        elif kind in CONTAINERS or kind is functools.partial:
+            self._describe_list(kind, value, parts, seen, states)
+        elif isinstance(value, torch.Tensor):
             raise Unlike
-        return states.state(value)
+        else:
+            parts.append(states.state(value))
+
+    def _describe_table(self, table: Any, parts: list[Any], seen: Seen, states: States) -> None:
+        seen.containers.add(id(table))
+        parts.append(DICTS[type(table)])
+        for key, value in dict.items(table):
+            kind = type(value)
+            if kind in COMPARED:
+                parts += (key or repr(key), kind, value or repr(value))
+            elif kind is Lent and value.fake is None:
+                parts += (key, seen.position(value), value.spec, value.requires_grad)
+            else:
+                parts.append(key or repr(key))
+                self._describe(value, parts, seen, states)
+        parts.append(END)
+
+    def _describe_list(self, kind: type, value: Any, parts: list[Any], seen: Seen, states: States) -> None:
+        parts.append(kind)
+        if kind is functools.partial:
+            value = (value.func, len(value.args), *value.args, *value.keywords, *value.keywords.values())
+        else:
+            seen.containers.add(id(value))
+        for part in value:
+            self._describe(part, parts, seen, states)
+        parts.append(END)
 
     def _state_of_code(self, kind: type, seen: Seen, states: States) -> Key:
         """What the code of a block finds in globals, closures, classes and objects: counters and tables are kept there."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import random
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ from understudy.trace.block_state import COMPARED, Unlike
 from understudy.trace.block_watch import Family
 from understudy.trace.effects import may_write, written_values
 from understudy.trace.lent import Lent, resolved
-from understudy.trace.prop_state import named_parts
+from understudy.trace.prop_state import parts_in
 
 if TYPE_CHECKING:
     from understudy.trace.tracer import PythonKeyTracer
@@ -78,32 +78,42 @@ class Group:
         self.last[key] = recording
 
 
-def families_in(module: torch.nn.Module) -> Iterator[list[torch.nn.Module]]:
-    """Blocks of which there are several of one kind. None, where every layer is to be run."""
-    for _, container in named_parts(module) if _REPEATS.get() else ():
-        if isinstance(container, CONTAINERS):
-            by_kind: dict[Key, list[torch.nn.Module]] = {}
-            for child in container._modules.values():
-                kind = None if child is None else _kind_of(child)
-                if kind is not None:
-                    by_kind.setdefault(kind, []).append(child)
-            yield from (blocks for blocks in by_kind.values() if len(blocks) >= LEAST)
+class Families:
+    """Blocks of which there are several of one kind, in some modules. None, where every layer is to be run."""
+
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+        self.blocks: list[list[torch.nn.Module]] = []
+        self.later: set[int] = set()
+        """The modules, by identity, that are in blocks after the first of their family."""
+        if _REPEATS.get():
+            for module in modules:
+                for container in parts_in(module):
+                    if isinstance(container, CONTAINERS):
+                        self._add_those_in(container)
+
+    def _add_those_in(self, container: torch.nn.Module) -> None:
+        by_kind: dict[Key, list[list[torch.nn.Module]]] = {}
+        for child in container._modules.values():
+            parts = [] if child is None else parts_in(child)
+            kind = _kind_of(parts)
+            if kind is not None:
+                by_kind.setdefault(kind, []).append(parts)
+        for family in by_kind.values():
+            if len(family) >= LEAST:
+                self.blocks.append([parts[0] for parts in family])
+                for parts in family[1:]:
+                    self.later.update(map(id, parts))
 
 
-def _kind_of(block: torch.nn.Module) -> Key | None:
-    """What blocks must have in common, before they are looked at more closely. None for one that is not worth it:
-    a module of torch's, or a few of them, are run faster than they are compared."""
-    if not block._modules:
-        return None if type(block).__module__.startswith("torch.") else (type(block),)
-    parts = [part for _, part in named_parts(block)]
+def _kind_of(parts: list[torch.nn.Module]) -> Key | None:
+    """What blocks that consist of these must have in common, before they are looked at more closely. None for one that is
+    not worth it: a module of torch's, or a few of them, are run faster than they are compared."""
+    if len(parts) == 1:
+        kind = type(parts[0])
+        return None if kind.__module__.startswith("torch.") else (kind,)
     if len(parts) < FEWEST:
         return None
     return tuple([(type(part), *[p.shape for p in part._parameters.values() if p is not None]) for part in parts])
-
-
-def parts_of_later(families: list[list[torch.nn.Module]]) -> set[int]:
-    """The modules, by identity, that are in blocks after the first of their family."""
-    return {id(part) for blocks in families for block in blocks[1:] for _, part in named_parts(block)}
 
 
 # --- what a block has recorded ----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from understudy.shapes.bindings import bindings_of_input
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.node import SymNode
 from understudy.trace import wrappers
-from understudy.trace.blocks import Blocks, families_in, parts_of_later
+from understudy.trace.blocks import Blocks, Families
 from understudy.trace.capture_errors import with_last_nodes
 from understudy.trace.capture_names import argument_names, leaf_names, name_of
 from understudy.trace.dead_code import remove_dead_code
@@ -254,18 +254,18 @@ class Capture:
                 given = [(module, False) for module in self._modules_given]
                 modules = [*modules_of(self.f), *given]
                 families = self._families(modules)
-                state.lend(modules, self.tracer.constants, waiting=parts_of_later(families))
-                if families:
-                    Blocks(self.tracer, self.stand_ins, self.recorder).watch(families)
+                state.lend(modules, self.tracer.constants, waiting=families.later)
+                if families.blocks:
+                    Blocks(self.tracer, self.stand_ins, self.recorder).watch(families.blocks)
             yield state
         finally:
             state.give_back()
 
-    def _families(self, modules: list[Named]) -> list[list[torch.nn.Module]]:
+    def _families(self, modules: list[Named]) -> Families:
         """Layers that repeat are written down again instead of being run, where nothing can tell the difference."""
         if self.fake_mode is None or self.options.pre_dispatch or self.options.record_module_stack:
-            return []
-        return [blocks for module, _ in modules for blocks in families_in(module)]
+            return Families(())
+        return Families(module for module, _ in modules)
 
     # --- the run ---------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from understudy.trace.effects import written_values
 from understudy.trace.late import LateMeta
 from understudy.trace.lent import VAL, Lent
 from understudy.trace.node_meta import set_val
+from understudy.trace.prop_state import EVERY_MODULE_HAS
 from understudy.trace.prop_values import snapshot
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ class Constants:
             return real.detach()
 
     def _as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.layout is not torch.strided or tensor.is_quantized:
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
             return tensor
         return make_new(self._stand_ins, spec_of_real(tensor))
 
@@ -229,9 +230,8 @@ def _parent(known: dict[str, torch.nn.Module], path: str) -> torch.nn.Module:
     return found
 
 
-_EVERY_MODULE_HAS = vars(torch.nn.Module())
 _CONTAINERS = [
-    (name, type(value)) for name, value in _EVERY_MODULE_HAS.items() if isinstance(value, (dict, set, list))
+    (name, type(value)) for name, value in EVERY_MODULE_HAS.items() if isinstance(value, (dict, set, list))
 ]
 
 
@@ -239,7 +239,7 @@ def plain_module() -> torch.nn.Module:
     """`torch.nn.Module()`, at half of its price: a graph of many layers needs hundreds."""
     module = torch.nn.Module.__new__(torch.nn.Module)
     attributes = vars(module)
-    attributes.update(_EVERY_MODULE_HAS)
+    attributes.update(EVERY_MODULE_HAS)
     for name, kind in _CONTAINERS:
         attributes[name] = kind()
     return module

@@ -16,7 +16,7 @@ from understudy.fake.helpers import is_fake
 from understudy.fake.mode import FakeTensorMode
 
 TABLES = ("_parameters", "_buffers")
-EVERY_MODULE_HAS = frozenset(vars(torch.nn.Module()))
+EVERY_MODULE_HAS = vars(torch.nn.Module())
 NO_TENSORS = frozenset({bool, int, float, str, dict, set, list, tuple, type(None), OrderedDict})
 """What most attributes of a module are: told by their type at a tenth of what `isinstance` costs."""
 
@@ -36,6 +36,19 @@ def _add_parts(path: str, part: torch.nn.Module, found: dict[int, tuple[str, tor
         for name, inner in inner_parts.items():
             if inner is not None and id(inner) not in found:
                 _add_parts(prefix + name, inner, found)
+
+
+def parts_in(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """`module.modules()`, as a list: the module itself comes first."""
+    found: dict[int, torch.nn.Module] = {}
+    waiting = [module]
+    while waiting:
+        part = waiting.pop()
+        if id(part) not in found:
+            found[id(part)] = part
+            if part._modules:
+                waiting += [inner for inner in reversed(part._modules.values()) if inner is not None]
+    return list(found.values())
 
 
 class Lending:
@@ -108,13 +121,15 @@ class BorrowedState:
             return
         attributes = vars(module)
         self._before[module] = attributes.copy()
+        is_plain = NO_TENSORS.issuperset(map(type, attributes.values()))
         replaced = self.replaced[module] = []
         for name in TABLES:  # the module's own are left alone
             table = attributes[name]
             is_empty = not table and type(table) is dict
             attributes[name] = {} if is_empty else self._lent_table(module, table, replaced)
-        for name in [name for name in attributes if name not in EVERY_MODULE_HAS]:
-            value = attributes[name]
+        if is_plain:
+            return
+        for name, value in list(attributes.items()):
             if type(value) not in NO_TENSORS and isinstance(value, torch.Tensor):
                 fake = attributes[name] = self._stand_in(value)
                 replaced.append((name, value, fake))
