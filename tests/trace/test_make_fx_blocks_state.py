@@ -836,3 +836,13 @@ def test_layers_of_a_model_with_settings_are_still_repeated(monkeypatch: pytest.
     model = scaled(lambda layer: layer.config.inner.scales[1], prepare=prepare)
     capture(model, torch.randn(3, 8))
     assert len(replays) == COUNT - 2
+
+
+def test_arguments_of_a_partial_with_and_without_names() -> None:
+    def factor(*given: Any, **named: Any) -> float:
+        return float(len(given) + 10 * len(named))
+
+    def prepare(layer: nn.Module, number: int) -> None:
+        layer.factor = functools.partial(factor, "a", 1) if number < 3 else functools.partial(factor, a=1)
+
+    assert_same_graph(lambda: scaled(lambda layer: layer.factor(), prepare=prepare))
