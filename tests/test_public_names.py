@@ -9,7 +9,7 @@ import sys
 import understudy
 
 NAMES = """
-    Constraint PropagateUnbackedSymInts SymIntEqByExpr create_contiguous is_accessor_node
+    Constraint PropagateUnbackedSymInts SymIntEqByExpr canonicalize_bool_expr create_contiguous is_accessor_node
     ConstraintViolationError PendingUnbackedSymbolNotFound SymIntSymbolicContext
     cast_symbool_to_symint_guardless check_consistent constrain_unify find_symbol_binding_fx_nodes
     has_symbolic_sizes_strides is_nested_int is_symbol_binding_fx_node

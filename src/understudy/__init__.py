@@ -89,7 +89,12 @@ from understudy.shapes.torch_contexts import (
     SymbolicContext,
     SymIntSymbolicContext,
 )
-from understudy.shapes.torch_names import SymIntEqByExpr, create_contiguous, is_accessor_node
+from understudy.shapes.torch_names import (
+    SymIntEqByExpr,
+    canonicalize_bool_expr,
+    create_contiguous,
+    is_accessor_node,
+)
 from understudy.spec import New, Same, TensorSpec, Value, View
 from understudy.trace.blocks import run_every_layer
 from understudy.trace.capture import make_fx
@@ -193,6 +198,7 @@ __all__ = [
     "Value",
     "View",
     "bind_symbols",
+    "canonicalize_bool_expr",
     "capture_step",
     "cast_symbool_to_symint_guardless",
     "check_consistent",

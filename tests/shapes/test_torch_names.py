@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import sympy
 import torch
+import torch.fx.experimental.symbolic_shapes as torch_shapes
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import key_get
 from torch.utils._sympy.functions import FloorDiv, Mod
@@ -17,6 +18,7 @@ from understudy import (
     DimDynamic,
     FakeTensorMode,
     FakeTensorProp,
+    GuardOnDataDependentSymNode,
     PropagateUnbackedSymInts,
     RelaxedUnspecConstraint,
     ShapeEnv,
@@ -26,9 +28,11 @@ from understudy import (
     StrictMinMaxConstraint,
     SubclassSymbolicContext,
     SymIntEqByExpr,
+    canonicalize_bool_expr,
     compute_unbacked_bindings,
     create_contiguous,
     dims,
+    expect_true,
     free_symbols,
     fx_placeholder_targets,
     fx_placeholder_vals,
@@ -365,6 +369,8 @@ def test_sizes_that_are_neither_zero_nor_one() -> None:
     u = ShapeEnv().create_unbacked_symint()
     torch._check(u >= 0)
     assert [guard_size_oblivious(c) for c in (u == 0, u == 1, u != 1, u > 1)] == [False, False, True, True]
+    with pytest.raises(GuardOnDataDependentSymNode, match="needs to know whether u0 >= 6"):
+        guard_size_oblivious(u > 5)
 
 
 def test_expressions_as_text() -> None:
@@ -373,3 +379,25 @@ def test_expressions_as_text() -> None:
     assert env.evaluate_symexpr("n // 4 + Max(n, 2)") == 7
     number = env.deserialize_symexpr(str((n // 4).node.expr))
     assert str(number) == "n//4" and not env.guards
+
+
+def test_one_form_for_each_condition() -> None:
+    a, b = sympy.symbols("a b", integer=True)
+    asked = [a > b, a >= b + 2, sympy.Ne(a - b, 3), 2 * a <= 4 * b + 6, sympy.Eq(2 * a, 4), -a <= -3, a * b > 4,
+             sympy.And(a > b, b > 3), sympy.Or(a > b, sympy.Not(b > 3)), 3 * a - 6 > 9 * b, sympy.true]  # fmt: skip
+    assert [canonicalize_bool_expr(condition) for condition in asked] == [
+        torch_shapes.canonicalize_bool_expr(condition) for condition in asked
+    ]
+
+
+def test_arguments_as_torch_takes_them() -> None:
+    kinds = [DimDynamic.DYNAMIC, DimDynamic.STATIC]
+    assert StatelessSymbolicContext(kinds).dynamic_sizes == kinds
+    inner = SubclassSymbolicContext(kinds, tensor_source="x", inner_contexts={}, excluded_sizes=(1, None))
+    assert inner.track_outer_size_stride and inner.excluded_sizes == (1, None)
+    env = ShapeEnv(duck_shape=None, should_record_events=False, tracked_fakes=[], co_fields={}, trace_asserts=False)
+    assert env.settings.duck_shape
+    n, u = env.create_symint(6, "n"), env.create_unbacked_symint()
+    assert env.size_hint(n.node.expr, allow_none=True) == 6 and env.size_hint(u.node.expr, allow_none=True) is None
+    assert env.simplify(n.node.expr, size_oblivious=True) == n.node.expr
+    assert expect_true(n > 2, 1)

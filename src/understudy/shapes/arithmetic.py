@@ -35,6 +35,28 @@ INTEGER: dict[str, Callable[[Algebra, Any, Any], Any]] = {
 }  # fmt: skip
 
 
+FLAT = frozenset({"add", "sub"})
+"""What makes a sum of sums."""
+HEAVIEST, DEEPEST = 2000, 50
+"""Up to how many symbols and operations, and how many inside of each other, an integer is written out. What would be
+longer is taken for a number of which only is known how to compute it: a product of sums has as many terms as there are
+pairs of theirs."""
+
+LONGEST = 10_000
+"""How long the name of such a number may be, which says how it is computed."""
+
+
+def _weight(number: Any) -> int:
+    return number.weight if isinstance(number, Expr) else 1
+
+
+def _weight_of_product(left: Any, right: Any) -> int:
+    """How long a product is with every term of one multiplied with every term of the other."""
+    if not isinstance(left, Expr) or not isinstance(right, Expr):
+        return 1
+    return len(left.terms) * right.weight + len(right.terms) * left.weight
+
+
 class Arithmetic(State):
     """What was computed once is found in `computed`; nodes look there first themselves."""
 
@@ -109,7 +131,13 @@ class Arithmetic(State):
             if isinstance(left, NUMBERS) and isinstance(right, NUMBERS):
                 return self.node(float(OPERATIONS[operation](left, right)), float)
             return self.node(self.float_expr(operation, left, right), float)
-        return self.node(INTEGER[operation](self.algebra, self._as_number(a), self._as_number(b)), int)
+        left, right = self._as_number(a), self._as_number(b)
+        if operation == "mul" and _weight_of_product(left, right) > HEAVIEST:
+            return self.opaque(self.float_expr(operation, left, right))
+        result = INTEGER[operation](self.algebra, left, right)
+        if operation not in FLAT and isinstance(result, Expr) and (result.weight > HEAVIEST or result.depth > DEEPEST):
+            return self.opaque(self.float_expr(operation, left, right))
+        return self.node(result, int)
 
     def _bitwise(self, operation: str, a: SymNode, b: SymNode) -> SymNode:
         if a.kind is bool and b.kind is bool:
@@ -175,11 +203,13 @@ class Arithmetic(State):
         found = self.computed.get(key)
         if found is None:
             low, high = bounds_of(expression, self.facts.interval)
+            text = str(expression)
             symbol = self.algebra.symbol(
-                str(expression),
+                text if len(text) < LONGEST else f"⟨number {len(self.definitions)}⟩",
                 math.floor(low) if low > LEAST else LEAST,
                 math.ceil(high) if high < -LEAST else None,
             )
+            symbol.weight = sum(map(_weight, expression.arguments))
             self.definitions[symbol] = expression
             hint = self.hint_of(expression)
             if hint is not None:
@@ -212,7 +242,19 @@ class Arithmetic(State):
             if self._from_memory:
                 raise NotRemembered
             found = self.computed[key] = self.node(self.condition(relation, a, b), bool)
+            if type(found.value) is Condition and bool not in (a.kind, b.kind):
+                self.computed.setdefault(("as asked", found.value), (relation, a, b))
         return found
+
+    def as_asked(self, condition: Condition) -> tuple[str, SymNode, SymNode] | None:
+        """The comparison that a condition was first asked as, unless it spoke of symbols that make no difference."""
+        asked: tuple[str, SymNode, SymNode] | None = self.computed.get(("as asked", condition))
+        if asked is None:
+            return None
+        spoken_of: set[Expr] = set()
+        for side in asked[1:]:
+            spoken_of.update(getattr(side.value, "symbols", ()))
+        return asked if spoken_of == condition.symbols else None
 
     def condition(self, relation: str, a: SymNode, b: SymNode) -> Any:
         if a.kind is bool and b.kind is bool and relation in ("==", "!="):

@@ -41,12 +41,12 @@ def guard_scalar(a: Any) -> bool | int | float:
 
 
 def guard_size_oblivious(condition: bool | torch.SymBool) -> bool:
-    """The answer for sizes that are neither 0 nor 1; False where only data tells."""
+    """The answer for sizes that are neither 0 nor 1; an error where only data tells."""
     if not isinstance(condition, torch.SymBool):
         return _plain(condition, bool)
     node: Any = condition.node
     answer = node.shape_env.if_ordinary(node.value) if type(node) is SymNode else None
-    return node.guard_size_oblivious("", 0) if answer is None else answer
+    return node.guard_bool("", 0) if answer is None else answer
 
 
 def _plain(value: Any, kind: type) -> Any:
@@ -60,7 +60,7 @@ def _plain(value: Any, kind: type) -> Any:
 # --- promises ----------------------------------------------------------------------------------------------------------
 
 
-def expect_true(condition: bool | torch.SymBool) -> bool:
+def expect_true(condition: bool | torch.SymBool, skip: int = 0) -> bool:
     """`torch._check` as a question: decided at the example's sizes, else promised for the time that the program runs."""
     return condition.node.expect_true("", 0) if isinstance(condition, torch.SymBool) else bool(condition)
 

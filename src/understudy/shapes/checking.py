@@ -6,6 +6,7 @@ import keyword
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -38,6 +39,8 @@ class Requirement:
 
     def as_code(self, symbols: Mapping[str, str], arguments: Mapping[str, str]) -> str:
         """As Python reads it, where symbols and inputs are called otherwise."""
+        if "⟨" in self.text:
+            raise ValueError("a guard is too long to be written as code: ask ShapeEnv.check")
         if self.place is None:
             return renamed(self.text, symbols)
         asked = self.place.called(arguments.get(self.place.source, self.place.source))
@@ -70,7 +73,9 @@ class Bindings:
         values = {symbol: solved(expr, place.of(inputs)) for symbol, (place, expr) in self.places.items()}
         for symbol, expression in definitions.items():
             if expression.symbols <= values.keys():
-                values[symbol] = int(expression.evaluate(values))
+                # What can't be computed has no value, and meets no guard.
+                with suppress(ArithmeticError, ValueError, TypeError):
+                    values[symbol] = int(expression.evaluate(values))
         return values
 
     def sources(self, symbols: frozenset[Expr], definitions: Mapping[Expr, Any]) -> list[InputSize]:
@@ -79,12 +84,16 @@ class Bindings:
 
 
 def origins(symbol: Expr, definitions: Mapping[Expr, Any]) -> Iterator[Expr]:
-    """The symbols that a symbol is computed from; itself, unless it is defined by others."""
-    if symbol not in definitions:
-        yield symbol
-        return
-    for part in definitions[symbol].symbols:
-        yield from origins(part, definitions)
+    """The symbols that a symbol is computed from, each once; itself, unless it is defined by others."""
+    waiting, seen = [symbol], {symbol}
+    while waiting:
+        symbol = waiting.pop()
+        if symbol not in definitions:
+            yield symbol
+            continue
+        new = [part for part in definitions[symbol].symbols if part not in seen]
+        seen.update(new)
+        waiting += new
 
 
 def linear(expr: Any) -> bool:
@@ -362,7 +371,7 @@ def {name}({arguments}):
     for guard, holds in guards:
         try:
             fine = holds()
-        except (ArithmeticError, ValueError):
+        except (ArithmeticError, ValueError, TypeError):
             fine = False
         if not fine:
             broken.append(guard)
@@ -372,7 +381,9 @@ def {name}({arguments}):
 '''
 
 
-NAMES_OF_TEMPLATE = "what tensor rank guards broken guard holds fine sizes tuple ValueError ArithmeticError".split()
+NAMES_OF_TEMPLATE = (
+    "what tensor rank guards broken guard holds fine sizes tuple ValueError ArithmeticError TypeError".split()
+)
 
 
 def source_of_check(name: str, inputs: Inputs, bindings: Bindings, required: list[Requirement]) -> str:

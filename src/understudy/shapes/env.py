@@ -13,6 +13,7 @@ from understudy.errors import ConstraintViolationError, GuardOnDataDependentSymN
 from understudy.lines import user_line
 from understudy.shapes import conditions, undecidable
 from understudy.shapes.arithmetic import LEAST, MOST
+from understudy.shapes.checking import origins
 from understudy.shapes.conditions import Condition, separate
 from understudy.shapes.contexts import DUCK, STATIC, UNBACKED, from_torch, name_of, size_of
 from understudy.shapes.expr import Expr
@@ -133,7 +134,9 @@ class ShapeEnv(TorchSide):
             **options,
         )
 
-    def create_unspecified_symint_and_symbol(self, value: int, source: Any, dynamic_dim: Any = None) -> Any:
+    def create_unspecified_symint_and_symbol(
+        self, value: int, source: Any, dynamic_dim: Any = None, excluded_value: int | None = None
+    ) -> Any:
         """The `SymInt` of such a number."""
         return self.create_symintnode(self.create_unspecified_symbol(value, source, dynamic_dim), hint=value)
 
@@ -195,7 +198,7 @@ class ShapeEnv(TorchSide):
     def is_unbacked(self, symbol: Expr) -> bool:
         """Whether a symbol has no example value, itself or through what it is computed from."""
         if symbol in self.definitions:
-            return any(map(self.is_unbacked, self.definitions[symbol].symbols))
+            return any(origin in self.births for origin in origins(symbol, self.definitions))
         return symbol in self.births
 
     # --- decisions -----------------------------------------------------------------------------------------

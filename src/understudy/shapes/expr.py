@@ -23,14 +23,16 @@ if TYPE_CHECKING:
     from .conditions import Condition
 
 NO_SYMBOLS: frozenset[Expr] = frozenset()
+MANY = 32
+"""Sums of more terms are made at once; of fewer, term by term, which folds what it can on the way."""
 
 
 class Expr:
     """An interned expression. Made by an `Algebra`, never directly; not to be changed."""
 
     __slots__ = (
-        "_interval", "_text", "algebra", "args", "high", "is_hidden", "is_symbol", "is_unbacked", "kind", "low",
-        "name", "order", "symbols", "terms",
+        "_interval", "_text", "algebra", "args", "depth", "high", "is_hidden", "is_symbol", "is_unbacked", "kind", "low",
+        "name", "order", "symbols", "terms", "weight",
     )  # fmt: skip
 
     algebra: Algebra
@@ -45,6 +47,8 @@ class Expr:
     low: int | None
     high: int | None
     order: int
+    weight: int  # how long it is, written out
+    depth: int  # how many operations there are inside of each other
 
     def __init__(self, algebra: Algebra, kind: str, order: int) -> None:
         self.algebra = algebra
@@ -54,6 +58,7 @@ class Expr:
         self.name = ""
         self.low = self.high = None
         self.is_symbol = self.is_hidden = self.is_unbacked = False
+        self.weight, self.depth = 1, 0
         self._interval: Interval | None = None
         self._text = ""
 
@@ -218,7 +223,10 @@ class Algebra:
         if found is None:
             found = self._atoms[key] = self._born(kind)
             found.args = args
-            found.symbols = NO_SYMBOLS.union(*(a.symbols for a in args if isinstance(a, Expr)))
+            inner = [a for a in args if isinstance(a, Expr)]
+            found.symbols = NO_SYMBOLS.union(*[a.symbols for a in inner])
+            found.weight = 1 + sum([a.weight for a in inner])
+            found.depth = 1 + max([a.depth for a in inner], default=0)
         return found
 
     def count_atoms(self) -> int:
@@ -246,7 +254,10 @@ class Algebra:
             return shorter
         found = self._interned[terms] = self._born("sum")
         found.terms = terms
-        found.symbols = NO_SYMBOLS.union(*(atom.symbols for monomial, _ in terms for atom, _ in monomial))
+        atoms = [atom for monomial, _ in terms for atom, _ in monomial]
+        found.symbols = NO_SYMBOLS.union(*[atom.symbols for atom in atoms])
+        found.weight = len(terms) + sum([atom.weight for atom in atoms])
+        found.depth = max([atom.depth for atom in atoms])
         return found
 
     def monomial(self, monomial: Monomial, coefficient: int = 1) -> Size:
@@ -254,13 +265,21 @@ class Algebra:
 
     def mapped(self, expr: Expr, change: Any) -> Size:
         """The sum with each atom changed."""
-        total: Size = 0
+        parts: list[Size] = []
         for monomial, coefficient in expr.terms:
             term: Size = coefficient
             for atom, exponent in monomial:
                 term = self.mul(term, self.pow(change(atom), exponent))
-            total = self.add(total, term)
-        return total
+            parts.append(term)
+        if len(parts) <= MANY:
+            total: Size = 0
+            for part in parts:
+                total = self.add(total, part)
+            return total
+        table: dict[Monomial, int] = {}
+        for part in parts:
+            poly.accumulate(table, terms_of(part))
+        return self.normal(table)
 
     # -- operations --------------------------------------------------------------------------------
 

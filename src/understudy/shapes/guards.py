@@ -23,7 +23,7 @@ class Guard:
         """Whether it holds at these sizes. What can't be computed at them does not hold."""
         try:
             return bool(self.condition.evaluate(values))
-        except (ArithmeticError, ValueError):
+        except (ArithmeticError, ValueError, TypeError, KeyError):
             return False
 
     @property

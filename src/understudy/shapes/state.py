@@ -24,6 +24,7 @@ class Settings:
     `assume_static_by_default`: sizes stay numbers unless a context or a mark says otherwise.
     `allow_scalar_outputs`, `allow_dynamic_output_shape_ops`: data-dependent numbers and sizes become symbols.
     `prefer_deferred_runtime_asserts_over_guards`: what `torch._check` says of sizes with an example is promised as well.
+    `trace_asserts` is torch's, and means nothing here: what is to be checked is in `runtime_asserts`.
     """
 
     allow_scalar_outputs: bool = True
@@ -32,6 +33,7 @@ class Settings:
     specialize_zero_one: bool = True
     duck_shape: bool = True
     prefer_deferred_runtime_asserts_over_guards: bool = False
+    trace_asserts: bool = False
 
 
 class NotRemembered(Exception):
@@ -41,8 +43,15 @@ class NotRemembered(Exception):
 class State:
     """The base of `ShapeEnv`, below `Arithmetic`, `Checking` and `TorchSide`."""
 
-    def __init__(self, *, settings: Settings | None = None, **options: Any) -> None:
+    def __init__(
+        self, *, settings: Settings | None = None, duck_shape: bool | None = None, should_record_events: Any = None,
+        tracked_fakes: Any = None, co_fields: Any = None, **options: Any,
+    ) -> None:  # fmt: skip
+        if duck_shape is not None:
+            options["duck_shape"] = duck_shape
         self.settings = replace(settings or Settings(), **options)
+        # For torch's own debugging, and kept for whoever gave them.
+        self.should_record_events, self.tracked_fakes, self.co_fields = should_record_events, tracked_fakes, co_fields
         self.algebra = Algebra()
         self.hints: dict[Expr, int] = {}
         self.facts = Facts(self.algebra, self.hints)

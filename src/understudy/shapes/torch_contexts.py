@@ -54,7 +54,7 @@ class SymIntSymbolicContext(SymbolicContext):
     constraint: Any
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class StatelessSymbolicContext(SymbolicContext):
     """A `DimDynamic` for each size, and for each stride if these do not follow from the sizes."""
 
@@ -91,10 +91,13 @@ class StatefulSymbolicContext(StatelessSymbolicContext):
 
     tensor_source: Any = None
     shape_env_to_source_to_symbol_cache: dict[int, dict[str, Any]] = field(default_factory=dict)
+    excluded_sizes: tuple[int | None, ...] | None = None
+    """Sizes that torch's compiler has compiled for already: what is asked here is answered for them as well."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SubclassSymbolicContext(StatefulSymbolicContext):
     """The same for a wrapper subclass, with a context for each tensor inside it."""
 
     inner_contexts: dict[str, Any] = field(default_factory=dict)
+    track_outer_size_stride: bool = True

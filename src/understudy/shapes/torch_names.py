@@ -31,6 +31,30 @@ def is_accessor_node(node: Any) -> bool:
     return is_method and isinstance(getattr(node.args[0], "meta", {}).get("example_value"), torch.Tensor)
 
 
+def canonicalize_bool_expr(expr: Any) -> Any:
+    """A condition in sympy's words, with one form for each: `<` or `<=`, positive terms on both sides, no common factor."""
+    # why: sympy is slow, and only tools that have expressions of it want this
+    import sympy  # type: ignore[import-untyped]
+
+    if isinstance(expr, (sympy.And, sympy.Or, sympy.Not)):
+        expr = sympy.to_cnf(expr)
+    if isinstance(expr, (sympy.And, sympy.Or)):
+        return type(expr)(*map(canonicalize_bool_expr, expr.args))
+    if not isinstance(expr, sympy.Rel):
+        return expr
+    turned = {sympy.Gt: sympy.Lt, sympy.Ge: sympy.Le}.get(type(expr))
+    difference = sympy.expand(expr.lhs - expr.rhs if turned else expr.rhs - expr.lhs)
+    terms = sympy.Add.make_args(difference)
+    factors = [term.as_coeff_Mul()[0] for term in terms]
+    whole = [abs(factor) for factor in factors if factor.is_Integer]
+    common = sympy.gcd_list(whole) if whole and len(whole) == len(factors) and any(whole) else 1
+    sides = [
+        sympy.Add(*[sign * term / common for term, factor in zip(terms, factors, strict=True) if factor * sign > 0])
+        for sign in (-1, 1)
+    ]
+    return (turned or type(expr))(*sides, evaluate=False)
+
+
 class SymIntEqByExpr:
     """A size that is equal to what is written the same: nothing is decided, and it can be a key."""
 

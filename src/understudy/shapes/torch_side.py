@@ -67,7 +67,11 @@ class TorchSide(TorchTables):
                 found[symbol] = max(usual if high is None else min(usual, high), usual if low is None else low)
         return value.evaluate(found)
 
-    size_hint = optimization_hint
+    def size_hint(self, expression: Any, fallback: int | None = None, *, allow_none: bool = False) -> Any:
+        """As `optimization_hint`; `allow_none`: None where only data tells."""
+        if allow_none:
+            return self.hint_of(self.from_sympy(expression))
+        return self.optimization_hint(expression, fallback)
 
     def has_guarding_hint(self, expression: Any) -> bool:
         return self.hint_of(self.from_sympy(expression)) is not None

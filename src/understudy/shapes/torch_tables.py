@@ -66,7 +66,7 @@ class TorchTables(Checking):
             found = translated(self.algebra, expression) if is_sympy(expression) else expression
         return found
 
-    def simplify(self, value: Any) -> Any:
+    def simplify(self, value: Any, size_oblivious: bool = False) -> Any:
         """The value with all that is known; a sympy expression for a sympy expression."""
         if is_sympy(value):
             return self.to_sympy(super().simplify(self.from_sympy(value)))
