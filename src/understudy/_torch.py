@@ -218,13 +218,13 @@ _flags_before: tuple[bool, bool] = (False, False)
 
 def push_fake_mode(mode: Any) -> Any:
     """Put `mode` into the slot for fake modes of this thread; gives back the one that was there."""
+    _raise_flags()  # first: it takes longest, and leaves nothing behind if it is interrupted
     previous = torch._C._unset_dispatch_mode(FAKE)
     only_lift = torch._C._only_lift_cpu_tensors()
     autocast = open_spare_autocast(True)
     # torch.tensor(..., device="cuda") then makes a CPU tensor and moves it through the dispatcher.
     torch._C._set_only_lift_cpu_tensors(True)
     _modes._push_on_torch_dispatch_stack(mode)
-    _raise_flags()
     return previous, only_lift, autocast
 
 
@@ -243,7 +243,8 @@ stand_in_devices: dict[torch.device, torch.device] = {}
 
 Patch = Callable[[Any], Any]
 _INITIAL, _DLPACK = ("uniform", "normal", "trunc_normal", "fill", "zero"), ("from_dlpack", "to_dlpack")
-RANDOM_STATE = ("get_rng_state", "set_rng_state", "manual_seed")
+RANDOM_STATE, _DRAWN = ("get_rng_state", "set_rng_state", "manual_seed"), ("Random", "SubsetRandom", "Distributed")
+_LEVELS = ("grad", "jvp")
 POOLING_TO_INTEGERS = """adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d""".split()
 """Operators to whose schemas the output's size is made of plain integers."""
 PLACES: dict[str, tuple[Any, str]] = {
@@ -263,6 +264,8 @@ PLACES: dict[str, tuple[Any, str]] = {
     **{f"initial {name}": (torch.nn.init, f"_no_grad_{name}_") for name in _INITIAL},
     **{f"initial {kind.__name__}": (kind, "reset_parameters") for kind in (torch.nn.Linear, torch.nn.modules.conv._ConvNd)},
     "encoders with padding": (torch.nn.TransformerEncoder, "forward"),
+    "levels of vmap": (sys.modules["torch._functorch.vmap"], "vmap_increment_nesting"),
+    **{f"levels of {t}": (sys.modules["torch._functorch.eager_transforms"], f"{t}_increment_nesting") for t in _LEVELS},
     "recurrent layers": (sys.modules["torch._decomp.decompositions"], "_rnn_helper"),
     "unpacking a sequence": (torch._VF, "_pad_packed_sequence"),
     "padding sequences": (torch._C._nn, "pad_sequence"),
@@ -272,15 +275,19 @@ PLACES: dict[str, tuple[Any, str]] = {
     **{f"share of {name}": (torch.nn.functional, name) for name in ("fractional_max_pool2d", "fractional_max_pool3d")},
     **{name: (torch._C._nn, name) for name in POOLING_TO_INTEGERS},
     **{f"places of {place.__name__}.tensor_split": (place, "tensor_split") for place in (torch, torch.Tensor)},
+    **{f"order of {name}": (getattr(torch.utils.data, f"{name}Sampler"), "__iter__") for name in _DRAWN},
+    "loading by workers": (torch.utils.data.DataLoader, "_get_iterator"),
+    "beginning to load data": (torch.utils.data.dataloader._BaseDataLoaderIter, "__init__"),
+    "splitting data": (torch.utils.data.dataset, "randperm"),
     "applying a function of autograd": (torch.autograd.Function, "apply"),
     "making a subclass": (torch.Tensor, "_make_subclass"),
-    **{name: (torch.Tensor, name) for name in ("device", "is_cuda", "as_subclass", "tolist")},
+    **{name: (torch.Tensor, name) for name in ("device", "is_cuda", "as_subclass", "tolist", "data")},
     "scripted functions": (torch.jit.ScriptFunction, "__call__"),
     "symbols among arguments": (torch.SymInt, "__torch_function__"),
     **{f"{place.__name__}.{name}": (place, name) for place in (torch, torch.utils.dlpack) for name in _DLPACK},
     **{f"{place.__name__}.{name}": (place, name) for place in (torch, torch.random) for name in RANDOM_STATE},
     **{f"{place.__name__}.Generator": (place, "Generator") for place in (torch, torch._C)},
-    **{name: (torch._VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
+    "torch.lstm": (torch, "lstm"), **{name: (torch._VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
     **{name: (torch._C._nn, name) for name in dir(torch._C._nn) if name.lstrip("_").startswith("upsample_")},
 }
 """Where torch can be made to answer otherwise for as long as a fake mode is active."""
@@ -374,9 +381,8 @@ def announced_tracer(tracer: Any) -> Iterator[None]:
 
     global _tracer_depth, _tracer_before
     with _tracer_lock:
-        if _tracer_depth == 0:
-            _tracer_before = tracing._CURRENT_MAKE_FX_TRACER
         before = tracing._CURRENT_MAKE_FX_TRACER
+        _tracer_before = _tracer_before if _tracer_depth else before
         tracing._CURRENT_MAKE_FX_TRACER = tracer
         _tracer_depth += 1
     try:
@@ -384,7 +390,8 @@ def announced_tracer(tracer: Any) -> Iterator[None]:
     finally:
         with _tracer_lock:
             _tracer_depth -= 1
-            tracing._CURRENT_MAKE_FX_TRACER = before if _tracer_depth else _tracer_before
+            here = tracer if before is _tracer_before else before  # another thread may have come later, and stay longer
+            tracing._CURRENT_MAKE_FX_TRACER = here if _tracer_depth else _tracer_before
 
 
 def recording_of(op: Any) -> Callable[..., Any] | None:
@@ -434,12 +441,7 @@ def indexing_by_tensors() -> Any:
 SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 """What an `autograd.Function` is at one level of torch.func."""
 unwrap_for_grad, count_autograd_nodes = torch._C._functorch._unwrap_for_grad, torch.autograd._get_sequence_nr
-
-
-def wrap_for_grad(tensor: Tensor, level: int) -> Any:
-    return torch._C._functorch._wrap_for_grad(tensor, level)
-
-
+wrap_for_grad: Callable[[Tensor, int], Any] = torch._C._functorch._wrap_for_grad
 with_batch_dimension = torch._C._functorch._add_batch_dim
 running_node: Callable[[], Any] = torch._C._current_autograd_node
 """The node of autograd whose gradients are computed just now, None if there is none."""
@@ -466,12 +468,12 @@ def single_level_functions() -> Any:
     return enable_single_level_autograd_function()
 
 
-def innermost_transform(op: Any) -> tuple[Any, str, bool]:
+def innermost_transform(op: Any = None) -> tuple[Any, str, bool]:
     """The innermost transform of torch.func, its kind, and whether torch has a rule for the higher-order operator."""
     from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter  # why: seldom needed
 
     interpreter = retrieve_current_functorch_interpreter()
-    return interpreter, interpreter.key().name, interpreter.key() in op.functorch_table
+    return interpreter, interpreter.key().name, interpreter.key() in getattr(op, "functorch_table", ())
 
 
 unwrapped_if_over: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
@@ -503,8 +505,7 @@ def is_past_dispatch() -> bool:
 
 def is_inside_jvp() -> bool:
     """Whether torch.func.jvp is running, also where its level has been taken off for the moment."""
-    transforms = sys.modules.get("torch._functorch.eager_transforms")
-    return transforms is not None and transforms.JVP_NESTING > 0
+    return bool(sys.modules["torch._functorch.eager_transforms"].JVP_NESTING > 0)
 
 
 TRANSFORMS = DispatchKey.FuncTorchDynamicLayerFrontMode
@@ -601,12 +602,14 @@ def _raise_flags() -> None:
     global _flag_depth, _flags_before
     with _flag_lock:
         if _flag_depth == 0:
-            _flags_before = (
-                _modes._is_in_torch_dispatch_mode,
-                _modes._is_in_any_mode_without_ignore_compile_internals,
-            )
-            _set_flags(True, True)
-            _patch()
+            _flags_before = _modes._is_in_torch_dispatch_mode, _modes._is_in_any_mode_without_ignore_compile_internals
+            try:
+                _set_flags(True, True)
+                _patch()
+            except BaseException:
+                _set_flags(*_flags_before)
+                _unpatch()
+                raise
         _flag_depth += 1
 
 
@@ -668,7 +671,7 @@ def goes_unnoticed(mode: Any) -> bool:
     """
     return (
         _count_dispatch_modes() == (_dispatch_mode(FAKE) is mode)
-        and _count_function_modes() == 0
+        and count_function_modes() == 0
         and _transform() is None
         and not (_is_inference() or _is_profiled() or _is_traced() or _is_included(_PRE_DISPATCH))
         and _forward_ad._current_level < 0
@@ -676,7 +679,7 @@ def goes_unnoticed(mode: Any) -> bool:
 
 
 _count_dispatch_modes, _dispatch_mode = torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_mode
-_count_function_modes, _set_default_dtype = torch._C._len_torch_function_stack, torch.set_default_dtype
+count_function_modes, _set_default_dtype = torch._C._len_torch_function_stack, torch.set_default_dtype
 _transform, _is_inference = torch._C._functorch.peek_interpreter_stack, torch.is_inference_mode_enabled
 _is_profiled, _is_traced = torch._C._autograd._profiler_enabled, torch._C._is_tracing
 _is_included = torch._C._dispatch_tls_is_dispatch_key_included
@@ -785,9 +788,9 @@ def push_recorder(mode: Any) -> Any:
     is_above = mode.__dict__.get("_dispatch_key") is _PRE_DISPATCH
     if is_above:
         _above_autograd.acquire()
+    _raise_flags()
     previous = _take_recorder()
     _modes._push_mode(mode)
-    _raise_flags()
     return previous, is_above
 
 
@@ -962,6 +965,7 @@ def lazy_graph_module(root: Any, graph: torch.fx.Graph, name: str) -> torch.fx.G
         return _make_graph_module(root, graph, name)
 
 
+CodeOnlyModule = torch.fx.graph_module._CodeOnlyModule  # what stands for a graph module until its graph is read
 MODULE_CALL = torch.nn.Module._call_impl.__code__
 """The code that calls the forward of every module."""
 
@@ -989,8 +993,12 @@ STAND_IN_KEYS = SPARE_AUTOCAST_KEYS | DispatchKeySet(DispatchKey.CPU)
 one whose data may be set to a tensor of another device, as between real devices."""
 
 
-def below_spare_autocast() -> Any:
-    return torch._C._ExcludeDispatchKeyGuard(SPARE_AUTOCAST_KEYS)
+def below(keys: Any) -> Any:
+    """A context in which calls go past these dispatch keys."""
+    return torch._C._ExcludeDispatchKeyGuard(keys)
+
+
+BATCHED_KEYS = DispatchKeySet(DispatchKey.FuncTorchBatched)
 
 
 def open_spare_autocast(is_open: bool) -> bool:
@@ -1018,10 +1026,6 @@ native_call: Callable[[Any], Callable[..., Any]] = operator.attrgetter("_op")
 """What a plain operator does when it is called, without the call of Python."""
 
 
-def below_symbolic() -> Any:
-    return torch._C._ExcludeDispatchKeyGuard(SCATTERED_KEYS)
-
-
 def key_without_spare(op: Any, key: Any, args: Any, kwargs: Any) -> Any:
     """The key on which a higher-order operator goes on, which knows nothing of the spare ones."""
     if key not in _SPARE:
@@ -1041,7 +1045,7 @@ def composites_are_special() -> bool:
     """
     return (
         _excluded_keys().raw_repr() & _TELLING_KEYS != _SILENT_KEYS
-        or _count_function_modes() != 0
+        or count_function_modes() != 0
         or _transform() is not None
         or _is_traced()
         or _is_included(_PRE_DISPATCH)
@@ -1390,9 +1394,10 @@ def vmap_inputs(in_dims: Any, args: tuple[Any, ...], func: Any) -> tuple[list[in
 
 
 def asked_by_module_conversion(frame: Any) -> bool:
-    """Whether it is `nn.Module._apply` that asks, in this frame, what class a tensor is."""
-    code = frame.f_code
-    return code is _APPLY or (code.co_name == _APPLY_INNER and frame.f_back.f_code is _APPLY)
+    """Whether it is `nn.Module._apply` that asks, in this frame, what class a tensor is, and may set a stand-in's data."""
+    if frame.f_code.co_name == _APPLY_INNER and frame.f_back.f_code is _APPLY:
+        return is_stand_in(frame.f_locals["tensor"])
+    return frame.f_code is _APPLY
 
 
 _APPLY = torch.nn.Module._apply.__code__

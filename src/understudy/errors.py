@@ -4,7 +4,7 @@
     ├── OperatorError (RuntimeError)              an operator call that eager would refuse as well
     │   ├── ShapeMismatch                         sizes that do not fit together
     │   ├── DimensionError (IndexError)           a dimension or index out of range
-    │   ├── DtypeError                            a dtype that the operator does not take
+    │   ├── DtypeError (NotImplementedError)      a dtype that the operator does not take
     │   ├── ArgumentError (ValueError)            any other argument that it does not take
     │   └── FakeTensorDeviceMismatchError         tensors on devices that do not go together
     ├── DataDependentOutputException (RuntimeError)   a value was asked of a tensor without data
@@ -106,8 +106,8 @@ class DimensionError(OperatorError, IndexError):
     """A dimension or an index out of range."""
 
 
-class DtypeError(OperatorError):
-    """A dtype that the operator does not take."""
+class DtypeError(OperatorError, NotImplementedError):
+    """A dtype that the operator does not take: in eager often a kernel that is not there."""
 
 
 class ArgumentError(OperatorError, ValueError):

@@ -155,6 +155,31 @@ def test_a_size_that_depends_on_data() -> None:
         picked(torch.randn(3))
 
 
+def test_the_range_of_a_dynamic_size(library: Any) -> None:
+    library.define("some(Tensor x, int least, int? most) -> Tensor")
+
+    @torch.library.register_fake(f"{library.ns}::some", lib=library)
+    def _(x: Tensor, least: int, most: int | None) -> Tensor:
+        context = torch.library.get_ctx()
+        return x.new_empty(context.new_dynamic_size(min=x.shape[0] if least == 7 else least, max=most))
+
+    some = getattr(torch.ops, library.ns).some.default
+    mode = FakeTensorMode(shape_env=understudy.ShapeEnv(), static_shapes=False)
+    symbolic = mode.from_tensor(torch.ones(5))
+    with mode:
+        x = torch.randn(3)
+        size = some(x, 2, 9).shape[0]
+        assert size >= 2 and size < 10
+        assert some(x, 0, None).shape[0] >= 0
+        with pytest.raises(ValueError, match="min has to be greater than or equal to 0"):
+            some(x, -1, None)
+        with pytest.raises(ValueError, match="not SymInt"):
+            some(symbolic, 7, None)
+    env = understudy.ShapeEnv(allow_dynamic_output_shape_ops=False)
+    with FakeTensorMode(shape_env=env), pytest.raises(understudy.DynamicOutputShapeException, match="some"):
+        some(torch.randn(3), 2, 9)
+
+
 def test_a_size_that_is_nobodys_to_bind(library: Any) -> None:
     library.define("scratch(Tensor x, bool told) -> Tensor")
 

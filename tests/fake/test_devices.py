@@ -403,3 +403,12 @@ def test_torch_outside_of_the_mode_is_untouched() -> None:
         torch.zeros(2, device="cuda")
     assert torch.zeros(2, device="meta").device == torch.device("meta")
     assert type(torch.zeros(2)) is torch.Tensor
+
+
+def test_a_scalar_on_the_cpu_is_no_place_for_results_of_another_device() -> None:
+    with FakeTensorMode():
+        count = torch.tensor(1.0)
+        with pytest.raises(FakeTensorDeviceMismatchError, match=r"self is on cpu, but other is on cuda:0"):
+            count.add_(torch.tensor(1.0, device="cuda"))
+        assert count.add(torch.tensor(1.0, device="cuda")).is_cuda
+        assert count.copy_(torch.tensor(1.0, device="cuda")).device.type == "cpu"

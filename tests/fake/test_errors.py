@@ -23,6 +23,7 @@ from understudy import (
     NoDataError,
     OperatorError,
     UnderstudyError,
+    UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
 from understudy.errors import Context, DimensionError, DtypeError, ShapeMismatch
@@ -471,3 +472,25 @@ def test_calls_with_many_arguments_stay_readable() -> None:
     many = [torch.empty(3) for _ in range(100)] + [torch.empty(2, 4)]
     error = refused(lambda: torch.cat(many))
     assert "101 in all" in error.context.inputs and len(str(error)) < 1500
+
+
+@pytest.mark.parametrize(
+    "quantise",
+    [
+        lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+        lambda x: torch.quantize_per_channel(x, torch.ones(2), torch.zeros(2), 0, torch.qint8),
+        lambda x: torch.quantize_per_tensor_dynamic(x, torch.qint8, False),
+        lambda x: torch._empty_affine_quantized((2,), scale=0.1, zero_point=0, dtype=torch.qint8),
+    ],
+)
+def test_quantised_results_are_refused(quantise: Callable[[torch.Tensor], Any]) -> None:
+    with FakeTensorMode(), pytest.raises(UnsupportedFakeTensorException, match="quantiser that has no stand-in"):
+        quantise(torch.randn(2, 3))
+
+
+def test_a_missing_kernel_is_a_not_implemented_error() -> None:
+    with pytest.raises(NotImplementedError):
+        torch.ones(3, dtype=torch.int64).softmax(0)
+    with FakeTensorMode(), pytest.raises(NotImplementedError) as caught:
+        torch.ones(3, dtype=torch.int64).softmax(0)
+    assert isinstance(caught.value, RuntimeError)

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.fake.sides import assert_like_eager, on_each_device, run_fake, with_index
-from understudy import FakeTensor, FakeTensorMode
+from understudy import FakeTensor, FakeTensorMode, MixedTensorsError
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -288,6 +288,19 @@ def test_module_conversion(name: str) -> None:
         assert reference.device.type == "cpu"
 
 
+@pytest.mark.parametrize("to", ["cuda:1", "meta", torch.float64])
+def test_a_real_module_converted_inside_the_mode(to: Any) -> None:
+    module = nn.BatchNorm1d(4)
+    module.weight.grad = torch.ones(4)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        module.to(to)
+        out = module(torch.randn(3, 4).to(to))
+    for tensor in (module.weight, module.bias, module.weight.grad, module.running_mean, out):
+        assert isinstance(tensor, FakeTensor)
+        assert to in (str(tensor.device), tensor.dtype)
+    assert isinstance(module.weight, nn.Parameter)
+
+
 def test_a_converted_module_still_trains() -> None:
     with FakeTensorMode():
         model = network().to("cuda", torch.bfloat16)
@@ -553,3 +566,39 @@ def test_wide_heads_take_the_plain_way() -> None:
         q = torch.randn(1, 1, 8, 512, device="cuda", dtype=torch.float16)
         assert F.scaled_dot_product_attention(q, q, q).shape == q.shape
     assert "_scaled_dot_product_flash_attention" not in stream.names
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_an_encoder_that_takes_padding_out_of_the_batch(device: str) -> None:
+    """Eager makes rows of several lengths of it, which stand-ins can't be; what comes out is a batch again."""
+    with FakeTensorMode(), torch.no_grad(), torch.device(device):
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(8)).eval()
+        x = torch.randn(3, 5, 8)
+        out = encoder(x, src_key_padding_mask=torch.empty(3, 5, dtype=torch.bool))
+    assert (out.shape, out.stride(), out.device) == (x.shape, x.stride(), x.device)
+
+
+@pytest.mark.parametrize("kind", ["parameter", "buffer"])
+def test_a_real_tensor_is_not_given_the_data_of_a_stand_in(kind: str) -> None:
+    real = nn.Parameter(torch.ones(2, 3)) if kind == "parameter" else torch.ones(2, 3)
+    given = torch.zeros(2, 3)
+    with FakeTensorMode():
+        fake = torch.zeros(2, 3)
+        with pytest.raises(MixedTensorsError) as raised:
+            real.data = fake
+        other = torch.ones(2, 3)
+        other.data = fake  # between stand-ins
+        real.data = given  # between real ones
+    assert "a real tensor can't be given the data of a stand-in, f32[2, 3]@cpu" in str(raised.value)
+    assert "test_modules.py" in str(raised.value) and "real.data = fake" in str(raised.value)
+    assert "module.weight = torch.nn.Parameter(data)" in str(raised.value)
+    assert real.sum() == 0 and "data" not in vars(torch.Tensor)
+
+
+def test_vector_to_parameters_leaves_real_ones_alone() -> None:
+    model = nn.Linear(2, 2)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with FakeTensorMode(), pytest.raises(MixedTensorsError, match="left without memory"):
+        nn.utils.vector_to_parameters(torch.zeros(6), model.parameters())
+    assert all(map(torch.equal, before, model.parameters()))

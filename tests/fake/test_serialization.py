@@ -263,3 +263,18 @@ def test_a_tensor_on_a_storage_that_was_read_from_a_buffer() -> None:
         storage = torch.UntypedStorage.from_buffer(b"12345678", dtype=torch.uint8)
         x = torch.ByteTensor(storage)
         assert type(x) is FakeTensor and x.shape == (8,) and x.device == torch.device("cpu")
+
+
+def test_where_in_the_file_the_data_of_a_storage_is(mode: FakeTensorMode, tmp_path: Path) -> None:
+    state = {"whole": torch.randn(3, 4), "first": torch.randn(8)}
+    state["part"] = state["first"][2:5]
+    path = tmp_path / "state.pt"
+    torch.save(state, path)
+    with mode:
+        loaded = torch.load(path)
+    data = bytearray(path.read_bytes())
+    for name, real in state.items():
+        storage = loaded[name].untyped_storage()
+        count = storage.nbytes() // 4
+        found = torch.frombuffer(data, dtype=torch.float32, count=count, offset=storage._checkpoint_offset)
+        assert torch.equal(found.as_strided(real.shape, real.stride(), real.storage_offset()), real)

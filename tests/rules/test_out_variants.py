@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -116,3 +117,21 @@ def test_normal_fills_what_it_is_given() -> None:
         agree(lambda mean, out: torch.normal(mean, 1.0, out=out), torch.zeros(2, 3), torch.empty(shape))
     with FakeTensorMode(), pytest.raises(ShapeMismatch):
         torch.normal(torch.zeros(2, 3), 1.0, out=torch.empty(0))
+
+
+@pytest.mark.parametrize("name", ["sum", "prod", "cumsum", "cumprod"])
+def test_sums_are_in_the_dtype_of_out(name: str) -> None:
+    function = getattr(torch, name)
+    for given, wanted in itertools.product((torch.int32, torch.float32, torch.complex64), repeat=2):
+        for asked in ({}, {"dtype": torch.float32}):
+
+            def run() -> object:
+                out = torch.empty(0, dtype=wanted)  # noqa: B023
+                try:
+                    return function(torch.ones(2, 2, dtype=given), 0, out=out, **asked).dtype  # noqa: B023
+                except RuntimeError:
+                    return "refused"
+
+            expected = run()
+            with FakeTensorMode():
+                assert run() == expected, (given, wanted, asked)

@@ -116,6 +116,7 @@ IN_PLACE: list[tuple[Any, list[tuple[Any, ...]]]] = [
     (aten.swapdims_.default, DIM_PAIRS),
     (aten.as_strided_.default, [([1], [1]), ([1, 1], [3, 1], 0)]),
     (aten.resize_.default, [([2, 3],), ([3, 4],), ([5],), ([],), ([2, 3, 4],), ([0, 2],), ([-1],)]),
+    (aten.resize.default, [([2, 3],), ([3, 4],), ([5],), ([],), ([2, 3, 4],), ([0, 2],), ([-1],)]),
 ]
 
 

@@ -73,7 +73,7 @@ def _kernel(op: Any, policy: Policy) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         device_type = _casting_device(args, kwargs)
-        with _torch.below_spare_autocast():
+        with _torch.below(_torch.SPARE_AUTOCAST_KEYS):
             if device_type is not None:
                 args, kwargs = policy(op, device_type, args, kwargs)
             answer = NotImplemented if path is None else path(*args, **kwargs)

@@ -90,6 +90,12 @@ def set_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
 @handles("aten::set_.source_Storage", "aten::set_")
 def set_whole_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     fake, storage = args[0], args[1] if len(args) > 1 else None
+    grown = getattr(storage, "grown_of", _nobody)()
+    if grown is not None:
+        adopt(fake, make_view(mode, grown, _spec_on(storage, fake._spec, *args[2:])))
+        return fake
+    if _has_grown(fake):  # C++ would not exchange its storage for one on the CPU
+        adopt(fake, make_new(mode, fake._spec))
     if storage is not None and storage.device.type == "meta" and fake._spec.device.type == "cpu":
         # Inside any fake mode, torch reads buffers and files into storages without data, on the meta device.
         whole = make_new(mode, TensorSpec((storage.nbytes(),), dtype=torch.uint8, device=fake._spec.device))
@@ -97,6 +103,22 @@ def set_whole_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -
     with _torch.PastDispatch():
         func(*args, **kwargs)
     return _as_native(args[0], getattr(args[1], "known", None) if len(args) > 1 else None)
+
+
+def _nobody() -> None:
+    return None
+
+
+def _has_grown(fake: FakeTensor) -> bool:
+    """Whether it is on a storage that `resize_` made larger, which is on the meta device to C++."""
+    return fake._spec.device.type == "cpu" and _torch.native_storage(fake).device.type == "meta"
+
+
+def _spec_on(storage: Any, spec: TensorSpec, offset: Any = 0, shape: Any = None, stride: Any = None) -> TensorSpec:
+    """The spec of a tensor that is set on a storage: on all of it, unless it is told where."""
+    if shape is None:
+        shape = (storage.nbytes() // spec.itemsize,)
+    return TensorSpec(tuple(shape), tuple(stride) if stride else None, offset, dtype=spec.dtype, device=spec.device)
 
 
 @handles("aten::set_.source_Tensor")
@@ -127,6 +149,7 @@ def _put_on_loaded_storage(
         contents = _contents(source) if 0 < nbytes <= READ_BYTES else None
         if contents is not None:
             mode.remember_literal(base, _torch.real_bytes(contents))
+        _torch.native_storage(base)._checkpoint_offset = source.storage._checkpoint_offset  # for who reads the file
     plain = TensorSpec(tuple(shape), tuple(stride), offset, dtype=fake._spec.dtype, device=device)
     adopt(fake, make_view(mode, base, plain))
     fake._known = base._known

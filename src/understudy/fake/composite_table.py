@@ -53,7 +53,7 @@ def step_by_step(op: Any, function: Callable[..., Any] | None) -> Callable[..., 
             result = function(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        with _torch.below_symbolic():
+        with _torch.below(_torch.SCATTERED_KEYS):
             return op(*args, **kwargs)
 
     return kernel

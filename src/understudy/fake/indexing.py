@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from understudy import _torch
+from understudy.fake.sizes_in_tensors import values_of
 from understudy.fake.tensor import FakeTensor
 
 Index = tuple[Any, ...]
@@ -35,22 +36,31 @@ def set_item(tensor: torch.Tensor, index: Any, value: Any) -> None:
 
 
 def _without_tensors_of_one(index: Any) -> Any:
-    """A whole number in a tensor without dimensions is the same index as the number itself."""
-    if type(index) is FakeTensor:
-        return index.item() if _is_one_unknown(index) else index
-    if type(index) is tuple and FakeTensor in map(type, index):
+    """A whole number in a tensor without dimensions is the same index as the number itself, and so is the end of a slice."""
+    kind = type(index)
+    if kind is FakeTensor:
+        return index.item() if _is_one_symbol(index) else index
+    if kind is slice:
+        ends = (index.start, index.stop, index.step)
+        if FakeTensor in map(type, ends):
+            return slice(*map(_without_tensors_of_one, ends))
+    elif kind is tuple and not PARTS.isdisjoint(map(type, index)):
         return tuple([_without_tensors_of_one(part) for part in index])
     return index
 
 
-def _is_one_unknown(index: FakeTensor) -> bool:
+def _is_one_symbol(index: FakeTensor) -> bool:
+    """Whether it is one number that nobody knows, or that sizes are in."""
     spec = index._spec
-    if spec.shape or spec.dtype not in WHOLE or index._known is not None or index.fake_mode.shape_env is None:
+    if spec.shape or spec.dtype not in WHOLE or index.fake_mode.shape_env is None:
+        return False
+    if index._known is not None and values_of(index) is None:
         return False
     # Transforms have no numbers; and there are modes that make an operator of such an index, for them.
     return not _torch.is_transformed() and not _torch.is_function_heard()
 
 
+PARTS = {FakeTensor, slice}
 WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8})
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 DRAWN = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
 NUMBERS = frozenset({float, int})
 FILLING = frozenset({float, int, bool})
+HELD = 127
+"""All dtypes hold the numbers from 0 to this one, those with a sign the negative ones as well."""
 
 goes_unnoticed = _torch.goes_unnoticed
 count_writes = _torch.count_writes
@@ -47,7 +49,8 @@ def draw_uniform(fake: FakeTensor, low: Any, high: Any, generator: Any = None) -
 
 
 def fill(fake: FakeTensor, value: Any) -> bool:
-    return type(value) in FILLING and "aten::fill_.Scalar" not in user_rules and _fill(fake, value)
+    is_plain = type(value) in FILLING and (0 <= value <= HELD or (-HELD <= value < 0 and fake._spec.dtype.is_signed))
+    return is_plain and "aten::fill_.Scalar" not in user_rules and _fill(fake, value)
 
 
 def zero(fake: FakeTensor) -> bool:

@@ -136,10 +136,11 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        before = self._entered.stack.pop()
-        if before is not None:
+        stack = self._entered.stack  # kept until the end: who was interrupted in here comes again
+        if stack[-1] is not None:
             autocast.forget_casts()
-            _torch.pop_fake_mode(before)
+            _torch.pop_fake_mode(stack[-1])
+        stack.pop()
 
     # --- one operator call ---------------------------------------------------------------------------------
 
@@ -184,6 +185,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         if answer == FIRST_VIEWED:
             return make_view(self, args[0], plan.spec)
         if answer == FIRST_ITSELF:
+            if plan.crossing:
+                special.check_crossing(func, flat(FakeTensor, args, kwargs or {}), plan)
             return args[0]
         if answer == ONE_NEW_SYMBOLIC:
             spec = plan.spec
@@ -272,6 +275,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         inputs = flat(FakeTensor, args, kwargs)
         if plan.apart:
             special.check_apart(func, inputs, plan)
+        if plan.crossing:
+            special.check_crossing(func, inputs, plan)
         if plan.uncounted:
             special.count_writes([inputs[position] for position in plan.uncounted])
         if not is_known and not plan.determined:

@@ -15,13 +15,18 @@ import torch
 
 from understudy import _torch
 from understudy._torch import active_fake_mode, while_active
-from understudy.fake import autocast, higher_order, initialisers, packed, pooling, spacing
+from understudy.errors import Context, MixedTensorsError
+from understudy.fake import autocast, higher_order, initialisers, packed, pooling, recurrent, spacing
 from understudy.fake.composites import among_classes
+from understudy.fake.encoders import drops_padding, encoded
 from understudy.fake.from_values import with_tensors_of_lengths
 from understudy.fake.linear_cross_entropy import loss_of_classes
+from understudy.fake.loading import drawn, in_this_process, order_drawn
 from understudy.fake.tensor import FakeTensor
+from understudy.fake.transforms import with_rules
 from understudy.fake.upsampling import upsampled
 from understudy.infer.call import flat
+from understudy.lines import user_line
 
 Function = Callable[..., Any]
 
@@ -51,6 +56,29 @@ def lengths_in_tensors(original: Function) -> Function:
         return original(*args, **kwargs)
 
     return loss
+
+
+for _place in ("levels of vmap", "levels of grad", "levels of jvp"):
+    while_active(_place)(with_rules)
+for _sampler in ("Random", "SubsetRandom", "Distributed"):
+    while_active(f"order of {_sampler}")(order_drawn)
+while_active("loading by workers")(in_this_process)
+while_active("beginning to load data")(drawn)
+while_active("splitting data")(drawn)
+
+
+@while_active("encoders with padding")
+def with_whole_batches(original: Function) -> Function:
+    @functools.wraps(original)
+    def forward(
+        self: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool | None = None
+    ) -> Any:
+        is_seen = _torch.is_stand_in(src) or _torch.is_recording()
+        if is_seen and drops_padding(self, src, mask, src_key_padding_mask):
+            return encoded(self, src, src_key_padding_mask)
+        return original(self, src, mask, src_key_padding_mask, is_causal)
+
+    return forward
 
 
 @while_active("leaving autocast")
@@ -94,6 +122,34 @@ def real_stays_real(original: Function) -> Function:
             return original(self, memo)
 
     return deepcopy
+
+
+class RealData:
+    """`tensor.data`: C++ gives a real tensor the storage of a stand-in, past every dispatch, and who reads it then reads
+    memory that is not there. Asked of the class, it is torch's own, which torch functions are known by."""
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+
+    def __get__(self, tensor: torch.Tensor | None, owner: Any = None) -> Any:
+        return self._original if tensor is None else self._original.__get__(tensor, owner)
+
+    def __set__(self, tensor: torch.Tensor, data: Any) -> None:
+        is_plain = _is_real(tensor) and _torch.unwrapped(tensor) is None
+        # A mode for torch functions is told, and may have another way.
+        if type(data) is FakeTensor and is_plain and _torch.count_function_modes() == 0:
+            raise MixedTensorsError(
+                f"a real tensor can't be given the data of a stand-in, {data._spec}: it would be left without memory",
+                context=Context(
+                    line=user_line(),
+                    hint="make the model inside the mode, or exchange the parameter itself: "
+                    "module.weight = torch.nn.Parameter(data)",
+                ),
+            )
+        self._original.__set__(tensor, data)
+
+
+while_active("data")(RealData)
 
 
 def _is_real(tensor: Any) -> bool:
@@ -274,26 +330,30 @@ def layer_at_once(original: Function) -> Function:
     return reset_parameters
 
 
-def _in_python(place: str) -> None:
-    @while_active(place)
-    def patch(original: Function) -> Function:
-        """C++ reads the sizes of its inputs as integers here, which symbols are not."""
+def in_python(place: str, original: Function) -> Function:
+    """C++ reads the sizes of its inputs as integers here, which symbols are not."""
 
-        def called(*args: Any, **kwargs: Any) -> Any:
-            mode = active_fake_mode()
-            if mode is None or mode.shape_env is None or not _has_symbols(args):
-                return original(*args, **kwargs)
-            if "upsample" in place:
-                result = upsampled(place, args, kwargs)
-                if result is not NotImplemented:
-                    return result
-            with _torch.python_versions():
-                return original(*args, **kwargs)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        mode = active_fake_mode()
+        if mode is None or mode.shape_env is None or not _has_symbols(args):
+            return original(*args, **kwargs)
+        if "upsample" in place:
+            result = upsampled(place, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        is_whole = kwargs or _torch.is_recorded_above_autograd()
+        if place == "lstm" and not is_whole and recurrent.takes_onednn(args):
+            return recurrent.by_onednn(*args)
+        with _torch.python_versions():
+            return original(*args, **kwargs)
 
-        return called
+    return called
 
 
 def _has_symbols(args: Any) -> bool:
+    if _torch.is_transformed():  # stand-ins are inside of wrappers
+        sizes = [size for tensor in flat(torch.Tensor, args, {}) for size in tensor.shape]
+        return any(isinstance(size, torch.SymInt) for size in (*sizes, *flat(torch.SymInt, args, {})))
     return any(
         value._spec.is_symbolic if type(value) is FakeTensor else type(value) is torch.SymInt
         for value in flat((FakeTensor, torch.SymInt), args, {})
@@ -301,7 +361,8 @@ def _has_symbols(args: Any) -> bool:
 
 
 for _place in _torch.WITH_CONCRETE_SIZES:
-    _in_python(_place)
+    while_active(_place)(functools.partial(in_python, _place))
+while_active("torch.lstm")(functools.partial(in_python, "lstm"))  # modules call the one of torch._VF
 
 
 @while_active("scripted functions")

@@ -18,11 +18,13 @@ from understudy.errors import (
 from understudy.fake.boundary import hint_for, with_line
 from understudy.fake.data_dependent import symbolic_item, symbolic_list
 from understudy.fake.handlers import REAL_HANDLERS, handles
+from understudy.fake.known import started
 from understudy.fake.native import canonical
-from understudy.fake.realise import make_new
+from understudy.fake.realise import extent, make_new
+from understudy.fake.sizes_in_tensors import values_of
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import Call
-from understudy.infer.plan import Plan
+from understudy.infer.plan import Plan, do_cross, is_resizing, span
 from understudy.lines import user_line
 from understudy.spec import Same, TensorSpec, is_dense, same_shape
 
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
 
 NUMBERS = frozenset({int, float, bool, complex})
+SYMBOLIC_DTYPES: dict[type, Any] = {torch.SymInt: torch.int64, torch.SymBool: torch.bool, torch.SymFloat: None}
+"""None: the default one."""
+LIFTED = NUMBERS | SYMBOLIC_DTYPES.keys()
 
 # --- values --------------------------------------------------------------------------------------------------
 
@@ -37,6 +42,8 @@ NUMBERS = frozenset({int, float, bool, complex})
 @handles("aten::_local_scalar_dense", "aten::item")
 def item(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     fake = args[0]
+    if (symbols := values_of(fake)) is not None and len(symbols.flat) == 1:
+        return symbols.flat[0]
     value = mode.value_of(fake)
     if value is not None:
         with _torch.PastDispatch():
@@ -71,6 +78,8 @@ def _no_value(fake: FakeTensor, func: Any, what: str, hint: str = "") -> DataDep
 
 
 def tolist(mode: FakeTensorMode, fake: FakeTensor) -> Any:
+    if (numbers := values_of(fake)) is not None:
+        return numbers.nested()
     value = mode.value_of(fake)
     if value is not None:
         with _torch.no_modes():
@@ -82,9 +91,16 @@ def tolist(mode: FakeTensorMode, fake: FakeTensor) -> Any:
 
 
 def dynamic_size(mode: FakeTensorMode, op: Any, least: int, most: int | None) -> Any:
-    if mode.shape_env is None:
+    """`ctx.new_dynamic_size(min=..., max=...)` in the fake of a custom operator."""
+    env = mode.shape_env
+    if env is None or not env.settings.allow_dynamic_output_shape_ops:
         raise DynamicOutputShapeException(f"the size of what {op} returns depends on values", func=op)
-    return mode.shape_env.create_unbacked_symint()
+    asked = f"{op}: ctx.new_dynamic_size(min={least}, max={most})"
+    if isinstance(least, torch.SymInt) or isinstance(most, torch.SymInt):
+        raise ArgumentError(f"{asked}: min and max have to be plain integers, not SymInt")
+    if least < 0:
+        raise ArgumentError(f"{asked}: min has to be greater than or equal to 0, as sizes are")
+    return env.create_unbacked_symint(low=least, high=most, what=str(op))
 
 
 # --- literals ------------------------------------------------------------------------------------------------
@@ -106,14 +122,20 @@ def lifted_numbers(mode: FakeTensorMode, func: Any, args: Any) -> Any:
 
     C++ hands Python numbers that it had wrapped into tensors over as numbers again.
     """
-    if not args or type(args[0]) not in NUMBERS or any(type(value) is FakeTensor for value in args):
+    if not args or type(args[0]) not in LIFTED or any(type(value) is FakeTensor for value in args):
         return None
     if not _torch.takes_tensor(func, 0):
         return None
 
     def lifted(position: int, value: Any) -> Any:
-        if type(value) not in NUMBERS or not _torch.takes_tensor(func, position):
+        if type(value) not in LIFTED or not _torch.takes_tensor(func, position):
             return value
+        if type(value) in SYMBOLIC_DTYPES:
+            dtype = SYMBOLIC_DTYPES[type(value)] or torch.get_default_dtype()
+            spec = TensorSpec((), dtype=dtype, device=torch.device("cpu"))
+            fake = make_new(mode, spec)
+            fake._known = started(torch.ops.aten.scalar_tensor.default, (value,), {"dtype": dtype}, spec)
+            return fake
         with _torch.PastDispatch():
             real = torch.tensor(value)
         fake = make_new(mode, _spec_of_dense(real))
@@ -193,8 +215,47 @@ def _overlap(a: TensorSpec, b: TensorSpec) -> bool:
     """Whether two dense tensors on one storage share a place in memory; of others, eager does not try to find out."""
     if a.numel == 0 or b.numel == 0 or not all(is_dense(spec.shape, spec.stride) for spec in (a, b)):
         return False
-    ends = [(spec.offset * spec.itemsize, (spec.offset + spec.numel) * spec.itemsize) for spec in (a, b)]
-    return bool(ends[0][0] < ends[1][1] and ends[1][0] < ends[0][1])
+    (a_first, a_end), (b_first, b_end) = span(a), span(b)
+    return bool(a_first < b_end and b_first < a_end)
+
+
+def check_crossing(op: Any, inputs: list[FakeTensor], plan: Plan) -> None:
+    """Refuse to write elements in one order that are read in another, as in `x.add_(x.t())`."""
+    for target, read in plan.crossing:
+        written, fake = inputs[target], inputs[read]
+        if _torch.storage_id(fake) != _torch.storage_id(written):
+            continue
+        if fake is written and is_resizing(plan.outcomes):
+            what = f"{written._spec} is read and written, and does not have the shape of the result"
+        elif fake is not written and do_cross(fake._spec, written._spec):
+            what = (
+                f"some elements of what is written to, {written._spec}, and of {fake._spec} are a single memory "
+                "location; clone one of them first"
+            )
+        else:
+            continue
+        raise with_line(ArgumentError(f"{op}: {what}"), str(op), ", ".join(str(each._spec) for each in inputs))
+
+
+@handles("aten::as_strided", "aten::as_strided_")
+def as_strided(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Only the storage tells whether a view ends within it. Where sizes are symbols, it has no size of its own."""
+    fake, shape, stride = args[:3]
+    offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
+    numbers = (*shape, *stride, 0 if offset is None else offset)
+    if fake._spec.is_symbolic or fake._spec.sparse is not None or any(type(number) is not int for number in numbers):
+        return NotImplemented
+    if len(shape) != len(stride) or any(number < 0 for number in numbers):
+        return NotImplemented  # the rule says what is wrong
+    view = fake._spec.viewed(shape, stride, offset)
+    held = _torch.native_storage(fake).nbytes()
+    if extent(fake._spec) * view.itemsize <= held < extent(view) * view.itemsize and view.numel != 0:
+        error = ArgumentError(
+            f"as_strided: {view} is out of bounds: it reaches to byte {extent(view) * view.itemsize:,}, "
+            f"the storage of {fake._spec} has {held:,}"
+        )
+        raise with_line(error, str(func), f"{fake._spec}, {list(shape)}, {list(stride)}, {offset}")
+    return NotImplemented
 
 
 @handles("aten::_sparse_mm_reduce_impl_backward")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -202,6 +203,12 @@ class FakeTensor(torch.Tensor):
     # --- what stands behind it ---------------------------------------------------------------------------
 
     @property
+    def nbytes(self) -> Any:  # type: ignore[override]
+        if not self._spec.is_symbolic:
+            return torch.Tensor.nbytes.__get__(self)  # type: ignore[attr-defined]
+        return self.numel() * self._spec.dtype.itemsize
+
+    @property
     def data(self) -> torch.Tensor:
         return _torch.native_data.__get__(self)
 
@@ -219,6 +226,8 @@ class FakeTensor(torch.Tensor):
         storage: Any = _torch.native_storage(self)
         if self._known is not None:
             storage.known = self._known  # for another tensor that is set on this storage
+        if self._spec.device.type == "cpu" and storage.device.type == "meta":  # it has grown, and C++ moved it
+            storage.grown_of = weakref.ref(self)
         return storage
 
     @property

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from understudy import _torch
 from understudy.fake.tensor import FakeTensor
 
 aten = torch.ops.aten
@@ -18,7 +19,9 @@ aten = torch.ops.aten
 def upsampled(name: str, args: Any, kwargs: Any) -> Any:
     """The call of such a function on a stand-in; NotImplemented if it is not in the form that takes factors."""
     with_corners = "nearest" not in name
-    if kwargs or len(args) != 3 + with_corners or type(args[0]) is not FakeTensor:
+    if kwargs or len(args) != 3 + with_corners:
+        return NotImplemented
+    if type(args[0]) is not FakeTensor and not _torch.is_functorch_wrapped(args[0]):
         return NotImplemented
     x, size, *corners, factors = args
     if not (factors is None or isinstance(factors, (list, tuple))):

@@ -68,11 +68,18 @@ def device_of(call: Call) -> torch.device | None:
                 return device
             raise _mismatch(call, deciding, position)
         deciding, device = position, spec.device
+    if deciding > 0 and device != inputs[0].device and _is_elementwise_in_place(call):
+        raise _mismatch(call, 0, deciding)  # it may join as an operand, not as the place of the result
     return device
 
 
 def _joins_any(device: torch.device, shape: tuple[object, ...]) -> bool:
     return device.type == "cpu" and not shape
+
+
+def _is_elementwise_in_place(call: Call) -> bool:
+    name = call.op.overloadpacket.__name__
+    return torch.Tag.pointwise in call.op.tags and name.endswith("_") and not name.endswith("__")
 
 
 def _is_index(call: Call, deciding: int, position: int) -> bool:

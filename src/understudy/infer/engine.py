@@ -13,6 +13,7 @@ from understudy.infer.cache import Cache
 from understudy.infer.call import Call, flat
 from understudy.infer.devices import device_of
 from understudy.infer.plan import Plan
+from understudy.infer.rare_dtypes import refuse_rare
 from understudy.infer.sources import SOURCES, Stage
 from understudy.rules import Rule, full_name, user_rule
 from understudy.shapes.sizes import expect_sizes
@@ -90,6 +91,7 @@ def rule(*ops: Any) -> Callable[[Rule], Rule]:
 def infer(call: Call, stage: Stage) -> Plan:
     """What the call does, from the first source that knows."""
     device_of(call)
+    refuse_rare(call)
     for source in SOURCES:
         outcomes = source(call, stage)
         if outcomes is not NotImplemented:

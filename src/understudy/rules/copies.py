@@ -8,7 +8,7 @@ import torch
 
 from understudy.errors import ArgumentError, ShapeMismatch
 from understudy.rules.in_place import check_no_overlap
-from understudy.rules.pointwise_ternary import check_number_fits
+from understudy.rules.number_ranges import check_stored
 from understudy.rules.registry import rule
 from understudy.shapes.sizes import surely_equal
 from understudy.spec import (
@@ -101,7 +101,7 @@ def copy(a: TensorSpec, source: TensorSpec, non_blocking: bool = False) -> Tenso
 
 @rule("fill.Scalar")
 def fill_with_number(a: TensorSpec, value: Any) -> TensorSpec:
-    check_number_fits("fill", value, a.dtype)
+    check_stored("fill", value, a.dtype, a.device)
     return preserved_copy(a)
 
 
@@ -130,7 +130,7 @@ def lazy_clone(a: TensorSpec) -> TensorSpec:
 
 @rule("fill_.Scalar")
 def fill_in_place(a: TensorSpec, value: Any) -> Same:
-    check_number_fits("fill_", value, a.dtype)
+    check_stored("fill_", value, a.dtype, a.device)
     return Same(0)
 
 

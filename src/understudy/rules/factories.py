@@ -11,9 +11,9 @@ import torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.rules.copies import copy_strides, strides_in_format
 from understudy.rules.dtypes import check_dtype
-from understudy.rules.pointwise_ternary import check_number_fits
+from understudy.rules.number_ranges import check_made_tensor, check_stored
 from understudy.rules.registry import rule
-from understudy.spec import TensorSpec, contiguous_strides, default_dtype, number_dtype
+from understudy.spec import TensorSpec, contiguous_strides, default_complex_dtype, default_dtype, number_dtype
 from understudy.spec.devices import CPU
 
 Dtype = torch.dtype
@@ -91,7 +91,7 @@ def full(
     device: Device | None = None, pin_memory: bool | None = None,
 ) -> Any:  # fmt: skip
     dtype = dtype or number_dtype(fill_value)
-    check_number_fits("full", fill_value, dtype)
+    check_stored("full", fill_value, dtype, device or CPU)
     return fresh(size, dtype, device, layout)
 
 
@@ -100,7 +100,7 @@ def scalar_tensor(
     s: Any, *, dtype: Dtype | None = None, layout: torch.layout | None = None, device: Device | None = None,
     pin_memory: bool | None = None,
 ) -> Any:  # fmt: skip
-    check_number_fits("scalar_tensor", s, dtype or default_dtype())
+    check_made_tensor("scalar_tensor", s, dtype or default_dtype(), device or CPU)
     return fresh((), dtype, device, layout)
 
 
@@ -187,6 +187,8 @@ def linspace(
     start: Any, end: Any, steps: Any, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
     device: Device | None = None, pin_memory: bool | None = None,
 ) -> Any:  # fmt: skip
+    for bound in (start, end):
+        check_stored("linspace", bound, dtype or default_complex_dtype(), device or CPU)
     return _spaced("linspace", start, end, steps, dtype, layout, device)
 
 
@@ -283,7 +285,7 @@ def like(
 
 @rule("full_like")
 def full_like(a: TensorSpec, fill_value: Any, *, dtype: Dtype | None = None, **options: Any) -> Any:
-    check_number_fits("full_like", fill_value, dtype or a.dtype)
+    check_stored("full_like", fill_value, dtype or a.dtype, options.get("device") or a.device)
     return like(a, dtype=dtype, **options)
 
 
@@ -301,7 +303,7 @@ def new(
 def new_full(
     a: TensorSpec, size: Sizes, fill_value: Any, *, dtype: Dtype | None = None, **options: Any
 ) -> Any:
-    check_number_fits("new_full", fill_value, dtype or a.dtype)
+    check_stored("new_full", fill_value, dtype or a.dtype, options.get("device") or a.device)
     return new(a, size, dtype=dtype, **options)
 
 

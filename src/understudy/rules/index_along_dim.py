@@ -9,6 +9,7 @@ import torch
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
 from understudy.rules.dims import replaced, size_at, without, wrap_dim
 from understudy.rules.dtype_sets import BOOL, COMPLEX_HALF, NUMBERS, check_cpu_dtype
+from understudy.rules.number_ranges import check_stored, is_stored
 from understudy.rules.registry import rule
 from understudy.shapes.sizes import has_to_be
 from understudy.spec import TensorSpec, preserved_copy
@@ -89,6 +90,8 @@ def index_fill(spec: TensorSpec, dim: int, index: TensorSpec, value: Any) -> Ten
     check_cpu_dtype("index_fill", spec, FILLED_DTYPES)
     if isinstance(value, complex) and not spec.is_complex:
         raise DtypeError(f"index_fill: {value} is complex, {spec} is not")
+    if not is_stored(value, spec.dtype, spec.device) and index.numel != 0:
+        check_stored("index_fill", value, spec.dtype, spec.device)
     return preserved_copy(spec)
 
 

@@ -9,6 +9,7 @@ from understudy.errors import ArgumentError, ShapeMismatch
 from understudy.rules.dims import replaced
 from understudy.rules.dtype_sets import BOOL, COMPLEX, FLOATS, NUMBERS, check_cpu_dtype
 from understudy.rules.layouts import is_surely_row_major, suggested_strides
+from understudy.rules.number_ranges import check_stored, is_stored
 from understudy.rules.registry import Rule, rule
 from understudy.rules.views import narrowed
 from understudy.shapes.sizes import is_any_positive, larger, surely_less
@@ -19,6 +20,8 @@ BLOCK_DTYPES = FLOATS | COMPLEX | BOOL
 
 @rule("constant_pad_nd")
 def constant_pad_nd(spec: TensorSpec, pad: Sequence[Any], value: Any = 0) -> TensorSpec:
+    if not is_stored(value, spec.dtype, spec.device) and is_any_positive(pad):
+        check_stored("pad", value, spec.dtype, spec.device)
     return constant_padded(spec, pad)
 
 

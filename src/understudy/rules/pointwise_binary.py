@@ -172,9 +172,12 @@ def pow_tensor(base: Any, exponent: Any) -> TensorSpec:
 @rule("pow.Tensor_Scalar")
 def pow_by_number(base: TensorSpec, exponent: Any) -> TensorSpec:
     common = result_type(base, exponent)
-    if exponent != 0 and exponent != 1:  # those two need no arithmetic: filled with ones, copied
+    try:
         _pow_dtype(base, exponent)
-    if not isinstance(exponent, (float, complex)) and exponent < 0 and is_integral(base.dtype, True):
+    except DtypeError:
+        if exponent != 0 and exponent != 1:  # those two need no arithmetic: filled with ones, copied
+            raise
+    if is_integral(common, True) and exponent < 0:
         raise ArgumentError(
             f"pow: {base} holds integers, which can't be raised to the negative power {exponent}"
         )

@@ -9,6 +9,7 @@ import torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.rules.dtypes import COMPLEX_HALF, check_dtype, kind
 from understudy.rules.in_place import written_in_place
+from understudy.rules.number_ranges import check_stored
 from understudy.rules.registry import exact_out, rule
 from understudy.spec import (
     Same,
@@ -91,6 +92,8 @@ def clamp(a: TensorSpec, min: Any = None, max: Any = None) -> TensorSpec:
     _check_clamp_dtype(common)
     if common is torch.bool:
         check_dtype("clamp", common, "if", a.device)
+    for bound in (min, max):
+        check_stored("clamp", bound, common, a.device)
     return elementwise((a,), common, common)
 
 
@@ -127,7 +130,7 @@ def _check_clamp_dtype(dtype: torch.dtype) -> None:
 @rule("masked_fill.Scalar")
 def masked_fill(a: TensorSpec, mask: TensorSpec, value: Any) -> TensorSpec:
     _check_mask(mask)
-    check_number_fits("masked_fill", value, a.dtype)
+    check_stored("masked_fill", value, a.dtype, a.device)
     return _filled(a, mask)
 
 
@@ -151,6 +154,8 @@ def _check_mask(mask: TensorSpec) -> None:
 @rule("threshold")
 def threshold(a: TensorSpec, threshold: Any, value: Any) -> TensorSpec:
     check_dtype("threshold", a.dtype, "if", a.device)
+    for number in (threshold, value):
+        check_stored("threshold", number, a.dtype, a.device)
     return elementwise((a,), a.dtype)
 
 

@@ -10,6 +10,7 @@ import torch
 from understudy.errors import ArgumentError, DtypeError
 from understudy.rules.dtypes import COMPLEX_HALF, NONE, REDUCED, check_dtype
 from understudy.rules.in_place import written_in_place
+from understudy.rules.number_ranges import check_stored
 from understudy.rules.registry import exact_out, rule
 from understudy.spec import Same, TensorSpec, elementwise, float_type, preserved_copy, real_type
 
@@ -200,6 +201,9 @@ def hardtanh(a: TensorSpec, min_val: Any = -1, max_val: Any = 1) -> TensorSpec:
     if not a.dtype.is_signed and (min_val < 0 or max_val < 0):
         raise ArgumentError(f"hardtanh: bounds {min_val} and {max_val} are negative, {a} is unsigned")
     check_dtype("hardtanh", a.dtype, "if", a.device)
+    if a.is_floating_point:  # integers may be clamped as floats
+        for bound in (min_val, max_val):
+            check_stored("hardtanh", bound, a.dtype, a.device)
     return preserved_copy(a)
 
 

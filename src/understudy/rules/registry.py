@@ -42,6 +42,14 @@ RESIZED_CONTIGUOUS = frozenset({"aten::_fft_c2c.out", "aten::_fft_c2r.out", "ate
 CHECK_BEFORE_RESIZE = frozenset({"aten::index_select.out"})
 """Out= variants, beside those of elementwise operators, that refuse an expanded tensor even if it is to be resized."""
 
+DTYPE_OF_OUT = frozenset(
+    f"aten::{name}" for name in ("sum.IntList_out", "prod.int_out", "cumsum.out", "cumprod.out")
+)
+"""Out= variants that compute in the dtype of the tensor that they are given; a dtype that is asked for has to be that."""
+
+ASKED_DTYPE_OF_OUT = DTYPE_OF_OUT | {"aten::mean.out", "aten::mean.dtype_out"}
+"""Out= variants that refuse a tensor of another dtype than was asked for."""
+
 OPTIONS = ("dtype", "layout", "device", "pin_memory")
 
 WRITE_EXPANDED = frozenset(
@@ -178,6 +186,8 @@ class _OutManners(NamedTuple):
     exact: bool
     takes_expanded: bool
     checks_before_resize: bool
+    decides_dtype: bool
+    takes_asked_dtype: bool
 
     @staticmethod
     def of(op: OpOverload, name: str) -> _OutManners:
@@ -187,6 +197,8 @@ class _OutManners(NamedTuple):
             exact=generated or name in _exact_out,
             takes_expanded=name in _expanded_out,
             checks_before_resize=torch.Tag.pointwise in op.tags or name in CHECK_BEFORE_RESIZE,
+            decides_dtype=name in DTYPE_OF_OUT,
+            takes_asked_dtype=name in ASKED_DTYPE_OF_OUT,
         )
 
 
@@ -194,6 +206,10 @@ def _out_rule(functional: Rule, out_names: list[str], left_out: list[str], manne
     def out_variant(*args: Any, **kwargs: Any) -> Any:
         outs = [kwargs.pop(name) for name in out_names]
         told = {name: getattr(outs[0], name) for name in left_out if name in ("dtype", "device")}
+        if manners.decides_dtype and kwargs.get("dtype") is None:
+            kwargs["dtype"] = outs[0].dtype
+        elif manners.takes_asked_dtype and kwargs.get("dtype") not in (None, outs[0].dtype):
+            raise DtypeError(f"out=: a result of {kwargs['dtype']} was asked for, not {outs[0]}")
         result = functional(*args, **kwargs, **told)
         if result is NotImplemented:
             return NotImplemented

@@ -10,6 +10,7 @@ import torch
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
 from understudy.rules.dims import size_at, wrap_dim
 from understudy.rules.dtype_sets import BOOL, NUMBERS, REAL_NUMBERS, check_cpu_dtype
+from understudy.rules.number_ranges import check_stored, is_stored
 from understudy.rules.registry import rule
 from understudy.spec import TensorSpec, broadcast_shapes, preserved_copy
 
@@ -71,6 +72,8 @@ def scatter(spec: TensorSpec, dim: int, index: TensorSpec, src: TensorSpec) -> T
 
 @rule("scatter.value")
 def scatter_value(spec: TensorSpec, dim: int, index: TensorSpec, value: Any) -> TensorSpec:
+    if not is_stored(value, spec.dtype, spec.device) and index.numel != 0:
+        check_stored("scatter", value, spec.dtype, spec.device)
     return _check_scatter("scatter", spec, dim, index, None)
 
 

@@ -20,7 +20,7 @@ def softmax(x: TensorSpec, dim: int, half_to_float: bool) -> TensorSpec:
         if x.device.type == "cpu":
             raise ArgumentError(f"softmax: the CPU kernel does not widen {x.dtype} on the way")
         return x.like(dtype=torch.float32)
-    check_cpu_dtype("softmax", x, FLOATS)
+    _check_dtype(x)
     return x.like()
 
 
@@ -28,8 +28,14 @@ def softmax(x: TensorSpec, dim: int, half_to_float: bool) -> TensorSpec:
 def softmax_in_dtype(x: TensorSpec, dim: int, dtype: Dtype = None) -> TensorSpec:
     wrap_dim(dim, x.ndim)
     converted = x.like(dtype=dtype)
-    check_cpu_dtype("softmax", converted, FLOATS)
+    _check_dtype(converted)
     return converted
+
+
+def _check_dtype(x: TensorSpec) -> None:
+    """The kernel is not asked where there is nothing to compute."""
+    if x.dtype not in FLOATS and not x.is_empty:
+        check_cpu_dtype("softmax", x, FLOATS)
 
 
 @rule("_safe_softmax")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from understudy.errors import ArgumentError, DtypeError
-from understudy.rules.copies import strides_in_format
+from understudy.rules.copies import clone, strides_in_format
 from understudy.rules.layouts import suggested_format
 from understudy.rules.registry import Rule, rule
 from understudy.rules.views import as_strided, squeeze, squeeze_dim, squeeze_dims, t, transpose, unsqueeze
@@ -61,6 +61,11 @@ def resized(spec: TensorSpec, size: Sequence[Any], memory_format: torch.memory_f
 @rule("resize_")
 def resize_(spec: TensorSpec, size: Sequence[Any], *, memory_format: torch.memory_format | None = None) -> Same:
     return changed(spec, resized(spec, size, memory_format))
+
+
+@rule("resize")
+def resize(spec: TensorSpec, size: Sequence[Any], *, memory_format: torch.memory_format | None = None) -> TensorSpec:
+    return resized(clone(spec), size, memory_format)
 
 
 @rule("resize_as_")

@@ -1,0 +1,133 @@
+"""What only the storage behind a stand-in tells: overlaps, bounds, storages that have grown, views of inference mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from understudy import FakeTensorMode
+from understudy.errors import ArgumentError
+
+CROSSING: dict[str, Callable[[torch.Tensor], Any]] = {
+    "transposed": lambda x: x.add_(x.t()),
+    "shifted": lambda x: x[1:].mul_(x[:-1]),
+    "a row into all": lambda x: x.sub_(x[0]),
+    "copy": lambda x: x[1:].copy_(x[:-1]),
+    "out": lambda x: torch.exp(x.t(), out=x),
+    "out of two": lambda x: torch.add(x[1:], 1, out=x[:-1]),
+    "compared": lambda x: x.eq_(x.t()),
+    "index_add_": lambda x: x.index_add_(0, torch.tensor([0]), x[:1]),
+    "index_put_": lambda x: x.index_put_((torch.tensor([0]),), x[1]),
+    "scatter_": lambda x: x.scatter_(0, torch.zeros(1, 1, dtype=torch.long), x),
+}
+
+APART: dict[str, Callable[[torch.Tensor], Any]] = {
+    "itself": lambda x: x.add_(x),
+    "the same elements": lambda x: x.add_(x.view(4, 4)),
+    "other rows": lambda x: x[:2].add_(x[2:]),
+    "a copy": lambda x: x.add_(x.t().clone()),
+    "detached": lambda x: x.mul_(x.detach()),
+    "with gaps": lambda x: x[:, :2].add_(x[:, 1:3]),
+    "out": lambda x: torch.exp(x, out=x),
+}
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("name", CROSSING)
+def test_elements_that_are_read_in_another_order_are_not_written(name: str, warm: bool) -> None:
+    with pytest.raises(RuntimeError, match="single memory location"):
+        CROSSING[name](torch.ones(4, 4))
+    with FakeTensorMode():
+        if warm:  # the same call on tensors that share nothing leaves a plan behind
+            torch.ones(4, 4).add_(torch.ones(4, 4).t())
+        with pytest.raises(ArgumentError, match="memory"):
+            CROSSING[name](torch.ones(4, 4))
+
+
+def test_a_plan_of_tensors_apart_does_not_answer_for_shared_ones() -> None:
+    with FakeTensorMode():
+        x, y = torch.randn(3, 3), torch.randn(3, 3)
+        x.add_(y.t())
+        x.add_(y.t())
+        with pytest.raises(ArgumentError, match=r"add_.*f32\[3, 3\]~\(1, 3\)@cpu"):
+            x.add_(x.t())
+
+
+@pytest.mark.parametrize("name", APART)
+def test_other_shared_memory_is_written(name: str) -> None:
+    APART[name](torch.ones(4, 4))
+    with FakeTensorMode():
+        APART[name](torch.ones(4, 4))
+
+
+def test_views_end_within_the_storage() -> None:
+    with FakeTensorMode():
+        x = torch.ones(3)
+        assert x.as_strided((2,), (2,)).shape == (2,)
+        assert x[1:].as_strided((3,), (1,), 0).shape == (3,)
+        assert x.as_strided((0, 4), (1, 1), 5).shape == (0, 4)
+        assert x.as_strided((1000,), (0,)).shape == (1000,)
+        with pytest.raises(ArgumentError, match=r"reaches to byte 16, the storage of .* has 12"):
+            x.as_strided((4,), (1,))
+        with pytest.raises(RuntimeError):
+            x[1:].as_strided((2,), (2,))
+        with pytest.raises(RuntimeError):
+            x.as_strided_((3,), (1,), 1)
+
+
+def test_a_storage_that_has_grown_is_shared() -> None:
+    with FakeTensorMode():
+        x = torch.zeros(2).resize_(9)
+        y = torch.zeros(1).set_(x.untyped_storage(), 1, (2, 2), (4, 1))
+        z = torch.zeros(1).set_(x.untyped_storage())
+        assert (y.shape, y.stride(), y.storage_offset(), z.shape) == ((2, 2), (4, 1), 1, (9,))
+        storages = {each.untyped_storage()._cdata for each in (x, y, z)}
+        assert len(storages) == 1
+        y.set_(torch.zeros(4).untyped_storage())  # and back to one that has not
+        assert y.shape == (4,)
+        assert (y + 1).shape == (4,)
+
+
+def test_views_of_tensors_of_inference_mode_are_such_tensors() -> None:
+    def of(make: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+        with torch.inference_mode():
+            x = torch.randn(3, 4)
+        return make(x).is_inference()
+
+    for make in (lambda x: x[0], lambda x: x.t(), lambda x: x.view(12), lambda x: x + 1, lambda x: x.clone()):
+        with FakeTensorMode():
+            stand_in = of(make)
+        assert stand_in == of(make)
+
+
+def test_what_is_read_and_written_is_not_resized() -> None:
+    with FakeTensorMode():
+        x = torch.ones(4)
+        with pytest.raises(ArgumentError, match="does not have the shape of the result"):
+            torch.add(x, torch.ones(2, 4), out=x)
+        assert torch.add(x, torch.ones(4), out=x) is x
+        out = torch.empty(0)
+        assert torch.add(x, torch.ones(2, 4), out=out).shape == (2, 4)
+
+
+def test_a_part_of_a_storage_grows_as_far_as_it_must() -> None:
+    def grown() -> list[int]:
+        first, second, third = torch.zeros(4), torch.zeros(2, 3, 4), torch.zeros(4)
+        first[1:].resize_(2, 5)
+        second[:, 1:][2:].resize_(2, 2)  # of no elements, and it begins behind the end
+        third[3:].resize_(1)
+        return [tensor.untyped_storage().nbytes() for tensor in (first, second, third)]
+
+    expected = grown()
+    with FakeTensorMode():
+        assert grown() == expected
+
+
+def test_softmax_of_nothing_takes_every_dtype() -> None:
+    for dtype in (torch.int64, torch.complex64, torch.float32):
+        assert torch.empty(0, 3, dtype=dtype).softmax(1).dtype is dtype
+        with FakeTensorMode():
+            assert torch.empty(0, 3, dtype=dtype).softmax(1).dtype is dtype
