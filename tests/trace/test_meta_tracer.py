@@ -547,7 +547,7 @@ def test_positional_arguments() -> None:
         return a + b * rest[0] - rest[1] * last
 
     traced = symbolic_trace(program, {"a": x24, "b": x24, "rest": (x24, x24), "last": x24})
-    assert len(targets(traced)) == 6
+    assert len(targets(traced)) == 7  # and one that there are two more
 
 
 def test_a_name_that_is_no_argument() -> None:
@@ -834,3 +834,29 @@ def test_examples_may_be_stand_ins_with_symbols() -> None:
     traced = symbolic_trace(lambda x: x.view(-1), {"x": x}, symbolic=True)
     assert traced.shape_env is env
     assert str(val(traced, "view").spec) == "f32[batch*n]@cpu"
+
+
+def test_parts_of_a_model_stay_in_their_modes() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout().eval())
+    traced = symbolic_trace(model, {"input": torch.randn(2, 3)})
+    assert traced.training and model[0].training and not model[1].training
+    assert not symbolic_trace(model.eval(), {"input": torch.randn(2, 3)}).training
+
+
+def test_an_encoder_with_padding() -> None:
+    """It makes rows of several lengths of a batch, which stand-ins can't be."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 2).eval()
+
+        def forward(self, x: Tensor, padding: Tensor) -> Any:
+            return self.encoder(x, src_key_padding_mask=padding)
+
+    args = torch.randn(3, 5, 8), torch.arange(5).expand(3, 5) > 3
+    model = Model().eval()
+    with torch.no_grad():
+        traced = symbolic_trace(model, dict(zip(("x", "padding"), args, strict=True)))
+        assert torch.equal(traced(*args), model(*args))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.fx import Node, Proxy
 from understudy import _torch
 from understudy.fake.tensor import FakeTensor
 from understudy.shapes.node import SymNode
+from understudy.trace.meta_errors import left_over
 from understudy.trace.meta_proxies import DeviceOf, MetaProxy
 from understudy.trace.meta_structures import construction, holds
 from understudy.trace.meta_values import SYMBOLIC
@@ -60,9 +62,13 @@ class Arguments:
 
     def argument(self, value: Any) -> Any:
         if isinstance(value, Proxy):
+            if getattr(value.tracer, "is_over", False):
+                raise left_over(value.node.name)
             return self._tracer.here(value.node)
         if value is None or value is ... or isinstance(value, PLAIN):
-            return self._tracer.here(value._attribute.node) if type(value) is DeviceOf else value
+            if type(value) is DeviceOf:
+                return self._tracer.here(value._attribute.node)
+            return _pythons(value)
         if isinstance(value, SYMBOLIC):
             return self._number(value)
         if isinstance(value, torch.Tensor):
@@ -129,14 +135,30 @@ class Arguments:
     def _other(self, value: Any) -> Any:
         if isinstance(value, (range, _torch.OpOverload)):
             return value
+        if _pythons(value) is not value:
+            return _pythons(value)
         if isinstance(value, torch.nn.Module):
             return self.read(self._tracer.path_of_module(value), value)
+        if isinstance(value, (Iterator, Coroutine)):
+            raise TypeError(
+                f"a {type(value).__name__} leaves the traced program, and what it will give is not known: make a list of it"
+            )
         if isinstance(value, type) or not holds(value, _is_of_a_trace):
             return self.kept(value, "_constant")
         made = construction(value)
         assert made is not None
         target, args, kwargs = made
-        return self._tracer.create_node("call_function", target, self.argument(args), self.argument(kwargs))
+        node = self._tracer.create_node("call_function", target, self.argument(args), self.argument(kwargs))
+        self._tracer.write_meta(node, self._tracer.derivation.known_parts(value))
+        return node
+
+
+def _pythons(value: Any) -> Any:
+    """A number of NumPy as one of Python: some are both, but none can be written in a graph."""
+    is_numpys = (
+        type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item")
+    )
+    return value.item() if is_numpys else value
 
 
 def _is_of_a_trace(value: Any) -> bool:

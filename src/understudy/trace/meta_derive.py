@@ -23,6 +23,7 @@ from understudy.fake.tensor import FakeTensor
 from understudy.lines import user_frames, user_line
 from understudy.trace.meta_overrides import manual_meta_overrides
 from understudy.trace.meta_proxies import DeviceOf, MetaProxy
+from understudy.trace.meta_state import modules_in_python
 from understudy.trace.meta_structures import holds, transformed
 from understudy.trace.meta_values import UNKNOWN
 
@@ -75,6 +76,13 @@ class Derivation:
     def meta_of(self, value: Any) -> Any:
         """The arguments of a call with stand-ins in the place of values of the trace and of real tensors."""
         return transformed(value, self._meta_of_leaf, _is_of_a_trace)
+
+    def known_parts(self, value: Any) -> Any:
+        """The metadata of a structure of values; `UNKNOWN` if nothing is known of one of them."""
+        try:
+            return self.meta_of(value)
+        except NothingKnown:
+            return UNKNOWN
 
     def _meta_of_leaf(self, leaf: Any, path: Any) -> Any:
         if type(leaf) is DeviceOf:
@@ -220,7 +228,16 @@ def _with_any_index(item: Any) -> Any:
     return item
 
 
-ITEM_CALLS = {target: item_call(target) for target in (operator.getitem, operator.setitem)}
+def length(values: Any) -> Any:
+    """`len`, where that is a node: Python wants a number of it, which a symbolic size is not."""
+    return values.shape[0] if isinstance(values, torch.Tensor) and values.ndim else len(values)
+
+
+CALLS: dict[Any, Callable[..., Any]] = {
+    **{target: item_call(target) for target in (operator.getitem, operator.setitem)},
+    len: length,
+}
+"""What is run on metadata in the place of a target."""
 
 
 def method_call(name: str) -> Callable[..., Any]:
@@ -237,7 +254,7 @@ def module_call(module: torch.nn.Module, forward: Callable[..., Any]) -> Callabl
     def call(*args: Any, **kwargs: Any) -> Any:
         if override is not None:
             return override(module, *args, **kwargs)
-        before = [(inner, dict(inner._buffers), dict(inner.__dict__)) for inner in module.modules()]
+        before = [(inner, dict(inner._buffers), dict(inner.__dict__)) for inner in modules_in_python(module)]
         try:
             return forward(*args, **kwargs)
         finally:

@@ -35,3 +35,13 @@ def unregistered(reason: str, what: str) -> MetaTraceError:
     """Something with parameters that is no part of the traced module."""
     hint = "register it: make it in __init__, and assign it to an attribute of the traced module there"
     return MetaTraceError(reason, context=Context(what, "…", user_line(), hint))
+
+
+def left_over(asked: str) -> MetaTraceError:
+    """A value is used when its trace is over."""
+    hint = (
+        "something kept it when the program was traced, as a cache does. Empty that, and fill it before the next trace by "
+        "running the program once"
+    )
+    reason = "a value of a trace that is over is used, and there is nothing behind it"
+    return MetaTraceError(reason, context=Context(asked, "a value of a trace", user_line(), hint))

@@ -24,17 +24,42 @@ class Examples:
     """
 
     def __init__(self, root: torch.nn.Module, meta_args: Mapping[str, Any] | None, symbolic: Any) -> None:
+        if not isinstance(symbolic, (bool, Mapping)):
+            raise TypeError(
+                "symbolic is True, or maps names of arguments to what becomes of their sizes; it is a "
+                f"{type(symbolic).__name__}"
+            )
         self._symbolic = symbolic
+        self._sources: list[str] = []
         self._device = _device_of(root)
         env = next((env for env in map(_env_of, leaves_in(dict(meta_args or {}))) if env is not None), None)
         # Even where the sizes of the inputs are numbers, those that depend on data are symbols.
         mode = FakeTensorMode(
             allow_non_fake_inputs=True, shape_env=env or ShapeEnv(), static_shapes=not symbolic
         )
+        self._seen: dict[int, torch.Tensor] = {}
         self.mode: FakeTensorMode = _mode_of(root) or mode
         self.env: Any = self.mode.shape_env
 
+    def check_names(self) -> None:
+        """Every name under which sizes are to be symbols is one of an example."""
+        unknown = (
+            [name for name in self._symbolic if name not in self._sources]
+            if isinstance(self._symbolic, Mapping)
+            else []
+        )
+        if unknown:
+            raise TypeError(
+                f"symbolic names {', '.join(map(repr, unknown))}, of which there is no example; there are examples of "
+                f"{', '.join(self._sources) or 'nothing'}"
+            )
+
     def stand_in(self, tensor: torch.Tensor, source: str) -> Any:
+        self._sources.append(source)
+        if self._symbolic and id(tensor) in self._seen:
+            # An example of two arguments: they share their memory, but each has sizes of its own.
+            tensor = tensor.detach().requires_grad_(tensor.requires_grad)
+        self._seen[id(tensor)] = tensor
         if type(tensor) is FakeTensor:
             spec = tensor._spec
         elif not self._symbolic:

@@ -11,16 +11,17 @@ its default in the graph:
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Node
 from torch.fx.node import has_side_effect
 
-from understudy.trace.meta_structures import Path, holds, transformed
+from understudy.trace.meta_structures import Path, holds, parts_of, transformed
 from understudy.trace.meta_values import UNKNOWN
 
 if TYPE_CHECKING:
@@ -33,20 +34,58 @@ PLAIN = (int, float, complex, bool, str, type(None), torch.dtype, torch.device)
 
 @has_side_effect
 def as_traced(given: dict[str, Any], traced: dict[str, Any], needed: dict[str, Any]) -> None:
-    """Refuse arguments other than those that the program was traced with."""
-    for name, value in given.items():
-        before = traced[name]
-        if value is before or (type(value) is type(before) and value == before):
-            continue
-        raise ValueError(
-            f"{name} was {before!r} when this graph was traced, and is {value!r} now: what the program does with it is "
-            f"not in the graph. Trace it again with concrete_args={{{name!r}: …}}, or with an example in meta_args"
-        )
+    """Refuse arguments other than those that the program was traced with.
+
+    What is in a tuple under `traced` are parts of an argument: the way to each, and what was there.
+    """
     missing = [name for name, value in needed.items() if value is None]
     if missing:
         raise TypeError(
             f"this graph was traced with {', '.join(missing)}, and needs it: pass it by this name"
         )
+    for name, value in given.items():
+        before = traced[name]
+        if not isinstance(before, tuple):
+            _refuse_another(name, name, before, value)
+        elif value is not None:
+            for path, part in before:
+                _refuse_another(name, _source(name, path), part, _part_at(value, path))
+
+
+def _refuse_another(name: str, what: str, before: Any, now: Any) -> None:
+    if now is before or (type(now) is type(before) and now == before):
+        return
+    raise ValueError(
+        f"{what} was {before!r} when this graph was traced, and is {now!r} now: what the program does with it is "
+        f"not in the graph. Trace it again with concrete_args={{{name!r}: …}}, or with an example in meta_args"
+    )
+
+
+def _part_at(value: Any, path: Path) -> Any:
+    """The part of an argument, None if there is no such part."""
+    try:
+        return _reached(value, path)
+    except (KeyError, IndexError, AttributeError, TypeError):
+        return None
+
+
+def fixed_parts(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """What of a structure is fixed by tracing with it: how long its lists are, what keys its dicts have, its numbers.
+
+    Objects are not looked into, save for dataclasses: caches of models count in theirs what they hold.
+    """
+    if isinstance(value, PLAIN):
+        yield path, value
+    elif isinstance(value, dict):
+        if all(isinstance(key, (str, int)) for key in value):
+            yield (*path, KEYS), " ".join(sorted(map(str, value)))
+            for key, part in value.items():
+                yield from fixed_parts(part, (*path, ("item", key)))
+    elif isinstance(value, (list, tuple)) or dataclasses.is_dataclass(value):
+        if isinstance(value, (list, tuple)):
+            yield (*path, LENGTH), len(value)
+        for how, key, part in parts_of(value):
+            yield from fixed_parts(part, (*path, (how, key)))
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
@@ -70,8 +109,12 @@ class Inputs:
         self._traced: dict[str, Any] = {}
         self._needed: dict[str, Node] = {}
 
-    def arguments(self, function: Callable[..., Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Placeholders for each parameter, in their order, and what to call the function with."""
+    def arguments(
+        self, function: Callable[..., Any], by_position: bool = False
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Placeholders for each parameter, in their order, and what to call the function with.
+
+        `by_position`: where it can be, as hooks of modules expect it."""
         parameters = signature_of(function).parameters
         self._check_names(parameters)
         nodes = {parameter: self._placeholder(parameter) for parameter in self._all(parameters)}
@@ -80,7 +123,7 @@ class Inputs:
             self._tracer.create_node("call_function", as_traced, checks, {})
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
-        by_position = any(
+        by_position = by_position or any(
             p.kind is p.VAR_POSITIONAL and p.name in self._examples for p in parameters.values()
         )
         for parameter, node in nodes.items():
@@ -130,8 +173,12 @@ class Inputs:
         )
         if is_fixed and isinstance(value, PLAIN):
             self._given[name], self._traced[name] = node, value
-        elif name in self._examples and default is None:
+            return node
+        if not is_fixed and name in self._examples and default is None:
             self._needed[name] = node
+        parts = tuple(fixed_parts(value)) if name in self._concrete or name in self._examples else ()
+        if parts:
+            self._given[name], self._traced[name] = node, parts
         return node
 
     def _fixed(self, parameter: inspect.Parameter) -> tuple[bool, Any]:
@@ -176,7 +223,32 @@ class Inputs:
             )
             return self._tracer.known(node_at(path), meta)
 
-        return transformed(example, value_at, _is_open)
+        value = transformed(example, value_at, _is_open)
+        for path, part in nodes.items():
+            if "val" not in part.meta:
+                self._tracer.write_meta(part, self._tracer.derivation.known_parts(_reached(value, path)))
+        return value
+
+
+def _reached(value: Any, path: Path) -> Any:
+    for how, key in path:
+        value = STEPS[how](value, key)
+    return value
+
+
+def _keys(value: Any, key: Any) -> str:
+    return " ".join(sorted(map(str, value)))
+
+
+LENGTH, KEYS = ("length", ""), ("keys", "")
+STEPS: dict[str, Callable[[Any, Any], Any]] = {
+    "item": operator.getitem,
+    "attr": getattr,
+    "length": lambda value, key: len(value),
+    "keys": _keys,
+}
+"""How a step of a way is taken."""
+SHOWN_STEPS = {"item": "{}[{!r}]", "attr": "{}.{}", "length": "the length of {}", "keys": "the keys of {}"}
 
 
 def _is_open(value: Any) -> bool:
@@ -185,4 +257,6 @@ def _is_open(value: Any) -> bool:
 
 
 def _source(name: str, path: Path) -> str:
-    return name + "".join(f"[{key!r}]" if how == "item" else f".{key}" for how, key in path)
+    for how, key in path:
+        name = SHOWN_STEPS[how].format(name, key)
+    return name

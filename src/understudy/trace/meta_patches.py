@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import math
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
@@ -17,12 +18,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
+from understudy.shapes.floats import FUNCTIONS
+from understudy.shapes.node import SymNode
+from understudy.trace.meta_values import SYMBOLIC
 
 if TYPE_CHECKING:
     from understudy.trace.meta_tracer import MetaTracer
 
 current_tracer: ContextVar[MetaTracer | None] = ContextVar("current_tracer", default=None)
 """Which trace this thread is in."""
+
+OF_SYMBOLS = {getattr(math, name): _torch.symbolic_function(name) for name in FUNCTIONS}
+"""Functions of Python that want a number, and those that give a symbolic one for a symbolic one."""
 
 _MISSING: Any = object()
 Place = tuple[int, str]
@@ -85,6 +92,8 @@ def patched(tracer: MetaTracer, functions: list[tuple[Any, str]]) -> Iterator[No
         (torch.nn.Parameter, "__new__", _parameter_made),
         (torch.jit.ScriptFunction, "__call__", _script_call),
         (torch.autograd.Function, "apply", _autograd_call),
+        (torch.SymInt, "__hash__", _hash),
+        (torch.nn.functional, "scaled_dot_product_attention", _with_plain_conditions),
         (*_torch.place_of_vmap(), _vmap_call),
         (*_torch.place_of_differentiation(), _differentiated),
     ]
@@ -114,12 +123,44 @@ def _module_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _whole_function(original: Callable[..., Any]) -> Callable[..., Any]:
+    of_symbols = OF_SYMBOLS.get(original)
+
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         tracer = current_tracer.get()
-        if tracer is None or tracer.is_deriving or not tracer.handles(args, kwargs):
+        if tracer is None or tracer.is_deriving:
             return original(*args, **kwargs)
-        return tracer.called_whole(original, args, kwargs)
+        if tracer.handles(args, kwargs):
+            return tracer.called_whole(original, args, kwargs)
+        is_symbolic = any(isinstance(argument, SYMBOLIC) for argument in args)
+        return (of_symbols if is_symbolic and of_symbols else original)(*args, **kwargs)
+
+    return call
+
+
+def _hash(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A size that is the key of a dict has to be a number: it is the one at hand from there on."""
+
+    def __hash__(self: Any) -> int:
+        is_traced = current_tracer.get() is not None and type(self.node) is SymNode
+        return hash(int(self)) if is_traced else original(self)
+
+    return __hash__
+
+
+def _with_plain_conditions(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Programs ask `is_causal = length > 1 and …`, which is a condition on symbols if that is false, and C++ takes none."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tracer = current_tracer.get()
+        if tracer is not None and not tracer.is_deriving:
+            args = tuple(bool(value) if isinstance(value, torch.SymBool) else value for value in args)
+            kwargs = {
+                key: bool(value) if isinstance(value, torch.SymBool) else value
+                for key, value in kwargs.items()
+            }
+        return original(*args, **kwargs)
 
     return call
 

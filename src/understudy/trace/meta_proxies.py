@@ -16,6 +16,7 @@ from __future__ import annotations
 import dis
 import operator
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -75,7 +76,7 @@ class MetaProxy(Proxy):
     # --- what Python asks of values ----------------------------------------------------------------------------
 
     def __bool__(self) -> bool:
-        return bool(self.tracer.number(self, bool))
+        return bool(self.tracer.to_bool(self))
 
     def __int__(self) -> int:
         return int(self.tracer.number(self, int))
@@ -96,15 +97,7 @@ class MetaProxy(Proxy):
         return len(meta)
 
     def __iter__(self) -> Iterator[Any]:
-        meta = self._meta
-        if isinstance(meta, Mapping):
-            return iter(list(meta))
-        if meta is not UNKNOWN:
-            return iter([self[position] for position in range(len(meta))])
-        count = _unpacked_into(sys._getframe(1))
-        if count is None:
-            raise self.tracer.refused("a loop goes over a value of which nothing is known", self)
-        return iter([self[position] for position in range(count)])
+        return self.tracer.iter(self)
 
     def __contains__(self, item: Any) -> bool:
         if self._meta is UNKNOWN or isinstance(self._meta, torch.Tensor):
@@ -118,7 +111,7 @@ class MetaProxy(Proxy):
         self.tracer.create_proxy("call_function", operator.setitem, (self, item, value), {})
 
     def keys(self) -> Any:
-        return attribute(self, "keys")()
+        return self.tracer.keys(self)
 
     # --- torch functions outside of the trace's own mode --------------------------------------------------------
 
@@ -198,7 +191,7 @@ MAPPING_QUESTIONS = frozenset({"keys", "items", "values", "get"})
 class DeviceOf(str):
     """The device of a value. Torch takes texts for devices everywhere; in the graph, it is `x.device`."""
 
-    _attribute: MetaAttribute
+    _attribute: MetaProxy
     device: torch.device
 
     # `isinstance(x.device, torch.device)` is what programs ask; torch's C++ goes by the type alone.
@@ -227,11 +220,18 @@ class DeviceOf(str):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return torch.device, (str(self.device),)
 
+    def __enter__(self) -> Any:
+        return self.device.__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        return self.device.__exit__(*error)
+
 
 def make_proxy(tracer: MetaTracer, node: Node, meta: Any) -> MetaProxy:
     if meta is UNKNOWN or isinstance(meta, torch.Tensor):
         proxy: Any = _torch.make_subclass(TensorProxy, tracer.hollow)
         MetaProxy.__init__(proxy, node, tracer, meta)
+        tracer.tensors.append(weakref.ref(proxy))
         return proxy
     return MetaProxy(node, tracer, meta)
 
@@ -249,9 +249,14 @@ def _make_attribute(owner: MetaProxy, name: str, meta: Any, is_tensor: bool) -> 
 
 
 def device_of(owner: MetaProxy, device: torch.device) -> DeviceOf:
+    return as_device(_make_attribute(owner, "device", device, is_tensor=False), device)
+
+
+def as_device(proxy: MetaProxy, device: torch.device) -> DeviceOf:
+    """A value of the trace that is a device."""
     stand_in = DeviceOf(device)
     stand_in.device = device
-    stand_in._attribute = _make_attribute(owner, "device", device, is_tensor=False)
+    stand_in._attribute = proxy
     return stand_in
 
 
@@ -291,6 +296,26 @@ def proxies_in(value: Any) -> Iterator[MetaProxy]:
             yield from proxies_in(part)
     elif isinstance(value, slice):
         yield from proxies_in((value.start, value.stop, value.step))
+
+
+def parts_in_turn(proxy: MetaProxy) -> Iterator[Any]:
+    """What a loop over a value goes over."""
+    meta = proxy._meta
+    if isinstance(meta, Mapping):
+        return iter(list(meta))
+    count = len(meta) if meta is not UNKNOWN else _unpacked_into(_who_iterates())
+    if count is None:
+        raise proxy.tracer.refused("a loop goes over a value of which nothing is known", proxy)
+    return iter([proxy[position] for position in range(count)])
+
+
+def _who_iterates() -> FrameType:
+    """The frame of the program that asked a proxy for its parts."""
+    frame: Any = sys._getframe(1)
+    while frame.f_code is not MetaProxy.__iter__.__code__:
+        frame = frame.f_back
+    asking: FrameType = frame.f_back
+    return asking
 
 
 def _unpacked_into(frame: FrameType) -> int | None:

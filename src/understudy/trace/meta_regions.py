@@ -40,7 +40,8 @@ class Regions:
     def __init__(self, tracer: MetaTracer) -> None:
         self._tracer = tracer
         self._autocasts: list[Node] = []
-        self._grad_modes: list[Node] = []
+        self._before: dict[int, tuple[Any, Node]] = {}
+        """By context manager: the node that gives what gradients were when it began."""
         self.handlers: dict[Any, Callable[..., None]] = {
             _torch.enter_autocast: self._enter_autocast,
             _torch.exit_autocast: self._exit_autocast,
@@ -56,29 +57,45 @@ class Regions:
 
     def _set_grad_enabled(self, enabled: bool) -> None:
         _torch.set_grad_enabled(enabled)
-        if self._grad_modes and _is_leaving(sys._getframe(1)):
-            self._tracer.append_call(end_grad_mode, (self._grad_modes.pop(),), {})
-        else:
-            self._grad_modes.append(self._tracer.append_call(begin_grad_mode, (enabled,), {}))
+        step, manager = _step_of_manager(sys._getframe(1))
+        known = self._before.get(id(manager))
+        if step in ENDS and known is not None:
+            self._tracer.append_call(end_grad_mode, (known[1],), {})
+            return
+        has_begun = step == "__enter__" and isinstance(manager, torch.set_grad_enabled) and known is not None
+        if has_begun and known is not None and known[1] is self._tracer.last_node():
+            return  # this one begins when it is made
+        node = self._tracer.append_call(begin_grad_mode, (enabled,), {})
+        if manager is not None and not has_begun:
+            self._before[id(manager)] = manager, node
 
 
 def erase_empty_regions(graph: Graph) -> None:
     """Regions in which nothing is recorded."""
     for node in list(graph.nodes):
-        if node.target is end_grad_mode and node.args[0] is node.prev:
+        if node.target is end_grad_mode and node.args[0] is node.prev and len(node.prev.users) == 1:
             began = node.prev
             graph.erase_node(node)
             graph.erase_node(began)
 
 
-def _is_leaving(frame: FrameType | None) -> bool:
-    """Whether torch's `no_grad` and its like set the state because they end."""
-    for _ in range(6):
-        if frame is None:
-            return False
-        if frame.f_code.co_name == "__exit__" and frame.f_globals.get("__name__", "").startswith(
-            "torch.autograd."
-        ):
-            return True
+def _step_of_manager(frame: FrameType | None) -> tuple[str, Any]:
+    """Which of torch's context managers (`no_grad` and its like) sets the state, and whether it begins or ends."""
+    found: tuple[str, Any] = "", None
+    while frame is not None:
+        name = frame.f_code.co_name
+        if name in STEPS and frame.f_globals.get("__name__", "").startswith("torch.autograd."):
+            found = name, frame.f_locals.get("self")
+        elif found[0] or not _is_of_torch(frame):
+            break
         frame = frame.f_back
-    return False
+    return found
+
+
+ENDS = ("__exit__", "__call__")
+"""`torch.set_grad_enabled(False)` ends as well when it is called, to decorate a function."""
+STEPS = ("__init__", "__enter__", *ENDS)
+
+
+def _is_of_torch(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").startswith(("torch.", "understudy."))

@@ -6,6 +6,9 @@ the graph, by `copy_`; every other attribute is as it was.
 
 from __future__ import annotations
 
+import functools
+import gc
+import weakref
 from typing import Any
 
 import torch
@@ -14,18 +17,23 @@ from understudy.trace.meta_proxies import MetaProxy
 from understudy.trace.meta_structures import holds
 
 Table = dict[str, Any]
+CONTAINERS = (dict, list, set)
+DEEPEST = 3
+OF_TORCH = frozenset(name for name, value in vars(torch.nn.Module()).items() if isinstance(value, dict))
+"""Attributes that every module has."""
 
 
 class ModuleState:
     """The attributes of all modules of a root, as they are when it is made."""
 
     def __init__(self, root: torch.nn.Module) -> None:
-        modules = list(root.modules())
+        modules = modules_in_python(root)
         self._buffers: list[tuple[Table, Table]] = [
             (module._buffers, dict(module._buffers)) for module in modules
         ]
         others = [table for module in modules for table in (module._parameters, module.__dict__)]
         self._others = [(table, dict(table)) for table in others]
+        self._containers = [(container, type(container)(container)) for container in _containers_in(modules)]
 
     def assigned_buffers(self) -> list[tuple[torch.Tensor, MetaProxy]]:
         """Buffers that the program has assigned a value of the trace, and that value."""
@@ -44,6 +52,49 @@ class ModuleState:
                     del table[name]
                     if name in before:
                         table[name] = before[name]
+        for container, contents in self._containers:
+            if holds(container, _is_traced):
+                _refill(container, contents)
+
+
+def modules_in_python(root: torch.nn.Module) -> list[torch.nn.Module]:
+    """All modules of a root but those of TorchScript, whose tables are in C++ and are not written to."""
+    return [module for module in root.modules() if not isinstance(module, torch.jit.ScriptModule)]
+
+
+def _containers_in(modules: list[torch.nn.Module]) -> list[Any]:
+    """The dicts and lists that modules have for attributes, and those in them: programs keep what they made in them."""
+    tables = [vars(module) for module in modules]
+    values = [value for table in tables for name, value in table.items() if name not in OF_TORCH]
+    found: list[Any] = []
+    for _ in range(DEEPEST):
+        inner = [value for value in values if type(value) in CONTAINERS]
+        found += inner
+        values = [part for value in inner for part in (value.values() if type(value) is dict else value)]
+    return found
+
+
+def _refill(container: Any, contents: Any) -> None:
+    container.clear()
+    (container.update if isinstance(container, (dict, set)) else container.extend)(contents)
+
+
+def empty_caches_of(values: list[weakref.ref[Any]]) -> None:
+    """Empty each `functools.lru_cache` that has kept one of these values, which are nothing without their trace."""
+    kept: list[Any] = [value for value in (reference() for reference in values) if value is not None]
+    for _ in range(AROUND_A_VALUE):
+        if not kept:
+            return
+        holders = gc.get_referrers(*kept)
+        for holder in holders:
+            if isinstance(holder, LRU_CACHE):
+                holder.cache_clear()
+        kept = [holder for holder in holders if type(holder) in (dict, list, tuple) and holder is not kept]
+
+
+LRU_CACHE: Any = type(functools.lru_cache(len))
+AROUND_A_VALUE = 2
+"""How far it is from a value to the cache: one that a function returns in a tuple is one step farther."""
 
 
 def _is_traced(value: Any) -> bool:

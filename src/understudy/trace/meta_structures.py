@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import functools
 import importlib
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -30,6 +30,8 @@ OPAQUE = (
 """What is not looked into."""
 PLAIN = frozenset({FakeTensor, torch.Tensor, int, float, bool, str, type(None), torch.dtype, torch.device})
 DEEPEST = 12
+COLLECTIONS = (set, frozenset, deque)
+"""Made again of a list of their parts."""
 
 
 def parts_of(value: Any) -> list[tuple[str, Any, Any]]:
@@ -40,14 +42,34 @@ def parts_of(value: Any) -> list[tuple[str, Any, Any]]:
         return [("item", key, part) for key, part in value.items()]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return [("attr", name, getattr(value, name)) for name in value._fields]
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, *COLLECTIONS)):
         return [("item", position, part) for position, part in enumerate(value)]
     if isinstance(value, slice):
         return [("attr", name, getattr(value, name)) for name in ("start", "stop", "step")]
     if value is None or isinstance(value, OPAQUE):
         return []
+    return [("attr", name, part) for name, part in state_of(value).items()]
+
+
+def state_of(value: Any) -> dict[str, Any]:
+    """The attributes of an object, those in slots among them."""
     state = getattr(value, "__dict__", None)
-    return [("attr", name, part) for name, part in state.items()] if isinstance(state, dict) else []
+    kind: Any = type(value)
+    slots = _slots_of(kind)
+    if not slots:
+        return state if isinstance(state, dict) else {}
+    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return {**found, **state} if isinstance(state, dict) else found
+
+
+@functools.cache
+def _slots_of(kind: type) -> tuple[str, ...]:
+    """The names of the slots that a class has; those of torch's and of our own are not looked into."""
+    if kind.__module__.partition(".")[0] in ("torch", "understudy"):
+        return ()
+    slots = [vars(owner).get("__slots__", ()) for owner in kind.__mro__]
+    names = [name for names in slots for name in ((names,) if isinstance(names, str) else names)]
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
 def leaves_in(value: Any) -> Iterator[Any]:
@@ -67,6 +89,10 @@ def leaves_in(value: Any) -> Iterator[Any]:
 def holds(value: Any, is_wanted: Callable[[Any], bool]) -> bool:
     """Whether such a thing is anywhere in a structure."""
     return any(is_wanted(leaf) for leaf in leaves_in(value))
+
+
+def is_stand_in(value: Any) -> bool:
+    return type(value) is FakeTensor
 
 
 def transformed(
@@ -96,11 +122,13 @@ def with_parts(value: Any, parts: dict[Any, Any]) -> Any:
         return type(value)(tuple(parts.values()))
     if isinstance(value, list):
         return list(parts.values())
+    if isinstance(value, deque):
+        return type(value)(parts.values(), value.maxlen)
+    if isinstance(value, COLLECTIONS):
+        return type(value)(parts.values())
     if isinstance(value, slice):
         return slice(parts["start"], parts["stop"], parts["step"])
-    made = object.__new__(type(value))
-    made.__dict__.update(parts)
-    return made
+    return _with_state(type(value), parts)
 
 
 def _dict_like(value: dict[Any, Any], parts: dict[Any, Any]) -> Any:
@@ -121,7 +149,10 @@ def rebuilt(kind: str, state: dict[str, Any]) -> Any:
 
 def _with_state(cls: Any, state: dict[str, Any]) -> Any:
     made = object.__new__(cls)
-    made.__dict__.update(state)
+    for name, part in state.items():
+        object.__setattr__(
+            made, name, part
+        )  # the class may have a __setattr__ of its own, as a frozen dataclass has
     return made
 
 
@@ -150,10 +181,16 @@ def construction(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[
     if dataclasses.is_dataclass(value):
         if isinstance(value, dict):  # an output of a Hugging Face model: what is None is not in it
             return kind, (), dict(value.items())
-        if all(field.init for field in dataclasses.fields(value)):
+        if _only_takes_its_fields(kind):
             return kind, (), {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if kind is OrderedDict:
         return kind, (list(value.items()),), {}
+    if isinstance(value, defaultdict):
+        return kind, (value.default_factory, dict(value)), {}
+    if isinstance(value, deque):
+        return kind, (list(value), value.maxlen), {}
+    if isinstance(value, COLLECTIONS):
+        return kind, (list(value),), {}
     if isinstance(value, (dict, list)):
         return kind, ((dict if isinstance(value, dict) else list)(value),), {}
     name = class_name(kind)
@@ -162,4 +199,14 @@ def construction(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[
             f"an object of class {kind.__qualname__} with traced values in it leaves the program, and its class can't be "
             "imported: define the class at the top of a module, or return the tensors themselves"
         )
-    return rebuilt, (name, dict(value.__dict__)), {}
+    return rebuilt, (name, dict(state_of(value))), {}
+
+
+def _only_takes_its_fields(kind: Any) -> bool:
+    """Whether making a dataclass of the fields of another gives the same again: nothing is computed in between."""
+    is_one_itself = "__dataclass_fields__" in vars(kind) and kind.__dataclass_params__.init
+    return (
+        is_one_itself
+        and not hasattr(kind, "__post_init__")
+        and all(field.init for field in dataclasses.fields(kind))
+    )

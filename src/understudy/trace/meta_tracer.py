@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import math
 import operator
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,29 +18,38 @@ from understudy.errors import UnderstudyError
 from understudy.fake.inputs import describe_tensors
 from understudy.fake.tensor import FakeTensor
 from understudy.shapes.bindings import values_in
-from understudy.trace import meta_functions
+from understudy.trace import meta_functions, meta_modules
 from understudy.trace.meta_arguments import Arguments
 from understudy.trace.meta_bodies import Body, applied, called_vmap, scripted
 from understudy.trace.meta_derive import (
-    ITEM_CALLS,
+    CALLS,
     Derivation,
     Refused,
     method_call,
     module_call,
     override_for,
 )
-from understudy.trace.meta_errors import MetaTraceError, refused, unregistered
+from understudy.trace.meta_errors import MetaTraceError, left_over, refused, unregistered
 from understudy.trace.meta_examples import Examples
 from understudy.trace.meta_inputs import Inputs
 from understudy.trace.meta_patches import patched
-from understudy.trace.meta_proxies import MetaProxy, make_proxy, proxies_in
+from understudy.trace.meta_proxies import (
+    MetaProxy,
+    as_device,
+    attribute,
+    make_proxy,
+    parts_in_turn,
+    proxies_in,
+)
 from understudy.trace.meta_regions import erase_empty_regions
-from understudy.trace.meta_state import ModuleState
+from understudy.trace.meta_state import ModuleState, empty_caches_of
+from understudy.trace.meta_structures import holds, is_stand_in, transformed
 from understudy.trace.meta_symbols import SizeNodes
 from understudy.trace.meta_values import UNKNOWN, is_fact
 from understudy.trace.node_meta import NodeMeta, set_val
 from understudy.trace.places import begins_here
 from understudy.trace.prop_errors import at_node
+from understudy.trace.prop_values import snapshot
 
 
 class MetaTracer(torch.fx.Tracer):
@@ -56,6 +65,7 @@ class MetaTracer(torch.fx.Tracer):
     proxy_buffer_attributes: bool = True
 
     root: torch.nn.Module
+    is_over: bool = False
     derivation: Derivation
     symbols: SizeNodes
     arguments: Arguments
@@ -98,12 +108,7 @@ class MetaTracer(torch.fx.Tracer):
         state = ModuleState(self.root)
         try:
             with patched(self, self._functions_kept_whole(function)), self.recording:
-                args, kwargs = Inputs(self, meta_args, concrete_args or {}).arguments(function)
-                result = _program(function, args, kwargs)
-                for buffer, value in state.assigned_buffers():
-                    if value._meta is not self.derivation.stand_in(buffer):
-                        self.create_proxy("call_method", "copy_", (buffer, value), {})
-                self._end(function, result)
+                self._record(root, function, Inputs(self, meta_args, concrete_args or {}), state)
         except BaseException:
             for name in self.arguments.added:
                 delattr(self.root, name)
@@ -112,7 +117,9 @@ class MetaTracer(torch.fx.Tracer):
             state.restore()
             self.derivation.warn()
             self.node_meta.close()
+            empty_caches_of(self.tensors)
             self.submodule_paths = None
+            self.is_over = True
         self.graph._tracer_extras = {"meta_args": meta_args}
         return self.graph
 
@@ -128,19 +135,41 @@ class MetaTracer(torch.fx.Tracer):
         examples = Examples(self.root, meta_args, symbolic)
         self._examples = examples
         self.shape_env = examples.env
+        self.is_over = False
         self.recording = meta_functions.Recording(self)
         self.derivation = Derivation(examples.mode, self.recording)
         self.symbols = SizeNodes(self)  # type: ignore[arg-type]
         self.arguments = Arguments(self, self.root)
         self.hollow = _torch.hollow()
         self._bodies: list[Body] = []
+        self._refused: list[Node] = []
+        self.tensors: list[weakref.ref[Any]] = []
+        """All proxies of tensors. None is left when the trace is over, unless something has kept it."""
         return function
+
+    def _entry(self, root: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What to call: a module with hooks is called with them, as a caller of the program would."""
+        has_hooks = isinstance(root, torch.nn.Module) and (root._forward_hooks or root._forward_pre_hooks)
+        self._is_entering = bool(has_hooks) and self.traced_func_name == "forward"
+        return root if self._is_entering else function
+
+    def _record(self, root: Any, function: Callable[..., Any], inputs: Inputs, state: ModuleState) -> None:
+        entry = self._entry(root, function)
+        args, kwargs = inputs.arguments(function, by_position=entry is not function)
+        self._examples.check_names()
+        result = _program(entry, args, kwargs)
+        for buffer, value in state.assigned_buffers():
+            if value._meta is not self.derivation.stand_in(buffer):
+                self.create_proxy("call_method", "copy_", (buffer, value), {})
+        self._end(function, result)
 
     def _end(self, function: Callable[..., Any], result: Any) -> None:
         returned = inspect.get_annotations(inspect.unwrap(function)).get("return")
         if isinstance(returned, str):
             returned = None  # written for later: what it means is only known where it stands
         self.create_node("output", "output", (self.create_arg(result),), {}, type_expr=returned)
+        for node in self._refused:  # and the program went on without
+            node.graph.erase_node(node)
         for node in reversed(self.graph.nodes):  # parts of the inputs that nobody read
             if not node.users and node.meta.pop("is_part_of_input", False):
                 self.graph.erase_node(node)
@@ -191,14 +220,18 @@ class MetaTracer(torch.fx.Tracer):
         proxy_factory_fn: Any = None,
     ) -> Any:  # fmt: skip
         """Record a call, after it was run on the metadata. Facts about tensors are answered, and not recorded."""
+        if self.is_over:
+            raise left_over(str(target))
         try:
             meta = self._derived(kind, target, args, kwargs)
         except Refused as refused:
             node = self._node(kind, target, args, kwargs, name, type_expr)
+            self._refused.append(node)
             raise at_node(refused.error, node, refused.inputs) from refused.error
         if self._answers(kind, target, args, meta):
             return self._noticed(kind, target, args, kwargs, meta)
-        return self.proxy_for(kind, target, args, kwargs, meta, name, type_expr)
+        proxy = self.proxy_for(kind, target, args, kwargs, meta, name, type_expr)
+        return as_device(proxy, meta) if isinstance(meta, torch.device) else proxy
 
     def _node(
         self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None
@@ -220,6 +253,8 @@ class MetaTracer(torch.fx.Tracer):
         if meta is UNKNOWN:
             return
         set_val(node, meta)
+        if "val" not in node.meta and holds(meta, is_stand_in):  # an object, which fx does not look into
+            node.meta["val"] = transformed(meta, lambda tensor, path: snapshot(tensor), is_stand_in)
         if type(meta) is FakeTensor and meta._spec.is_symbolic and not self._bodies:
             self.symbols.bind_tensor(meta._spec, node)
 
@@ -259,7 +294,7 @@ class MetaTracer(torch.fx.Tracer):
             override = override_for(target)
             name = getattr(target, "__name__", None) or str(target)
             return run(
-                override or ITEM_CALLS.get(target, target),
+                override or CALLS.get(target, target),
                 name,
                 args,
                 kwargs,
@@ -379,41 +414,42 @@ class MetaTracer(torch.fx.Tracer):
     def called_module(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
+        if self._is_entering:  # the root itself
+            self._is_entering = False
+            return forward(*args, **kwargs)
         return self.call_module(module, forward, args, kwargs)
 
     def call_module(
         self, m: torch.nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        if meta_modules.is_made_of_known_parts(self, m):
+            return forward(*args, **kwargs)
         before, self._forward = self._forward, forward
         try:
             return super().call_module(m, forward, args, kwargs)
         finally:
             self._forward = before
 
+    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
+        is_script = isinstance(m, torch.jit.ScriptModule)  # which runs in C++
+        return is_script or super().is_leaf_module(m, module_qualified_name)
+
     def path_of_module(self, mod: torch.nn.Module) -> str:
-        known = (self.submodule_paths or {}).get(mod)
-        if known is not None:
-            return known
-        kind = type(mod).__name__
-        if next(mod.parameters(), None) is not None or next(mod.buffers(), None) is not None:
-            raise unregistered(
-                f"{kind} is called, which is no part of the traced module and has parameters or buffers", kind
-            )
-        if not self.allow_insert_stateless_mods:
-            raise unregistered(
-                f"{kind} is called, which is no part of the traced module, and allow_insert_stateless_mods is False",
-                kind,
-            )
-        path = _fresh_name(self.root, kind.lower())
-        self.root.add_module(path, mod)
-        assert self.submodule_paths is not None
-        self.submodule_paths[mod] = path
-        return path
+        return meta_modules.path_of(self, mod)
 
     def has_made_a_parameter(self) -> MetaTraceError:
         return unregistered("a parameter is made while the program is traced", "nn.Parameter")
 
     # --- what the program asks of values --------------------------------------------------------------------------
+
+    def to_bool(self, obj: Any) -> bool:
+        return bool(self.number(obj, bool))
+
+    def iter(self, obj: Any) -> Iterator[Any]:
+        return parts_in_turn(obj)
+
+    def keys(self, obj: Any) -> Any:
+        return attribute(obj, "keys")()
 
     def attribute_of(self, meta: Any, name: str) -> Any:
         with self.derivation.running():
@@ -460,12 +496,6 @@ def _is_torchs(target: Any) -> bool:
     )
 
 
-def _fresh_name(root: torch.nn.Module, base: str) -> str:
-    return next(
-        name for name in (f"{base}_{count}" for count in itertools.count()) if not hasattr(root, name)
-    )
-
-
 def symbolic_trace(
     root: torch.nn.Module | Callable[..., Any],
     meta_args: Mapping[str, Any] | None = None,
@@ -487,5 +517,5 @@ def symbolic_trace(
     for constant in tracer.arguments.added:
         delattr(tracer.root, constant)  # they are in the new module, the old one is as it was
     module.shape_env = tracer.shape_env
-    module.train(tracer.root.training)
+    module.training = tracer.root.training  # its parts are those of the program, each in a mode of its own
     return module
