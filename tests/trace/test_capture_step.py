@@ -212,3 +212,38 @@ def test_wrong_keywords_name_the_right_ones() -> None:
         capture_step(model, F.cross_entropy, optimizer, *batch(0), parameters="both")
     with pytest.raises(ValueError, match="parameters that are not the model's"):
         capture_step(model, F.cross_entropy, torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]), *batch(0))
+    with pytest.raises(ValueError, match="Adafactor decides by the values of parameters and gradients"):
+        capture_step(
+            model, F.cross_entropy, torch.optim.Adafactor(model.parameters()), *batch(0), fixed_step=True
+        )
+
+
+def test_state_that_a_fused_kernel_makes_in_its_first_step() -> None:
+    model = make_model()
+    reference = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+    eager = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9, fused=True)
+    step = capture_step(model, F.cross_entropy, optimizer, *batch(0))
+    for seed in range(3):
+        assert torch.equal(step(*batch(seed)), eager_step(reference, eager, *batch(seed)))
+    assert same_state(model, reference)
+
+
+@pytest.mark.parametrize("parameters", ["attributes", "inputs"])
+def test_options_that_are_tensors_are_read_at_each_step(parameters: str) -> None:
+    model = make_model()
+    reference = copy.deepcopy(model)
+    options = [
+        {"lr": torch.tensor(0.1), "betas": (torch.tensor(0.9), torch.tensor(0.99)), "foreach": False} for _ in range(2)
+    ]
+    optimizer = torch.optim.Adam(model.parameters(), **options[0])
+    eager = torch.optim.Adam(reference.parameters(), **options[1])
+    step = capture_step(model, F.cross_entropy, optimizer, *batch(0), parameters=parameters)
+    if parameters == "inputs":
+        assert set(step.example_state) >= {"group_0.lr", "group_0.betas_1", "group_0.betas_2"}
+        return
+    for seed in range(3):
+        assert torch.equal(step(*batch(seed)), eager_step(reference, eager, *batch(seed)))
+        options[0]["lr"].mul_(0.5)
+        options[1]["lr"].mul_(0.5)
+    assert same_state(model, reference)

@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._higher_order_ops import scan
 
-from tests.trace.captured import check
+from tests.trace.captured import assert_same, check
 from understudy import (
     DataDependentOutputException,
     FakeTensorMode,
@@ -436,3 +437,62 @@ class Clipped(torch.autograd.Function):
 )
 def test_a_function_of_autograd_inside_of_a_transform(f: Any) -> None:
     check(f, torch.randn(3, 4), others=((torch.randn(5, 2),),), pre_dispatch=True)
+
+
+class WithoutGradients(torch.autograd.Function):
+    """Gradients are off in here, of which nobody is told, and set again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        with torch.no_grad():
+            y = x * 2
+        with torch.enable_grad():
+            return y + 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        return gradient * 2
+
+
+def test_what_a_function_of_autograd_sets_ends_with_it() -> None:
+    def f(x: Tensor) -> Any:
+        y = WithoutGradients.apply(x.detach().requires_grad_())
+        return y * 3
+
+    check(f, torch.randn(3, 4), pre_dispatch=True)
+    assert torch.is_grad_enabled()
+    calls = [node for node in traced(f, torch.randn(3)).graph.nodes if node.target is set_grad]
+    assert calls[-1].args == (True,)
+
+
+SCALE = torch.nn.Parameter(torch.tensor(1.5))
+
+
+def scanned(x: Tensor) -> Any:
+    x = x.detach().requires_grad_()
+    _, rows = scan(lambda carry, row: ((carry * row).sin(), carry + row), x[0] * 0 + 1, x)
+    return torch.autograd.grad(rows.sum(), x)
+
+
+def chosen(x: Tensor) -> Any:
+    x = x.detach().requires_grad_()
+    y = torch.cond(x.sum() > 0, lambda z: z.sin() * z, lambda z: z.exp(), (x,))
+    y.sum().backward()  # type: ignore[no-untyped-call]
+    return x.grad, y.detach()
+
+
+@pytest.mark.parametrize("f", [scanned, chosen])
+def test_gradients_of_higher_order_operators(f: Any) -> None:
+    graphs = check(f, torch.randn(3, 4), others=((torch.randn(5, 2),),), pre_dispatch=True)
+    for graph in graphs.values():
+        assert_same(f, graph, torch.randn(3, 4))
+
+
+@each_mode
+def test_a_higher_order_operator_is_one_node_where_nobody_asks_for_gradients(mode: str) -> None:
+    def f(x: Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda z: z * SCALE, lambda z: z + SCALE, (x,))
+
+    gm = make_fx(f, tracing_mode=mode, pre_dispatch=True, _allow_non_fake_inputs=True)(torch.randn(3))
+    assert targets(gm).count(torch.ops.higher_order.cond) == 1
+    assert [name for name, _ in gm.named_children()] == ["true_graph_0", "false_graph_0"]

@@ -210,12 +210,21 @@ def test_guards_that_say_more_than_a_range() -> None:
     assert shown == ["a.size(0) <= 19", "a.size(1)*b.size(1) >= 21"]
 
 
+@pytest.mark.parametrize("number", [lambda n: torch.mul(n, 3).item(), lambda n: (torch.tensor(2) * n).item()])
+def test_whole_numbers_computed_from_a_size_are_symbols(number: Any) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x + number(x.size(1))
+
+    gm = make_fx(program, tracing_mode="symbolic")(torch.randn(3, 8))
+    x = torch.randn(4, 5)
+    assert torch.equal(gm(x), program(x))
+    assert not gm.shape_env.guards
+
+
 @pytest.mark.parametrize(
     "number",
     [
         lambda n: torch.div(n, 4, rounding_mode="trunc").item(),
-        lambda n: torch.mul(n, 3).item(),
-        lambda n: (torch.tensor(2) * n).item(),
         lambda n: (torch.zeros(2) + n).tolist()[0],
     ],
 )
@@ -256,3 +265,13 @@ def test_tensors_of_sizes_stay_open(f: Any) -> None:
 def test_a_tensor_of_a_size_that_is_read_is_a_guard() -> None:
     graph = captured(lambda x: x.view(torch.tensor(x.shape[0]).item(), -1), torch.randn(3, 2, 2))
     assert graph(torch.randn(3, 2, 2)).shape == (3, 4)
+
+
+def test_lstm_as_a_function_keeps_its_sizes_open() -> None:
+    def f(x: Tensor, *weights: Tensor) -> Any:
+        state = x.new_zeros(1, x.shape[1], 4)
+        return torch.lstm(x, (state, state), list(weights), True, 1, 0.0, False, False, False)
+
+    weights = (torch.randn(16, 3), torch.randn(16, 4), torch.randn(16), torch.randn(16))
+    others = ((torch.randn(7, 3, 3), *weights),)
+    check(f, torch.randn(5, 2, 3), *weights, others=others, modes=("symbolic",))

@@ -423,3 +423,23 @@ def test_both_branches_have_values() -> None:
     for branch in (module.yes, module.no):
         assert all("val" in node.meta for node in branch.graph.nodes)
     assert node_named(module, "cond").meta["val"][0].shape == (2, 3)
+
+
+def test_floats_and_truths_that_data_decides_keep_their_names() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    total = graph.call_method("sum", (x,))
+    number = graph.call_method("item", (total,))
+    graph.call_function(operator.mul, (number, 2))
+    truth = graph.call_method("item", (graph.call_function(torch.gt, (total, 0)),))
+    graph.output((number, truth))
+    module = torch.fx.GraphModule(nn.Module(), graph)
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+
+    def names() -> list[str]:
+        FakeTensorProp(module, mode).propagate(torch.randn(4, 3))
+        return [str(node.meta.get("val")) for node in module.graph.nodes]
+
+    first = names()
+    assert names() == first
+    assert names() == first

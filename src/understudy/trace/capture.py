@@ -28,7 +28,7 @@ from understudy.trace.inner_recorder import settle
 from understudy.trace.module_stack import recorded_modules, root_of
 from understudy.trace.module_state import LentState, Named, modules_of
 from understudy.trace.node_meta import set_val
-from understudy.trace.pause import no_collection
+from understudy.trace.pause import no_collection, to_the_end
 from understudy.trace.places import begins_here
 from understudy.trace.predispatch import PreDispatchTorchFunctionMode
 from understudy.trace.prop_values import in_stand_ins
@@ -129,17 +129,17 @@ class Capture:
                 result = self._perform(_torch.tree_unflatten(given, in_spec), state)
                 out_spec = self._finish(result, state)
         finally:
-            OPEN.remove(self.tracer.graph)
-            self.tracer.constants.put_back()
-            self.tracer.node_meta.close()
-            for leaf in inputs:
-                if (
-                    type(leaf) is FakeTensor
-                    and leaf._node is not None
-                    and leaf._node.graph is self.tracer.graph
-                ):
-                    leaf._node = None
+            to_the_end(lambda: self._close(inputs))
         return self._graph_module(names, in_spec, out_spec)
+
+    def _close(self, inputs: list[Any]) -> None:
+        """Nothing that was there before keeps a mark of the trace."""
+        OPEN.remove(self.tracer.graph)
+        self.tracer.constants.put_back()
+        self.tracer.node_meta.close()
+        for leaf in inputs:
+            if type(leaf) is FakeTensor and leaf._node is not None and leaf._node.graph is self.tracer.graph:
+                leaf._node = None
 
     # --- graphs inside of this graph -----------------------------------------------------------------------------
 
@@ -259,7 +259,7 @@ class Capture:
                     Blocks(self.tracer, self.stand_ins, self.recorder).watch(families.blocks)
             yield state
         finally:
-            state.give_back()
+            to_the_end(state.give_back)
 
     def _families(self, modules: list[Named]) -> Families:
         """Layers that repeat are written down again instead of being run, where nothing can tell the difference."""
@@ -271,7 +271,7 @@ class Capture:
 
     def _perform(self, args: Any, state: LentState) -> Any:
         cached = torch.is_autocast_cache_enabled()
-        with ExitStack() as stack:
+        with self._all_left(), ExitStack() as stack:
             if self.fake_mode is not None:
                 stack.enter_context(self.fake_mode)
             if self.options.pre_dispatch:
@@ -285,15 +285,27 @@ class Capture:
             stack.enter_context(running(self))
             stack.enter_context(self.recorder)
             self.tracer.node_meta.module_stack = stack.enter_context(self._modules())
+            stack.callback(torch.set_autocast_cache_enabled, cached)
             torch.set_autocast_cache_enabled(
                 False
             )  # casts that were made before would be unknown to the graph
-            stack.callback(torch.set_autocast_cache_enabled, cached)
             try:
                 return _called(self.f, args)
             except Exception as error:
                 with_last_nodes(error, self.tracer.graph)
                 raise
+
+    @contextmanager
+    def _all_left(self) -> Iterator[None]:
+        """Modes are left when this is over, also if an interrupt came while they were being left."""
+        mode = None if _torch.active_fake_mode() is self.fake_mode else self.fake_mode
+        try:
+            yield
+        except BaseException:
+            self.recorder.leave()
+            if mode is not None and _torch.active_fake_mode() is mode:
+                mode.__exit__()
+            raise
 
     @contextmanager
     def _modules(self) -> Iterator[Callable[[], Any] | None]:

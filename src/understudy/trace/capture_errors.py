@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.fx import Graph, Node
 
-from understudy.fake.tensor import FakeTensor
+from understudy.trace import show
 
 SHOWN = 4
 """Recorded nodes that an error shows."""
@@ -42,8 +43,8 @@ def line_of(node: Node) -> str:
 
 
 def described(val: Any) -> str:
-    if type(val) is FakeTensor:
-        return str(val._spec)
+    if isinstance(val, torch.Tensor):
+        return show.described(val)
     if isinstance(val, (list, tuple)):
         return ", ".join(map(described, val))
     return "" if val is None else str(val)

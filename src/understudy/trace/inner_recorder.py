@@ -40,7 +40,8 @@ class Parts:
         """The operator has run; its own node comes next."""
         node = _last(self._tracer)
         while node is not self._before:
-            self._nodes.insert(0, node)
+            if node.op != "get_attr":  # of which there is one for all
+                self._nodes.insert(0, node)
             node = node.prev
         self._results = [
             (tensor, self._tracer.recorded(tensor)) for tensor in flat(torch.Tensor, (result,), {})

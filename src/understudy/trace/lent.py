@@ -109,9 +109,8 @@ class Lender:
     def close(self) -> None:
         """The trace is over: all that belongs to it is let go of."""
         self._constants = None
-        for lent in self._lent.values():
-            del lent.real
-        self._lent.clear()
+        while self._lent:
+            del self._lent.popitem()[1].real
         self._by_storage.clear()
 
 

@@ -120,7 +120,7 @@ def stand_in(tensor: torch.Tensor) -> torch.Tensor:
     """What `val` says of a tensor: of a stand-in, as it is now; of a real one, all but its data."""
     if type(tensor) is FakeTensor:
         return snapshot(tensor)
-    if tensor.layout is not torch.strided or tensor.is_quantized or is_fake(tensor):
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or is_fake(tensor):
         return tensor.detach()
     if any(isinstance(size, torch.SymInt) for size in tensor.shape):  # one of torch's: no other has its sizes
         return tensor.detach()
@@ -141,5 +141,5 @@ def set_val(node: Node, value: Any) -> None:
     val = as_val(value)
     if val is not None or isinstance(value, (bool, str)) or value is None:
         node.meta["val"] = val if val is not None else value
-    if isinstance(value, torch.Tensor):
-        node.meta["tensor_meta"] = tensor_meta_of(value)
+    if isinstance(value, torch.Tensor) and not (value.is_nested and value.layout is torch.strided):
+        node.meta["tensor_meta"] = tensor_meta_of(value)  # rows of several lengths have no shape

@@ -1,11 +1,11 @@
-"""Python's collector of garbage, paused while a graph is recorded: it would look through all that has been recorded, again
-and again, and find nothing to free."""
+"""What has to wait while a graph is recorded: Python's collector of garbage, which would look through all that has been
+recorded, again and again, and find nothing to free; and the user's interrupt, while things are put back in their places."""
 
 from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -14,30 +14,40 @@ class Pause:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._depth = 0
+        self._wanted: set[object] = set()
         self._was_enabled = False
 
-    def begin(self) -> None:
+    def begin(self, wish: object) -> None:
         with self._lock:
-            if self._depth == 0:
+            if not self._wanted:
                 self._was_enabled = gc.isenabled()
-                gc.disable()
-            self._depth += 1
+            self._wanted.add(wish)
+            gc.disable()
 
-    def end(self) -> None:
+    def end(self, wish: object) -> None:
         with self._lock:
-            self._depth -= 1
-            if self._depth == 0 and self._was_enabled:
+            if self._wanted == {wish} and self._was_enabled:
                 gc.enable()
+            self._wanted.discard(wish)
 
 
 _PAUSE = Pause()
 
 
+def to_the_end(step: Callable[[], None]) -> None:
+    """Run it, from its beginning once more if it is interrupted: it must not matter what of it was done before."""
+    try:
+        step()
+    except BaseException:
+        step()
+        raise
+
+
 @contextmanager
 def no_collection() -> Iterator[None]:
-    _PAUSE.begin()
+    wish = object()
     try:
+        _PAUSE.begin(wish)
         yield
     finally:
-        _PAUSE.end()
+        to_the_end(lambda: _PAUSE.end(wish))

@@ -10,6 +10,7 @@ from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
 from understudy import _torch
+from understudy.trace.subgraph_current import branches_below_autograd
 from understudy.trace.tracer import PythonKeyTracer
 
 BACKWARD = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
@@ -25,6 +26,8 @@ class PreDispatchTorchFunctionMode(TorchFunctionMode):
     def __init__(self, tracer: PythonKeyTracer) -> None:
         self.tracer = tracer
         self.enter_autocast_nodes: list[Node] = []
+        self._told = torch.is_grad_enabled()
+        """Whether gradients are on where the graph has got to, by what it says itself."""
         self._handlers: dict[Any, Callable[..., Any]] = {
             _torch.set_grad_enabled: self._set_grad_enabled,
             _torch.enter_autocast: self._enter_autocast,
@@ -42,13 +45,28 @@ class PreDispatchTorchFunctionMode(TorchFunctionMode):
         if handler is not None:
             return handler(*args, **(kwargs or {}))
         if func in BACKWARD and _torch.is_recorded_above_autograd():
-            with _torch.active_recorder().below_autograd():
+            with _torch.active_recorder().below_autograd(), branches_below_autograd():
                 return func(*args, **(kwargs or {}))
         return func(*args, **kwargs) if kwargs else func(*args)
 
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        if exception[0] is None:
+            self._keep_in_step()
+        self.tracer.keep_in_step = None
+
     def _set_grad_enabled(self, enabled: bool) -> Node:
+        if self._told is not torch.is_grad_enabled():
+            # An autograd.Function runs without gradients, and nobody is told. What is set inside of it ends with it.
+            self.tracer.keep_in_step = self._keep_in_step
         _torch.set_grad_enabled(enabled)
+        self._told = enabled
         return self._recorded(_torch.set_grad_enabled, (enabled,))
+
+    def _keep_in_step(self) -> None:
+        """Say what C++ has changed since the graph has said something."""
+        if self.tracer.keep_in_step is not None and self._told is not torch.is_grad_enabled():
+            self._set_grad_enabled(torch.is_grad_enabled())
 
     def _enter_autocast(self, *args: Any) -> Node:
         """`torch.autocast` has entered already."""

@@ -13,6 +13,7 @@ from understudy import _torch
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.shapes.bindings import KeyPath, compute_unbacked_bindings, rebind_unbacked
+from understudy.trace.pause import to_the_end
 from understudy.trace.prop_edits import Edits
 from understudy.trace.prop_errors import at_node
 from understudy.trace.prop_state import BorrowedState
@@ -142,7 +143,7 @@ class FakeTensorProp(torch.fx.Interpreter):
                 raise
             finally:
                 self._waiting = None
-                self._state.give_back()
+                to_the_end(self._state.give_back)
 
     def _enter_mode(self) -> None:
         if self._waiting is not None:

@@ -10,6 +10,8 @@ from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_view
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import mapped
+from understudy.shapes.conditions import Condition
+from understudy.shapes.floats import FloatExpr
 from understudy.shapes.node import SymNode
 from understudy.spec import TensorSpec
 
@@ -20,8 +22,13 @@ def in_known_names(mode: FakeTensorMode, value: Any) -> Any:
     """The same tensors and numbers, with each symbol that was renamed under its new name."""
     env = mode.shape_env
 
+    def renamed_value(value: Any) -> Any:
+        if isinstance(value, FloatExpr):
+            return env.float_expr(value.operation, *map(renamed_value, value.arguments))
+        return env.with_merged_symbols(value) if isinstance(value, Condition) else env.simplify(value)
+
     def renamed(size: Any) -> Any:
-        return env.node(env.simplify(size.value), size.kind) if type(size) is SymNode else size
+        return env.node(renamed_value(size.value), size.kind) if type(size) is SymNode else size
 
     def of_spec(spec: TensorSpec) -> TensorSpec:
         shape, stride = tuple(map(renamed, spec.shape)), tuple(map(renamed, spec.stride))

@@ -159,10 +159,17 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        before, opened = self._entered.stack.pop()
+        stack = self._entered.stack  # kept until the end: who was interrupted in here comes again
+        before, opened = stack[-1]
         _torch.pop_recorder(before)
         if opened is not None:
             OPEN.remove(opened)
+        stack.pop()
+
+    def leave(self) -> None:
+        """If an interrupt came while it was being left."""
+        if _torch.active_recorder() is self:
+            self.__exit__()
 
     # --- decompositions ------------------------------------------------------------------------------------
 
@@ -271,12 +278,16 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         if any(self._is_strange(t, type(t)) for t in tensors if type(t) is not FakeTensor):
             return NotImplemented
         facts = self._facts[id(func)]
-        if facts.decomposition is not None or facts.breaks_up:
+        # Nested tensors in strided layout have kernels of their own for composite operators.
+        breaks_up = facts.breaks_up and not any(tensor.is_nested for tensor in tensors)
+        if facts.decomposition is not None or breaks_up:
             answer = self._taken_apart(func, facts, args, kwargs)
             if answer is not NotImplemented:
                 return answer
         if func in UNRECORDED:
             return func(*args, **kwargs)
+        if self.pre_dispatch and self.tracer.keep_in_step is not None:
+            self.tracer.keep_in_step()
         if (
             facts.is_data_dependent
             and (known := self._values.read(func, args, kwargs, tensors, fake_mode)) is not None
@@ -287,8 +298,8 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         node_args, node_kwargs = self._as_arguments(facts, args, kwargs, tensors)
         specs = [fake._spec for fake in tensors if type(fake) is FakeTensor] if facts.has_out else None
         result = self._result(fake_mode, func, types, args, kwargs)
-        if result is NotImplemented or (facts.is_data_dependent and type(result) in PLAIN):
-            return result  # the latter: a value that is determined
+        if result is NotImplemented or (facts.is_data_dependent and is_determined(result)):
+            return result
         if specs is not None:
             self._read_before_resizes(tensors, specs)
         node = self.tracer.append_call(facts.target, node_args, node_kwargs, facts.name)
@@ -364,6 +375,11 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
                 if facts.decomposition is not None:
                     return facts.decomposition(*args, **kwargs)
                 return func.decompose(*args, **kwargs)
+        except BaseException:
+            # An interrupt may come at the ends of `with`. C++ puts the recorder back by itself, into an empty place.
+            if not self.pre_dispatch:
+                self.leave()
+            raise
         finally:
             meta.original_aten = before
 
@@ -429,6 +445,11 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             node.meta["unbacked_bindings"] = bindings
         for tensor in flat(FakeTensor, (result,), {}):
             self.tracer.symbols.bind_tensor(tensor._spec, self.tracer.node_of_tensor(tensor))
+
+
+def is_determined(value: Any) -> bool:
+    """Whether a number that was read off a tensor follows from the program, and from the sizes of its inputs."""
+    return type(value) in PLAIN or (isinstance(value, SYMBOLIC) and not unbacked_symbols_in(value))
 
 
 def env_behind(result: Any) -> ShapeEnv | None:

@@ -144,6 +144,8 @@ def described(val: Any) -> str:
         return str(val._spec)
     if isinstance(val, torch.Tensor):
         dtype = SHORT_DTYPE.get(val.dtype, str(val.dtype).removeprefix("torch."))
+        if val.is_nested and val.layout is torch.strided:  # rows of several lengths have no shape
+            return f"nested {dtype}[{val.size(0)} tensors]@{val.device}"
         return f"{dtype}[{', '.join(map(str, val.shape))}]@{val.device}"
     if isinstance(val, (list, tuple)):
         return f"({', '.join(described(part) or '–' for part in val)})"

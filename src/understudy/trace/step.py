@@ -21,8 +21,10 @@ from torch.fx import GraphModule, Node
 from understudy import _torch
 from understudy.errors import GuardOnDataDependentSymNode
 from understudy.trace.capture import MODES, Capture, Options
+from understudy.trace.capture_names import leaf_names
 from understudy.trace.constants import attach
 from understudy.trace.module_state import LentState
+from understudy.trace.pause import to_the_end
 
 STATE = "optimizer_state."
 """Where a graph module holds the optimizer's state."""
@@ -52,14 +54,14 @@ def capture_step(
 
     Numbers in the optimizer's options are fixed in the graph, but for those that are named in `varying`: with
     `varying=["lr"]`, each group's learning rate is a tensor that the graph reads at each step, among the state:
-    `step.get_buffer("optimizer_state.group_0.lr").fill_(1e-4)`.
+    `step.get_buffer("optimizer_state.group_0.lr").fill_(1e-4)`. Options that are tensors are read as they are.
 
     `parameters="attributes"`: the graph module works on the memory of the model's own parameters and buffers, and holds
     the optimizer's state.
     `parameters="inputs"`: it is called with them, `step(parameters, state, *inputs)`, and holds neither;
     `step.example_parameters` and `step.example_state` are what to begin with.
-    `fixed_step`: step counters keep the value that they have now. A few optimizers (RAdam, ASGD, Adafactor) decide by
-    that value what to do, so that no graph holds for all steps.
+    `fixed_step`: step counters keep the value that they have now. A few optimizers (RAdam, ASGD) decide by that value
+    what to do, so that no graph holds for all steps.
     """
     if tracing_mode not in MODES:
         raise ValueError(f"tracing_mode is {tracing_mode!r}; it must be one of {', '.join(map(repr, MODES))}")
@@ -109,6 +111,8 @@ def _varying_numbers(optimizer: torch.optim.Optimizer, names: Iterable[str]) -> 
     for position, group in enumerate(optimizer.param_groups):
         for name in names:
             value = group.get(name)
+            if isinstance(value, torch.Tensor):
+                continue  # read at each step anyway
             if not isinstance(value, (int, float)) or isinstance(value, bool):
                 numbers = [key for key, other in group.items() if type(other) in (int, float)]
                 raise ValueError(
@@ -177,6 +181,8 @@ class StepCapture(Capture):
                 f"{name} decides by a number what to do, so that no graph holds for all of them: by one of {names}, which "
                 "capture_step was told are varying, or by its step counter"
             )
+        if self._fixed_step:
+            return f"{name} decides by the values of parameters and gradients what to do: its step is not one graph"
         return (
             f"{name} decides by the value of its step counter what to do, so that no graph holds for all steps; capture one "
             "step with capture_step(..., fixed_step=True)"
@@ -199,7 +205,7 @@ class StepCapture(Capture):
             }
             yield state
         finally:
-            state.give_back()
+            to_the_end(state.give_back)
 
     def _shadow_of(self, stand_ins: dict[torch.Tensor, torch.Tensor], names: dict[torch.Tensor, str]) -> Any:
         """A copy of the optimizer that holds stand-ins for the parameters and for its state."""
@@ -211,8 +217,8 @@ class StepCapture(Capture):
         shadow = copy.copy(self._optimizer)
         shadow.__dict__ = dict(self._optimizer.__dict__)
         shadow.param_groups = [
-            {**group, "params": [stand_ins[p] for p in group["params"]]}
-            for group in self._optimizer.param_groups
+            {**self._options(position, group), "params": [stand_ins[p] for p in group["params"]]}
+            for position, group in enumerate(self._optimizer.param_groups)
         ]
         shadow.state = defaultdict(dict)
         for parameter, stand_in in stand_ins.items():
@@ -222,6 +228,19 @@ class StepCapture(Capture):
                     key: self._lent(names[parameter], key, value) for key, value in entries.items()
                 }
         return shadow
+
+    def _options(self, position: int, group: dict[str, Any]) -> dict[str, Any]:
+        """A group's options. Tensors among them, such as a learning rate, are read at each step."""
+        leaves, structure = _torch.tree_flatten({key: value for key, value in group.items() if key != "params"})
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if not tensors:
+            return group
+        names = leaf_names([(key, ()) for key in group if key != "params"], structure)
+        lent = [
+            self._lent_as(f"group_{position}.{name}", leaf) if isinstance(leaf, torch.Tensor) else leaf
+            for name, leaf in zip(names, leaves, strict=True)
+        ]
+        return dict(_torch.tree_unflatten(lent, structure))
 
     def _lent(self, parameter: str, key: str, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -263,7 +282,7 @@ class StepCapture(Capture):
         if not isinstance(node, Node):
             return node
         try:
-            return _evaluated(_origin(node), graph, values).clone()
+            return _evaluated(_written_before(node), graph, values).clone()
         except StateFromInputs:
             if _begins_with_zeros(self._optimizer):
                 return _zeros_like(node.meta["val"])
@@ -292,6 +311,15 @@ def _origin(node: Node) -> Node:
     return node
 
 
+def _written_before(node: Node) -> Node:
+    """The same. Memory that nobody has written to is as good as state that is made from gradients: a kernel does it."""
+    origin = _origin(node)
+    if isinstance(origin.target, _torch.OpOverload) and origin.target.overloadpacket.__name__ in UNWRITTEN:
+        raise StateFromInputs(origin.name)
+    return origin
+
+
+UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 LIKE = (
     "zeros_like",
     "ones_like",

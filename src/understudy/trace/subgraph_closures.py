@@ -97,8 +97,18 @@ def is_outside(tensor: Any, capture: Capture) -> bool:
 
 def same_but_another(value: Any) -> Any:
     """What a rehearsal is given for an operand: a branch may refer to the operand itself as well."""
-    is_plain = isinstance(value, torch.Tensor) and value.layout is torch.strided
-    return value.view_as(value) if is_plain else value
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return value
+    # Functionalization carries what is written to a view over to what it is a view of.
+    is_wrapper = _torch.is_functional_wrapper(type(value)) or _torch.unwrapped(value) is not None
+    return value.clone() if is_wrapper else value.view_as(value)
+
+
+def followed(function: Any) -> Any:
+    """A graph is followed node by node where its nodes are to hand on where they come from."""
+    if isinstance(function, torch.fx.GraphModule) and torch.fx.traceback.has_preserved_node_meta():
+        return torch.fx.Interpreter(function).run
+    return function
 
 
 class InPlaceOf(OfBranch):
@@ -151,7 +161,7 @@ class Branch:
         lifted = operands[count : count + len(self._tensors)]
         mode = InPlaceOf(self._tensors, lifted)
         with mode:
-            result = self._function(*args)
+            result = followed(self._function)(*args)
         leaves = mode.in_values(_torch.tree_flatten(result)[0])
         self._check_gradients(leaves, operands)
         return leaves[0] if self._is_bare else tuple(leaves)

@@ -7,9 +7,11 @@ answer is `TracerOfThisThread`, which hands them graphs of ours.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.fx import GraphModule
@@ -52,6 +54,20 @@ def running(capture: Capture) -> Iterator[None]:
             yield
     finally:
         _running.captures.pop()
+
+
+@contextmanager
+def branches_below_autograd() -> Iterator[None]:
+    """Inside, graphs of branches are made below autograd, also those of a trace that goes above it."""
+    capture = current_capture()
+    if capture is None or not capture.options.pre_dispatch:
+        yield
+        return
+    assert capture.stand_ins is not None  # made here if it was not, so that both have the same
+    below = copy.copy(capture)
+    below.options = replace(capture.options, pre_dispatch=False)
+    with running(below):
+        yield
 
 
 class TracerOfThisThread:

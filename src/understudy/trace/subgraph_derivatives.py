@@ -16,8 +16,10 @@ import torch
 
 from understudy import _torch
 from understudy.errors import Context, UnsupportedOperatorException
+from understudy.fake.tensor import FakeTensor
 from understudy.lines import user_line
 from understudy.trace.subgraph_closures import Derived
+from understudy.trace.subgraph_current import current_capture
 
 Function = Callable[..., Any]
 Values = Sequence[Any]
@@ -48,6 +50,33 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
+def _owned(results: Values, given: Values) -> tuple[Any, ...]:
+    """The same for all results of a function: copies of those that are not new and packed already."""
+    taken = {_torch.storage_id(value) for value in given if type(value) is FakeTensor}
+
+    def is_new(tensor: Any) -> bool:
+        if type(tensor) is not FakeTensor or not tensor._spec._is_plainly_contiguous:
+            return False
+        storage = _torch.storage_id(tensor)
+        was_taken = storage in taken
+        taken.add(storage)
+        return not was_taken
+
+    return tuple([tensor if is_new(tensor) else _own(tensor) for tensor in results])
+
+
+def _leaf(value: torch.Tensor) -> torch.Tensor:
+    """The same tensor to the graph, without a past to autograd."""
+    capture = current_capture()
+    node = None if capture is None else capture.tracer.recorded(value)
+    if capture is None or node is None:
+        return value.detach().requires_grad_()
+    with _torch.without_recorder():
+        leaf = value.detach().requires_grad_()
+    capture.tracer.remember(leaf, node)
+    return leaf
+
+
 def _dense(value: Any) -> Any:
     """Forward differentiation has no tangents for tensors whose elements share memory, as an expanded gradient's do."""
     is_expanded = isinstance(value, torch.Tensor) and any(
@@ -75,7 +104,7 @@ def backward_of(function: Function, count: int, wanted: Sequence[int], given: Se
 
         # An autograd.Function may be of a kind that torch.func does not take.
         pulled = _by_torch_func if _torch.is_transformed() else _by_autograd
-        return tuple(map(_own, pulled(of_wanted, at(wanted, operands), gradients)))
+        return _owned(pulled(of_wanted, at(wanted, operands), gradients), values)
 
     return run
 
@@ -89,10 +118,7 @@ def _by_torch_func(function: Function, operands: Values, gradients: Values) -> V
 def _by_autograd(function: Function, operands: Values, gradients: Values) -> Values:
     is_watched = torch.is_grad_enabled() and any(value.requires_grad for value in (*operands, *gradients))
     with torch.enable_grad():
-        leaves = [
-            value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
-            for value in operands
-        ]
+        leaves = [value.view_as(value) if value.requires_grad else _leaf(value) for value in operands]
         pairs = zip(function(*leaves), gradients, strict=True)
         results = [(result, gradient) for result, gradient in pairs if result.requires_grad]
         if not results:

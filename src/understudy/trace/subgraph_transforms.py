@@ -10,7 +10,6 @@ Transforms around each other are taken off one by one, as torch does with plain 
 
 from __future__ import annotations
 
-import functools
 from contextvars import ContextVar
 from typing import Any
 
@@ -290,7 +289,10 @@ def _pushed_forward(interpreter: Any, op: Any, args: Any, kwargs: Any) -> Any:
         return found
 
     args = mapped(inner, torch.Tensor, tuple(args))
-    wrapped = functools.partial(_torch.wrap_for_grad, level=level)
+
+    def wrapped(value: torch.Tensor) -> Any:
+        return _torch.wrap_for_grad(value, level)
+
     with interpreter.lower():
         if tangents:
             of_args = _torch.tree_map(lambda value: tangents.get(id(value)), args)

@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,12 +25,13 @@ from understudy.trace.runtime_asserts import promise_size
 from understudy.trace.subgraph_closures import (
     Branch,
     Rehearsal,
+    followed,
     in_structure,
     is_ready,
     same_but_another,
     unbound_numbers,
 )
-from understudy.trace.subgraph_current import capture_of_branches, current_capture
+from understudy.trace.subgraph_current import branches_below_autograd, capture_of_branches, current_capture
 from understudy.trace.subgraph_effects import check_effects, values_of_output
 from understudy.trace.subgraph_forms import FORMS, Form, no_symbols_to_bind
 from understudy.trace.subgraph_transforms import as_operands, transformed, with_gradients
@@ -75,9 +77,49 @@ def enter(
     if recorder.pre_dispatch and _torch.is_recorded_above_autograd():
         if form is None and _torch.is_transformed():  # an autograd.Function in a transform, which knows what to do with it
             return recorder.below_transforms(op, args, kwargs)
+        if form is not None and (answer := _with_its_parts(recorder, op, args, kwargs)) is not NotImplemented:
+            return answer
         with _torch.without_recorder():
             return record(recorder, op, args, kwargs)
     return original(op, key, *args, **kwargs)
+
+
+def _with_its_parts(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any) -> Any:
+    """Above autograd the operator is one node; a backward pass reads what its forward pass keeps for it."""
+    # why: it is a recorder itself, and recorders record these operators
+    from understudy.trace.inner_recorder import InnerRecorder
+
+    inner = InnerRecorder(recorder)
+    with inner, branches_below_autograd(), _kept_names(recorder.tracer.root, FORMS[op.name()]):
+        result = with_gradients(op, args, kwargs)
+    if result is NotImplemented:
+        return result
+    inner.parts.close(result)
+    with _torch.without_recorder():
+        record(recorder, op, args, kwargs, result)
+    inner.parts.belong_to(recorder.tracer.graph.find_nodes(op="call_function", target=op)[-1])
+    return result
+
+
+@contextmanager
+def _kept_names(root: torch.nn.Module, form: Form) -> Iterator[None]:
+    """Inside, the next names for graphs are not given to others."""
+    names = _names_of_graphs(root, form)
+    for name in names:
+        root.add_module(name, torch.nn.Module())
+    try:
+        yield
+    finally:
+        for name in names:
+            delattr(root, name)
+
+
+def _names_of_graphs(root: torch.nn.Module, form: Form) -> list[str]:
+    prefixes = [prefix for _, prefix in form.functions]
+    number = 0
+    while hasattr(root, f"{prefixes[0]}_{number}"):
+        number += 1
+    return [f"{prefix}_{number}" for prefix in prefixes]
 
 
 def _prepared(capture: Capture, form: Form, op: Any, args: Any, kwargs: Any) -> Any:
@@ -135,8 +177,8 @@ def _rehearsed(
 # --- in the recorder --------------------------------------------------------------------------------------------------
 
 
-def record(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any) -> Any:
-    """Make graphs of the operator's functions, and a node of the call."""
+def record(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any, known: Any = None) -> Any:
+    """Make graphs of the operator's functions, and a node of the call. `known`: what it gives, if it has run already."""
     form = FORMS.get(op.name())
     if form is None:
         return subgraph_others.record(recorder, op, args, kwargs)
@@ -149,10 +191,10 @@ def record(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any) ->
     if _torch.active_fake_mode() is None:
         with mode, no_symbols_to_bind(mode):  # refuses branches that do not go together
             form.result(mode, stand_ins, outputs)
-        result = op(*_with_graphs(form, graphs, args), **kwargs)
+        result = op(*_with_graphs(form, graphs, args), **kwargs) if known is None else known
     else:
         with mode:
-            result = tuple(form.result(mode, stand_ins, outputs))
+            result = tuple(form.result(mode, stand_ins, outputs)) if known is None else known
     tracer = recorder.tracer
     node_kwargs = {name: tracer.argument(value) for name, value in kwargs.items()}
     node = tracer.append_call(op, node_args, node_kwargs, op.name())
@@ -171,7 +213,7 @@ def _traced(capture: Capture, op: Any, form: Form, position: int, args: Any, sta
     pending = [] if mode.shape_env is None else mode.shape_env.pending_fresh_unbacked_symbols
     before = list(pending)
     with _torch.with_autograd():  # a branch may ask for gradients inside
-        graph = capture.subgraph(function, fresh)
+        graph = capture.subgraph(followed(function), fresh)
     pending[:] = before  # what is born in a branch is bound there or nowhere
     if isinstance(function, Branch):
         operands = [value for value in stand_ins[form.extra] if type(value) is FakeTensor]
@@ -201,14 +243,8 @@ def _node_arguments(
     for value in _torch.tree_flatten(args)[0]:
         if isinstance(value, SYMBOLIC):
             tracer.argument(value)  # computed before the graphs are read: these stand next to the call
-    prefixes = [prefix for _, prefix in form.functions]
-    number = 0
-    while hasattr(tracer.root, f"{prefixes[0]}_{number}"):
-        number += 1
-    nodes = [
-        attribute(recorder, f"{prefix}_{number}", graph)
-        for prefix, graph in zip(prefixes, graphs, strict=True)
-    ]
+    names = _names_of_graphs(tracer.root, form)
+    nodes = [attribute(recorder, name, graph) for name, graph in zip(names, graphs, strict=True)]
     return tuple([
         value if isinstance(value, Node) else tracer.argument(value) for value in _with_graphs(form, nodes, args)
     ])  # fmt: skip

@@ -315,5 +315,34 @@ class SymbolNodes:
                 total = self._made(join, (total, self._part(part)), None)
             total.meta["val"] = number.symbolic
             return total
-        constant = next((coefficient for monomial, coefficient in value.expr.terms if not monomial), 0)
-        return self._made(RELATIONS[value.kind], (self._part(value.expr - constant), -constant), number)
+        asked = env.as_asked(value)
+        if asked is not None:
+            relation, *asked_sides = asked
+            return self._compared(relation, tuple(map(self.node_of, asked_sides)), number)
+        relation, *sides = _without_minus(value)
+        return self._compared(relation, tuple(map(self._part, sides)), number)
+
+    def _compared(self, relation: str, sides: tuple[Any, ...], number: SymNode) -> Any:
+        if any(isinstance(side, Node) for side in sides):
+            return self._made(RELATIONS[relation], sides, number)
+        return RELATIONS[relation](*sides)  # guards have fixed both of them
+
+
+def _without_minus(condition: Condition) -> tuple[str, Any, Any]:
+    """A relation to zero as one between sums: `n - m == 0` as `n == m`, `4 - n >= 0` as `n <= 4`."""
+    constant = next((coefficient for monomial, coefficient in condition.expr.terms if not monomial), 0)
+    left: Any = 0
+    right: Any = 0
+    for monomial, coefficient in condition.expr.terms:
+        term: Any = abs(coefficient)
+        for atom, exponent in monomial:
+            term = term * atom**exponent
+        if monomial and coefficient > 0:
+            left = left + term
+        elif monomial:
+            right = right + term
+    if isinstance(left, int):
+        return ("le" if condition.kind == "ge" else condition.kind), right, constant
+    if condition.kind == "ge" and constant == -1 and not isinstance(right, int):
+        return "gt", left, right
+    return condition.kind, left, right - constant

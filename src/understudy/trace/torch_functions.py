@@ -12,8 +12,7 @@ from understudy import _torch
 from understudy.fake.from_values import with_tensors_of_lengths
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.call import flat
-from understudy.trace import lists, reads
-from understudy.trace import recurrent as _recurrent  # noqa: F401  (corrects torch's Python versions)
+from understudy.trace import lists, reads, recurrent
 from understudy.trace.strays import has_reals
 from understudy.trace.untold import SET_DATA, set_data
 
@@ -48,6 +47,7 @@ SPECIAL = {
     torch.ctc_loss: _with_lengths,
     torch.nn.functional.ctc_loss: _with_lengths,
     SET_DATA: _set_data,
+    **dict.fromkeys(recurrent.WHOLE.values(), recurrent.operator_called),
     **dict.fromkeys(reads.READS, _read),
     **dict.fromkeys(lists.MAKERS, lists.made),
 }

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import ExitStack
+from types import CodeType
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node, Proxy
+from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from understudy import _torch
 from understudy.errors import Context, UnsupportedOperatorException
 from understudy.fake.tensor import FakeTensor
+from understudy.infer.call import flat
 from understudy.lines import user_line
 from understudy.shapes.node import SymNode
 from understudy.trace import generators
@@ -47,6 +51,8 @@ class PythonKeyTracer(torch.fx.Tracer):
         self.script_object_tracker: MutableMapping[Any, Proxy] = WeakIdKeyDictionary()
         self.generators: dict[int, tuple[torch.Generator, Node]] = {}
         self.parts: list[Any] = []
+        self.keep_in_step: Callable[[], None] | None = None
+        """Before the next call is recorded."""
         self._others: MutableMapping[torch.Tensor, Node] = WeakTensorKeyDictionary()
         self._appender: _torch.NodeAppender | None = None
         self.made: list[weakref.ref[torch.Tensor]] | None = None
@@ -83,6 +89,25 @@ class PythonKeyTracer(torch.fx.Tracer):
     def torch_fn_metadata(self) -> Any:
         """The torch function that was called last."""
         return None if self.node_meta.torch_call is None else self.node_meta.torch_call[0]
+
+    def trace(self, root: Any, concrete_args: Any = None) -> Graph:
+        """As torch has it. A graph module that comes out of a pickle is made by this, from its code."""
+        if not isinstance(root, _torch.CodeOnlyModule):
+            return super().trace(root, concrete_args)
+        with KeepsCalls(self), ExitStack() as stack:
+            for place, name in (*BESIDES_TENSORS, *_higher_order_in(root.forward.__code__)):
+                self._keep(stack, place, name)
+            return super().trace(root, concrete_args)
+
+    def _keep(self, stack: ExitStack, place: Any, name: str) -> None:
+        """What torch has in this place is a function of which no mode hears: calls of it are calls of the graph."""
+        original = getattr(place, name)
+
+        def recorded(*args: Any, **kwargs: Any) -> Proxy:
+            return self.create_proxy("call_function", original, args, kwargs)
+
+        stack.callback(setattr, place, name, original)
+        setattr(place, name, recorded)
 
     def placeholder(self, name: str, default: tuple[Any, ...] = ()) -> Node:
         return self.graph.create_node("placeholder", name, default, {}, name=name)
@@ -220,6 +245,36 @@ class TensorTracker:
 
     def __setitem__(self, tensor: torch.Tensor, value: Any) -> None:
         self._tracer.remember(tensor, value.proxy.node)
+
+
+class KeepsCalls(TorchFunctionMode):
+    """While code is read: a call that is given no value of the graph is one of its calls all the same. Run at once, it
+    would be a constant, as random numbers that are always the same, or zeros that are written to."""
+
+    def __init__(self, tracer: PythonKeyTracer) -> None:
+        self._tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        is_call = isinstance(func, _torch.OpOverload) or func in CHANGES_OF_STATE
+        if is_call and not flat(Proxy, args, kwargs):
+            return self._tracer.create_proxy("call_function", func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def _higher_order_in(code: CodeType) -> Iterator[tuple[Any, str]]:
+    """Where torch has the higher-order operators that are named in the code of a graph."""
+    for name in code.co_names:
+        if isinstance(getattr(torch.ops.higher_order, name, None), _torch.HigherOrderOperator):
+            yield torch.ops.higher_order, name
+
+
+BESIDES_TENSORS = (
+    *((torch.random, name) for name in _torch.RANDOM_STATE),
+    _torch.PLACES["torch._C.Generator"],
+)
+"""As the code of a graph names them."""
+CHANGES_OF_STATE = (_torch.set_grad_enabled, _torch.enter_autocast, _torch.exit_autocast)
 
 
 class ProxyTensor:

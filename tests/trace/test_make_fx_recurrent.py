@@ -1,0 +1,169 @@
+"""Recurrent layers in symbolic graphs: how many steps there are stays a symbol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from understudy import make_fx
+
+LAYERS: dict[str, Callable[[], Any]] = {
+    "GRU": lambda: nn.GRU(4, 6, 2, bidirectional=True, batch_first=True, dropout=0.3),
+    "RNN": lambda: nn.RNN(4, 6),
+    "RNN, relu": lambda: nn.RNN(4, 6, 3, nonlinearity="relu", dropout=0.3, bias=False),
+    "LSTM, projected": lambda: nn.LSTM(4, 6, 2, proj_size=3, bidirectional=True),
+    "LSTM": lambda: nn.LSTM(4, 6, 2, batch_first=True, dropout=0.3),
+    "LSTM, both ways": lambda: nn.LSTM(4, 6, bidirectional=True, bias=False),
+}
+STEPS_OF_GRADIENTS_STAY = ("LSTM", "LSTM, both ways")
+
+
+def calls(graph: Any) -> list[str]:
+    return [
+        str(n.target) for n in graph.graph.nodes if n.op == "call_function" and "sym_" not in str(n.target)
+    ]
+
+
+def same(graph: Any, f: Any, *args: Any, exact: bool = True) -> None:
+    torch.manual_seed(1)
+    expected = tree_leaves(f(*args))
+    torch.manual_seed(1)
+    found = tree_leaves(graph(*args))
+    for a, b in zip(found, expected, strict=True):
+        if exact:
+            assert torch.equal(a, b)
+        else:
+            torch.testing.assert_close(a, b)
+
+
+def specialised(graph: Any) -> list[str]:
+    return [str(guard.condition) for guard in graph.shape_env.guards if guard.is_specialisation]
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_any_number_of_steps(name: str, train: bool, dtype: torch.dtype) -> None:
+    layer = LAYERS[name]().to(dtype).train(train)
+    graph = make_fx(lambda x: layer(x), tracing_mode="symbolic")(torch.randn(3, 5, 4, dtype=dtype))
+    assert specialised(graph) == []
+    for sizes in ((3, 5, 4), (7, 2, 4), (2, 9, 4)):
+        same(graph, lambda x: layer(x), torch.randn(sizes, dtype=dtype))
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients(name: str) -> None:
+    """They write the steps out, as many as the example has, but where oneDNN has an operator for them."""
+    layer, embedding = LAYERS[name](), nn.Embedding(10, 4)
+    parameters = [*layer.parameters(), *embedding.parameters()]
+
+    def f(ids: torch.Tensor) -> Any:
+        output, state = layer(embedding(ids))
+        loss = output.sin().sum() + sum(part.cos().sum() for part in tree_leaves(state))
+        return torch.autograd.grad(loss, parameters)
+
+    graph = make_fx(f, tracing_mode="symbolic")(torch.randint(0, 10, (3, 5)))
+    stays = name in STEPS_OF_GRADIENTS_STAY
+    assert (specialised(graph) == []) is stays
+    same(graph, f, torch.randint(0, 10, (3, 5)), exact=stays)
+    batch_first = layer.batch_first
+    sizes = (7, 8) if stays else (7, 5) if batch_first else (3, 7)
+    same(graph, f, torch.randint(0, 10, sizes), exact=stays)
+
+
+@pytest.mark.parametrize("name", STEPS_OF_GRADIENTS_STAY)
+@pytest.mark.parametrize("train", [False, True])
+def test_the_operators_of_onednn_are_those_of_static_sizes(name: str, train: bool) -> None:
+    layer = LAYERS[name]().train(train)
+
+    def f(x: torch.Tensor) -> Any:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(layer(x)[0].sin().sum(), [x, *layer.parameters()])
+
+    x = torch.randn(3, 5, 4)
+    assert calls(make_fx(f, tracing_mode="symbolic")(x)) == calls(make_fx(f, tracing_mode="fake")(x))
+
+
+def test_gradients_of_gradients_and_a_state_that_depends_on_the_input() -> None:
+    layer = nn.GRU(4, 6).double()
+
+    def f(x: torch.Tensor) -> Any:
+        x = x.detach().requires_grad_()
+        output, _ = layer(x, x.sum(0, keepdim=True) @ x.new_ones(4, 6))
+        (gradient,) = torch.autograd.grad(output.sin().sum(), [x], create_graph=True)
+        return gradient, torch.autograd.grad(gradient.pow(2).sum(), list(layer.parameters()))
+
+    x = torch.randn(3, 5, 4, dtype=torch.double)
+    same(make_fx(f, tracing_mode="symbolic")(x), f, x, exact=False)
+
+
+def test_a_checkpointed_layer() -> None:
+    layer = nn.GRU(4, 6).double()
+
+    def f(x: torch.Tensor) -> Any:
+        x = x.detach().requires_grad_()
+        output = checkpoint(lambda x: layer(x)[0], x, use_reentrant=False)
+        return torch.autograd.grad(output.sin().sum(), list(layer.parameters()))
+
+    x = torch.randn(3, 5, 4, dtype=torch.double)
+    same(make_fx(f, tracing_mode="symbolic")(x), f, x, exact=False)
+
+
+def test_the_graph_can_be_traced_again_and_has_gradients() -> None:
+    layer = nn.GRU(4, 6, 2)
+    once = make_fx(lambda x: layer(x), tracing_mode="symbolic")(torch.randn(3, 5, 4))
+    graph = make_fx(once, tracing_mode="symbolic")(torch.randn(3, 5, 4))
+    assert specialised(graph) == [] and "aten.gru.input" in calls(graph)
+    x, other = (torch.ones(6, 2, 4, requires_grad=True) for _ in range(2))
+    graph(x)[0].sin().sum().backward()
+    layer(other)[0].sin().sum().backward()
+    assert torch.equal(x.grad, other.grad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("what", ["autocast", "table", "grad"])
+def test_the_steps_are_written_out_where_they_are_asked_for(what: str) -> None:
+    """A graph that is run without autocast has the casts in it; a table says what to take apart; transforms go inside."""
+    layer = nn.GRU(4, 6)
+
+    def f(x: torch.Tensor) -> Any:
+        if what == "grad":
+            return torch.func.grad(lambda x: layer(x)[0].sin().sum())(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=what == "autocast"):
+            return layer(x)[0]
+
+    table = torch._decomp.get_decompositions([torch.ops.aten.gru.input]) if what == "table" else None
+    x = torch.randn(3, 5, 4)
+    graph = make_fx(f, tracing_mode="symbolic", decomposition_table=table)(x)
+    assert "aten.gru.input" not in calls(graph) and specialised(graph)
+    torch.testing.assert_close(graph(x), f(x))
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    layer = nn.GRU(4, 6)
+    weights: list[Any] = list(layer.parameters())
+
+    def f(x: torch.Tensor, h: torch.Tensor) -> Any:
+        return torch.gru(x, h, weights, True, 1, 0.0, False, False, False)
+
+    with pytest.raises(RuntimeError):
+        make_fx(f, tracing_mode="symbolic")(torch.randn(3, 5, 3), torch.randn(1, 5, 6))
+
+
+@pytest.mark.parametrize("name", ["LSTM", "GRU"])
+def test_above_autograd_a_layer_is_one_node(name: str) -> None:
+    layer = LAYERS[name]().eval()
+    x = torch.randn(3, 5, 4)
+    graphs = [
+        make_fx(lambda x: layer(x)[0], tracing_mode=mode, pre_dispatch=True)(x)
+        for mode in ("fake", "symbolic")
+    ]
+    assert calls(graphs[0]) == calls(graphs[1])
+    same(graphs[1], lambda x: layer(x)[0], x)
