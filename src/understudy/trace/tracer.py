@@ -16,7 +16,6 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 from understudy import _torch
 from understudy.errors import Context, UnsupportedOperatorException
 from understudy.fake.tensor import FakeTensor
-from understudy.infer.call import flat
 from understudy.lines import user_line
 from understudy.shapes.node import SymNode
 from understudy.trace import generators
@@ -248,8 +247,9 @@ class TensorTracker:
 
 
 class KeepsCalls(TorchFunctionMode):
-    """While code is read: a call that is given no value of the graph is one of its calls all the same. Run at once, it
-    would be a constant, as random numbers that are always the same, or zeros that are written to."""
+    """While code is read: a call that is given no tensor of the graph is one of its calls all the same. Run at once, it
+    would be a constant, as random numbers that are always the same, or zeros that are written to; and sizes of the graph
+    in a list are nothing that C++ takes."""
 
     def __init__(self, tracer: PythonKeyTracer) -> None:
         self._tracer = tracer
@@ -257,7 +257,7 @@ class KeepsCalls(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         is_call = isinstance(func, _torch.OpOverload) or func in CHANGES_OF_STATE
-        if is_call and not flat(Proxy, args, kwargs):
+        if is_call:
             return self._tracer.create_proxy("call_function", func, args, kwargs)
         return func(*args, **kwargs)
 
