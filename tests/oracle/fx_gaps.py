@@ -45,7 +45,11 @@ _BY_VALUES = "decides by values, and a graph has one path only"
 _SECTIONS = "the number of sections may be given as a tensor: how many results there are lies in the data"
 _CHECKS_WEIGHTS = "checks values on the way: with weights always, for real without them as well"
 _CHECKS_WINDOW = "checks that the window adds up to something other than zero"
-_RESIDUALS = "residuals exist only where the matrix has full rank"
+_LEAST_SQUARES = Gap(
+    "drivers gelss and gelsd have residuals only where the matrix has full rank; with symbolic sizes gels is refused, as the "
+    "gradient's C++ counts its residuals with plain integers",
+    {"fake": 8, "symbolic": 2},
+)
 _NONZEROS = "stores as many elements as there are other than zero, and a stand-in of a sparse layout has a fixed number"
 
 BOTH = ("function", "backward")
@@ -76,12 +80,8 @@ GAPS: dict[tuple[str, str], Gap] = {
     **_of("narrow", BOTH, Gap("the start may be given as a tensor, which is read", for_real(1))),
     **_of("nn.functional.gaussian_nll_loss", BOTH, Gap("checks that no variance is negative", everywhere())),
     ("nn.functional.one_hot", "function"): Gap("as wide as the largest class, which is read", for_real()),
-    **_of("linalg.lstsq", ("function", *OUTS), Gap(_RESIDUALS, on_stand_ins(8))),
-    ("linalg.lstsq.grad_oriented", "function"): Gap(_RESIDUALS, on_stand_ins(8)),
-    **{(op, "backward"): Gap(
-        f"{_RESIDUALS} (drivers gelss and gelsd); of driver gels, the gradient's C++ counts residuals with plain integers",
-        {"fake": 8, "symbolic": 2},
-    ) for op in ("linalg.lstsq", "linalg.lstsq.grad_oriented")},
+    **_of("linalg.lstsq", (*BOTH, *OUTS), _LEAST_SQUARES),
+    **_of("linalg.lstsq.grad_oriented", BOTH, _LEAST_SQUARES),
     **_of("masked_select", OUTS, Gap("the size of out= lies in the data", on_stand_ins())),
     **_of("nonzero", OUTS, Gap("the size of out= lies in the data", on_stand_ins())),
     **_of("to_sparse", BOTH, Gap(

@@ -24,6 +24,8 @@ def lstsq(a: TensorSpec, b: TensorSpec, rcond: Any = None, *, driver: str | None
     rows, columns = a.shape[-2:]
     right = () if is_vector else b.shape[-1:]
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-1] if is_vector else b.shape[:-2])
+    if driver == "gels" and (a.is_symbolic or b.is_symbolic) and rows > columns:
+        return NotImplemented  # C++ asks for the number of residuals as an integer when it computes the gradient
     if driver in ("gelsd", "gelss"):
         if rows > columns:
             return NotImplemented  # only matrices of full rank have residuals
