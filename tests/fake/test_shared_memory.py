@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -131,3 +132,30 @@ def test_softmax_of_nothing_takes_every_dtype() -> None:
         assert torch.empty(0, 3, dtype=dtype).softmax(1).dtype is dtype
         with FakeTensorMode():
             assert torch.empty(0, 3, dtype=dtype).softmax(1).dtype is dtype
+
+
+STRIDED = {
+    "plain": lambda: torch.zeros(4, 4),
+    "slice": lambda: torch.zeros(10, 4)[2:5],
+    "expanded": lambda: torch.zeros(4, 1).expand(4, 3),
+    "empty": lambda: torch.zeros(0, 3),
+}
+
+
+@pytest.mark.parametrize("size", [(2,), (2, 2), (0, 2), ()])
+@pytest.mark.parametrize("name", ["as_strided", "as_strided_copy", "as_strided_scatter"])
+@pytest.mark.parametrize("make", STRIDED.values(), ids=STRIDED)
+def test_strided_views_are_refused_where_eager_refuses_them(make: Any, name: str, size: tuple[int, ...]) -> None:
+    def run(stride: tuple[int, ...], offset: int | None) -> Any:
+        source = (torch.zeros(size),) if name == "as_strided_scatter" else ()
+        try:
+            result = getattr(torch, name)(make(), *source, size, stride, offset)
+        except RuntimeError:
+            return "refused"
+        return result.shape, result.stride(), result.storage_offset()
+
+    for stride in itertools.product((0, 1, 6, 11, 200), repeat=len(size)):
+        for offset in (None, 0, 5):
+            real = run(stride, offset)
+            with FakeTensorMode():
+                assert run(stride, offset) == real, (stride, offset)

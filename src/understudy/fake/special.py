@@ -237,21 +237,37 @@ def check_crossing(op: Any, inputs: list[FakeTensor], plan: Plan) -> None:
         raise with_line(ArgumentError(f"{op}: {what}"), str(op), ", ".join(str(each._spec) for each in inputs))
 
 
-@handles("aten::as_strided", "aten::as_strided_")
-def as_strided(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """Only the storage tells whether a view ends within it. Where sizes are symbols, it has no size of its own."""
+@handles("aten::as_strided", "aten::as_strided_", "aten::as_strided_copy")
+def within_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     fake, shape, stride = args[:3]
     offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
+    return _checked_view(func, fake, shape, stride, offset, _torch.native_storage(fake).nbytes())
+
+
+@handles("aten::as_strided_scatter")
+def scattered_within_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Into a copy of the whole storage; of a tensor that overlaps itself, into one of its elements."""
+    fake, _, shape, stride = args[:4]
+    spec = fake._spec
+    if spec.is_symbolic:
+        return NotImplemented
+    offset = args[4] if len(args) > 4 else kwargs.get("storage_offset")
+    is_expanded = any(size > 1 and step == 0 for size, step in zip(spec.shape, spec.stride, strict=True))
+    held = spec.numel * spec.itemsize if is_expanded else _torch.native_storage(fake).nbytes()
+    return _checked_view(func, fake, shape, stride, offset, held)
+
+
+def _checked_view(func: Any, fake: FakeTensor, shape: Any, stride: Any, offset: Any, held: int) -> Any:
+    """Only the storage tells whether a view ends within it. Where sizes are symbols, it has no size of its own."""
     numbers = (*shape, *stride, 0 if offset is None else offset)
     if fake._spec.is_symbolic or fake._spec.sparse is not None or any(type(number) is not int for number in numbers):
         return NotImplemented
     if len(shape) != len(stride) or any(number < 0 for number in numbers):
         return NotImplemented  # the rule says what is wrong
     view = fake._spec.viewed(shape, stride, offset)
-    held = _torch.native_storage(fake).nbytes()
     if extent(fake._spec) * view.itemsize <= held < extent(view) * view.itemsize and view.numel != 0:
         error = ArgumentError(
-            f"as_strided: {view} is out of bounds: it reaches to byte {extent(view) * view.itemsize:,}, "
+            f"{func.overloadpacket.__name__}: {view} is out of bounds: it reaches to byte {extent(view) * view.itemsize:,}, "
             f"the storage of {fake._spec} has {held:,}"
         )
         raise with_line(error, str(func), f"{fake._spec}, {list(shape)}, {list(stride)}, {offset}")

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from understudy.errors import ShapeMismatch
+from understudy.rules.in_place import check_no_overlap
 from understudy.rules.registry import rule
 from understudy.rules.views import diagonal_of, restrided, selected, sliced
+from understudy.shapes.sizes import surely_equal
 from understudy.spec import TensorSpec, check_expandable, is_contiguous, preserved_copy, same_shape
 
 
@@ -80,5 +82,8 @@ def diagonal_scatter(
 def as_strided_scatter(
     spec: TensorSpec, src: TensorSpec, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None
 ) -> TensorSpec:
-    _check_source("as_strided_scatter", src, restrided(spec, size, stride, storage_offset))
+    target = restrided(spec, size, stride, storage_offset)
+    _check_source("as_strided_scatter", src, target)
+    if not any(surely_equal(length, 0) for length in target.shape):
+        check_no_overlap("as_strided_scatter", target)
     return copied_in_place(spec)
