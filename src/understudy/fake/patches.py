@@ -60,7 +60,7 @@ def lengths_in_tensors(original: Function) -> Function:
 
 for _place in ("levels of vmap", "levels of grad", "levels of jvp"):
     while_active(_place)(with_rules)
-for _sampler in ("Random", "SubsetRandom", "Distributed"):
+for _sampler in _torch.SAMPLERS:
     while_active(f"order of {_sampler}")(order_drawn)
 while_active("loading by workers")(in_this_process)
 while_active("beginning to load data")(drawn)

@@ -6,6 +6,7 @@ in the way that training needs them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,6 +34,15 @@ def takes_onednn(args: Any) -> bool:
     return not torch.is_autocast_enabled("cpu") and bool(x.numel() != 0)
 
 
+def layer_by_layer(x: Any, count: int, dropout: float, train: bool, run: Callable[[Any, int], Any]) -> Any:
+    """What the last of the layers gives, with dropout between them. `run`: what a layer, by its number, gives."""
+    for layer in range(count):
+        x = run(x, layer)
+        if dropout and train and layer < count - 1:
+            x = torch.dropout(x, dropout, train=True)
+    return x
+
+
 def by_onednn(
     x: Any, state: Any, weights: Any, has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool,
     batch_first: bool,
@@ -42,7 +52,8 @@ def by_onednn(
     hx, cx = (part.contiguous() for part in state)
     directions, width = (2 if bidirectional else 1), (4 if has_biases else 2)
     last: list[tuple[Any, Any]] = []
-    for layer in range(num_layers):
+
+    def run(x: Any, layer: int) -> Any:
         outputs = []
         for direction in range(directions):
             index = layer * directions + direction
@@ -55,8 +66,8 @@ def by_onednn(
             )  # fmt: skip
             outputs.append(output)
             last.append((hy, cy))
-        x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
-        if dropout and train and layer < num_layers - 1:
-            x = torch.dropout(x, dropout, train=True)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+
+    x = layer_by_layer(x, num_layers, dropout, train, run)
     hy, cy = (torch.stack(parts, 0) for parts in zip(*last, strict=True))
     return x.transpose(0, 1) if batch_first else x, hy, cy

@@ -40,15 +40,7 @@ def _add_parts(path: str, part: torch.nn.Module, found: dict[int, tuple[str, tor
 
 def parts_in(module: torch.nn.Module) -> list[torch.nn.Module]:
     """`module.modules()`, as a list: the module itself comes first."""
-    found: dict[int, torch.nn.Module] = {}
-    waiting = [module]
-    while waiting:
-        part = waiting.pop()
-        if id(part) not in found:
-            found[id(part)] = part
-            if part._modules:
-                waiting += [inner for inner in reversed(part._modules.values()) if inner is not None]
-    return list(found.values())
+    return [part for _, part in named_parts(module)]
 
 
 class Lending:

@@ -39,15 +39,18 @@ def with_dropout(original: Function) -> Function:
     ) -> tuple[torch.Tensor, list[Any]]:  # fmt: skip
         directions = 2 if bidirectional else 1
         found: list[Any] = []
-        input = input.transpose(0, 1) if batch_first else input
-        for layer in range(num_layers):
+
+        def run(input: torch.Tensor, layer: int) -> torch.Tensor:
             own = slice(layer * directions, (layer + 1) * directions)
-            input, last = original(
+            output: torch.Tensor
+            output, last = original(
                 input, hidden[own], params[own], has_biases, 1, 0.0, train, bidirectional, False, layer_fn
             )
-            found += last
-            if dropout and train and layer < num_layers - 1:
-                input = torch.dropout(input, dropout, train=True)
+            found.extend(last)
+            return output
+
+        input = input.transpose(0, 1) if batch_first else input
+        input = recurrent.layer_by_layer(input, num_layers, dropout, train, run)
         return input.transpose(0, 1) if batch_first else input, found
 
     return layers
@@ -88,14 +91,17 @@ def _called(op: Any, otherwise: Function, args: Any, kwargs: Any) -> Any:
     x = x.transpose(0, 1) if batch_first else x
     directions, width = (2 if bidirectional else 1), len(weights) // num_layers
     last = []
-    for layer in range(num_layers):  # what dropout drew in between is known to the gradient that way
+
+    def run(x: Any, layer: int) -> Any:
         own = [part.narrow(0, layer * directions, directions) for part in states]
         settings = (has_biases, 1, 0.0, train, bidirectional, False)
         tensors = (x, *own, *weights[layer * width : (layer + 1) * width])
         x, *ends = Whole.apply(recorder, op, len(states), settings, *tensors)  # type: ignore[no-untyped-call]
         last.append(ends)
-        if layer < num_layers - 1:
-            x = torch.dropout(x, dropout, train=True)
+        return x
+
+    # One by one: what dropout drew in between is known to the gradient that way.
+    x = recurrent.layer_by_layer(x, num_layers, dropout, train, run)
     ends = [torch.cat(parts, 0) for parts in zip(*last, strict=True)]
     return (x.transpose(0, 1) if batch_first else x, *ends)
 

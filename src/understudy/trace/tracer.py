@@ -256,8 +256,7 @@ class KeepsCalls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        is_call = isinstance(func, _torch.OpOverload) or func in CHANGES_OF_STATE
-        if is_call:
+        if isinstance(func, _torch.OpOverload) or func in CHANGES_OF_STATE:
             return self._tracer.create_proxy("call_function", func, args, kwargs)
         return func(*args, **kwargs)
 
