@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 import understudy
 
@@ -43,9 +47,35 @@ def test_exactly_these_names() -> None:
 
 
 def test_nothing_else_is_public() -> None:
-    modules = {"errors", "fake", "infer", "lines", "rules", "shapes", "spec", "trace"}
+    root = Path(understudy.__file__).parent
+    modules = {path.stem for path in root.iterdir()}
     public = {name for name in vars(understudy) if not name.startswith("_")}
-    assert public - modules == set(NAMES)
+    assert public - modules - {"annotations", "importlib", "Any"} <= set(NAMES)
+    assert {"FakeTensorMode", "make_fx"} <= set(dir(understudy))
+
+
+def test_the_stub_has_the_same_names_from_the_same_places() -> None:
+    """What editors and type checkers see is what is loaded."""
+    stub = ast.parse(Path(understudy.__file__).with_suffix(".pyi").read_text())
+    seen = {
+        alias.name: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert seen == understudy._HOME_OF
+    assert all(alias.name == alias.asname for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names)
+    (listed,) = (node.value for node in stub.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__")
+    assert ast.literal_eval(listed) == understudy.__all__
+
+
+def test_an_unknown_name() -> None:
+    with pytest.raises(AttributeError, match="module 'understudy' has no attribute 'no_such_name'"):
+        understudy.no_such_name
+
+
+@pytest.mark.parametrize("module", ["understudy", "understudy.errors"])
+def test_importing_does_not_import_torch(module: str) -> None:
+    code = f"import sys, {module}; print('torch' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "False"
 
 
 def test_each_says_what_it_is() -> None:
@@ -57,9 +87,9 @@ def test_each_says_what_it_is() -> None:
 
 
 def test_importing_loads_nothing_slow() -> None:
-    """torch's own machinery for compiling and decompositions costs seconds to load."""
+    """torch's own machinery for compiling and decompositions costs seconds to load; only `to_torch` needs it."""
     code = (
-        "import sys, torch; before = set(sys.modules); import understudy;"
+        "import sys, torch; before = set(sys.modules); import understudy; [getattr(understudy, n) for n in understudy.__all__ if n != 'to_torch'];"
         "print([m for m in set(sys.modules) - before if m.startswith(('torch._dynamo', 'torch._inductor',"
         " 'torch._decomp', 'torch._refs', 'sympy', 'numpy'))])"
     )

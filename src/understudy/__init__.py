@@ -1,284 +1,122 @@
-"""understudy: stand-in tensors for PyTorch. Shape, dtype, strides, device and aliasing, but no data."""
+"""understudy: stand-in tensors for PyTorch. Shape, dtype, strides, device and aliasing, but no data.
 
-from understudy import rules as _rules  # noqa: F401  (registers the rules)
-from understudy.errors import (
-    ConstraintViolationError,
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorDeviceMismatchError,
-    GuardOnDataDependentSymNode,
-    MetadataMismatchError,
-    MixedTensorsError,
-    NoDataError,
-    OperatorError,
-    PendingUnbackedSymbolNotFound,
-    UnderstudyError,
-    UnsupportedFakeTensorException,
-    UnsupportedMutationAliasingException,
-    UnsupportedOperatorException,
-)
-from understudy.fake.convert import FakeTensorConverter
-from understudy.fake.helpers import (
-    FakeCopyMode,
-    TensorMetadata,
-    extract_tensor_metadata,
-    get_plain_tensors,
-    is_fake,
-    maybe_get_fake_mode,
-    unset_fake_temporarily,
-)
-from understudy.fake.mode import FakeTensorMode
-from understudy.fake.tensor import FakeTensor
-from understudy.infer.cache import DispatchCacheInfo
-from understudy.infer.engine import mark_pure, rule
-from understudy.shapes.asking import (
-    cast_symbool_to_symint_guardless,
-    check_consistent,
-    constrain_range,
-    constrain_unify,
-    expect_true,
-    guard_bool,
-    guard_float,
-    guard_int,
-    guard_scalar,
-    guard_size_oblivious,
-    guarding_hint_or_throw,
-    has_guarding_hint,
-    has_static_value,
-    has_symbolic_sizes_strides,
-    is_concrete_bool,
-    is_concrete_float,
-    is_concrete_int,
-    is_nested_int,
-    is_symbolic,
-    optimization_hint,
-    sym_and,
-    sym_eq,
-    sym_or,
-)
-from understudy.shapes.bindings import (
-    KeyPath,
-    bind_symbols,
-    compute_unbacked_bindings,
-    eval_guards,
-    find_symbol_binding_fx_nodes,
-    free_symbols,
-    free_unbacked_symbols,
-    fx_placeholder_targets,
-    fx_placeholder_vals,
-    guard_or_false,
-    guard_or_true,
-    has_free_symbols,
-    has_free_unbacked_symbols,
-    is_symbol_binding_fx_node,
-    rebind_unbacked,
-    resolve_unbacked_bindings,
-    statically_known_false,
-    statically_known_true,
-)
-from understudy.shapes.contexts import Dim, dims
-from understudy.shapes.env import Settings, ShapeEnv
-from understudy.shapes.torch_contexts import (
-    Constraint,
-    DimDynamic,
-    RelaxedUnspecConstraint,
-    StatefulSymbolicContext,
-    StatelessSymbolicContext,
-    StrictMinMaxConstraint,
-    SubclassSymbolicContext,
-    SymbolicContext,
-    SymIntSymbolicContext,
-)
-from understudy.shapes.torch_names import (
-    SymIntEqByExpr,
-    canonicalize_bool_expr,
-    create_contiguous,
-    is_accessor_node,
-)
-from understudy.spec import New, Same, TensorSpec, Value, View
-from understudy.trace.blocks import run_every_layer
-from understudy.trace.capture import make_fx
-from understudy.trace.decomposing import (
-    DecompositionInterpreter,
-    decompose,
-    disable_autocast_cache,
-    maybe_handle_decomp,
-    set_original_aten_op,
-)
-from understudy.trace.dispatch_trace import (
-    ProxySymDispatchMode,
-    disable_proxy_modes_tracing,
-    dispatch_trace,
-    fake_signature,
-    get_innermost_proxy_mode,
-    get_isolated_graphmodule,
-    get_proxy_mode,
-    get_torch_dispatch_modes,
-    maybe_disable_fake_tensor_mode,
-    wrap_key,
-    wrapper_and_args_for_make_fx,
-)
-from understudy.trace.meta_errors import MetaTraceError
-from understudy.trace.meta_overrides import manual_meta_overrides
-from understudy.trace.meta_tracer import MetaTracer, symbolic_trace
-from understudy.trace.prop import FakeTensorProp
-from understudy.trace.prop_errors import PropagationError
-from understudy.trace.rebinding import PropagateUnbackedSymInts
-from understudy.trace.recorder import ProxyTorchDispatchMode
-from understudy.trace.runtime_asserts import insert_deferred_runtime_asserts
-from understudy.trace.show import show
-from understudy.trace.slots import (
-    extract_val,
-    get_proxy_slot,
-    has_proxy_slot,
-    is_sym_node,
-    py_sym_types,
-    set_meta,
-    set_proxy_slot,
-    snapshot_fake,
-    thunkify,
-    track_tensor,
-    track_tensor_tree,
-)
-from understudy.trace.step import capture_step
-from understudy.trace.to_torch import to_torch
-from understudy.trace.tracer import PythonKeyTracer
+    errors, lines    the exceptions; the lines of the user's program
+    _torch/          private torch API
+    shapes/          symbolic sizes
+    spec/            what is known of a tensor without its data
+    ops/             what is known of each operator
+    infer/           one call in, one plan out
+    fake/            FakeTensor, FakeTensorMode
+    graph/           what the three tracing rooms share
+    capture/         make_fx, capture_step
+    prop/            FakeTensorProp
+    meta/            MetaTracer, symbolic_trace
+    exporting/       captured graphs for the tools of torch
+    fake_tensor, proxy_tensor, symbolic_shapes, fake_tensor_prop, meta_tracer
+                     the names of torch's modules: a user changes one import line
 
-ShapeEnvSettings = Settings
+Names are loaded when they are first used: `import understudy` does not import torch. What type checkers and editors see is
+`__init__.pyi`; a test keeps the two alike.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
 __version__ = "0.1.0"
 
-__all__ = [
-    "Constraint",
-    "ConstraintViolationError",
-    "DataDependentOutputException",
-    "DecompositionInterpreter",
-    "Dim",
-    "DimDynamic",
-    "DispatchCacheInfo",
-    "DynamicOutputShapeException",
-    "FakeCopyMode",
-    "FakeTensor",
-    "FakeTensorConverter",
-    "FakeTensorDeviceMismatchError",
-    "FakeTensorMode",
-    "FakeTensorProp",
-    "GuardOnDataDependentSymNode",
-    "KeyPath",
-    "MetaTraceError",
-    "MetaTracer",
-    "MetadataMismatchError",
-    "MixedTensorsError",
-    "New",
-    "NoDataError",
-    "OperatorError",
-    "PendingUnbackedSymbolNotFound",
-    "PropagateUnbackedSymInts",
-    "PropagationError",
-    "ProxySymDispatchMode",
-    "ProxyTorchDispatchMode",
-    "PythonKeyTracer",
-    "RelaxedUnspecConstraint",
-    "Same",
-    "Settings",
-    "ShapeEnv",
-    "ShapeEnvSettings",
-    "StatefulSymbolicContext",
-    "StatelessSymbolicContext",
-    "StrictMinMaxConstraint",
-    "SubclassSymbolicContext",
-    "SymIntEqByExpr",
-    "SymIntSymbolicContext",
-    "SymbolicContext",
-    "TensorMetadata",
-    "TensorSpec",
-    "UnderstudyError",
-    "UnsupportedFakeTensorException",
-    "UnsupportedMutationAliasingException",
-    "UnsupportedOperatorException",
-    "Value",
-    "View",
-    "bind_symbols",
-    "canonicalize_bool_expr",
-    "capture_step",
-    "cast_symbool_to_symint_guardless",
-    "check_consistent",
-    "compute_unbacked_bindings",
-    "constrain_range",
-    "constrain_unify",
-    "create_contiguous",
-    "decompose",
-    "dims",
-    "disable_autocast_cache",
-    "disable_proxy_modes_tracing",
-    "dispatch_trace",
-    "eval_guards",
-    "expect_true",
-    "extract_tensor_metadata",
-    "extract_val",
-    "fake_signature",
-    "find_symbol_binding_fx_nodes",
-    "free_symbols",
-    "free_unbacked_symbols",
-    "fx_placeholder_targets",
-    "fx_placeholder_vals",
-    "get_innermost_proxy_mode",
-    "get_isolated_graphmodule",
-    "get_plain_tensors",
-    "get_proxy_mode",
-    "get_proxy_slot",
-    "get_torch_dispatch_modes",
-    "guard_bool",
-    "guard_float",
-    "guard_int",
-    "guard_or_false",
-    "guard_or_true",
-    "guard_scalar",
-    "guard_size_oblivious",
-    "guarding_hint_or_throw",
-    "has_free_symbols",
-    "has_free_unbacked_symbols",
-    "has_guarding_hint",
-    "has_proxy_slot",
-    "has_static_value",
-    "has_symbolic_sizes_strides",
-    "insert_deferred_runtime_asserts",
-    "is_accessor_node",
-    "is_concrete_bool",
-    "is_concrete_float",
-    "is_concrete_int",
-    "is_fake",
-    "is_nested_int",
-    "is_sym_node",
-    "is_symbol_binding_fx_node",
-    "is_symbolic",
-    "make_fx",
-    "manual_meta_overrides",
-    "mark_pure",
-    "maybe_disable_fake_tensor_mode",
-    "maybe_get_fake_mode",
-    "maybe_handle_decomp",
-    "optimization_hint",
-    "py_sym_types",
-    "rebind_unbacked",
-    "resolve_unbacked_bindings",
-    "rule",
-    "run_every_layer",
-    "set_meta",
-    "set_original_aten_op",
-    "set_proxy_slot",
-    "show",
-    "snapshot_fake",
-    "statically_known_false",
-    "statically_known_true",
-    "sym_and",
-    "sym_eq",
-    "sym_or",
-    "symbolic_trace",
-    "thunkify",
-    "to_torch",
-    "track_tensor",
-    "track_tensor_tree",
-    "unset_fake_temporarily",
-    "wrap_key",
-    "wrapper_and_args_for_make_fx",
-]
+_HOMES: dict[str, tuple[str, ...]] = {
+    # tensors without data
+    "understudy.fake.mode": ("FakeTensorMode",),
+    "understudy.fake.tensor": ("FakeTensor",),
+    "understudy.fake.convert": ("FakeTensorConverter",),
+    "understudy.fake.torch_api": (
+        "FakeCopyMode", "TensorMetadata", "extract_tensor_metadata", "get_plain_tensors", "is_fake",
+        "maybe_get_fake_mode", "unset_fake_temporarily",
+    ),
+    "understudy.infer.cache": ("DispatchCacheInfo",),
+    # what is known of tensors and operators
+    "understudy.spec.tensor_spec": ("TensorSpec",),
+    "understudy.spec.outcomes": ("New", "Same", "Value", "View"),
+    "understudy.infer.engine": ("mark_pure", "rule"),
+    # graphs of operators
+    "understudy.capture.make_fx": ("make_fx",),
+    "understudy.capture.step": ("capture_step",),
+    "understudy.capture.repeated_layers.layers": ("run_every_layer",),
+    "understudy.graph.show": ("show",),
+    "understudy.capture.decompositions": (
+        "DecompositionInterpreter", "decompose", "disable_autocast_cache", "maybe_handle_decomp",
+        "set_original_aten_op",
+    ),
+    "understudy.capture.manual_tracing": (
+        "ProxySymDispatchMode", "disable_proxy_modes_tracing", "dispatch_trace", "fake_signature",
+        "get_innermost_proxy_mode", "get_isolated_graphmodule", "get_proxy_mode", "get_torch_dispatch_modes",
+        "maybe_disable_fake_tensor_mode", "wrap_key", "wrapper_and_args_for_make_fx",
+    ),
+    "understudy.capture.recorder": ("ProxyTorchDispatchMode",),
+    "understudy.capture.tracer": ("PythonKeyTracer",),
+    "understudy.capture.proxy_slots": (
+        "extract_val", "get_proxy_slot", "has_proxy_slot", "is_sym_node", "py_sym_types", "set_meta",
+        "set_proxy_slot", "snapshot_fake", "thunkify", "track_tensor", "track_tensor_tree",
+    ),
+    "understudy.capture.graph_passes": ("insert_deferred_runtime_asserts",),
+    # fake values for the nodes of a graph
+    "understudy.prop.propagation": ("FakeTensorProp",),
+    "understudy.prop.edits": ("PropagateUnbackedSymInts",),
+    # torch-level traces
+    "understudy.meta.tracer": ("MetaTracer", "symbolic_trace"),
+    "understudy.meta.derivation": ("manual_meta_overrides",),
+    # symbolic sizes
+    "understudy.shapes.env": ("ShapeEnv",),
+    "understudy.shapes.arithmetic": ("Settings",),
+    "understudy.shapes.input_dims": ("Dim", "dims"),
+    "understudy.shapes.torch_api.names": (
+        "Constraint", "DimDynamic", "RelaxedUnspecConstraint", "StatefulSymbolicContext",
+        "StatelessSymbolicContext", "StrictMinMaxConstraint", "SubclassSymbolicContext", "SymIntEqByExpr",
+        "SymIntSymbolicContext", "SymbolicContext", "canonicalize_bool_expr",
+        "cast_symbool_to_symint_guardless", "check_consistent", "constrain_range", "constrain_unify",
+        "create_contiguous", "expect_true", "guard_bool", "guard_float", "guard_int", "guard_scalar",
+        "guard_size_oblivious", "guarding_hint_or_throw", "has_guarding_hint", "has_static_value",
+        "has_symbolic_sizes_strides", "is_accessor_node", "is_concrete_bool", "is_concrete_float",
+        "is_concrete_int", "is_nested_int", "is_symbolic", "optimization_hint", "sym_and", "sym_eq", "sym_or",
+    ),
+    "understudy.shapes.bindings": (
+        "KeyPath", "bind_symbols", "compute_unbacked_bindings", "eval_guards", "find_symbol_binding_fx_nodes",
+        "free_symbols", "free_unbacked_symbols", "fx_placeholder_targets", "fx_placeholder_vals",
+        "guard_or_false", "guard_or_true", "has_free_symbols", "has_free_unbacked_symbols",
+        "is_symbol_binding_fx_node", "rebind_unbacked", "resolve_unbacked_bindings", "statically_known_false",
+        "statically_known_true",
+    ),
+    # torch's own tools
+    "understudy.exporting.interop": ("to_torch",),
+    # errors
+    "understudy.errors": (
+        "ConstraintViolationError", "DataDependentOutputException", "DynamicOutputShapeException",
+        "FakeTensorDeviceMismatchError", "GuardOnDataDependentSymNode", "MetadataMismatchError",
+        "MixedTensorsError", "NoDataError", "OperatorError", "PendingUnbackedSymbolNotFound",
+        "UnderstudyError", "UnsupportedFakeTensorException", "UnsupportedMutationAliasingException",
+        "UnsupportedOperatorException",
+    ),
+    "understudy.graph.node_origins": ("PropagationError",),
+    "understudy.meta.errors": ("MetaTraceError",),
+}
+"""By module. The order is that of the groups in the documentation."""
+
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_ALIASES = {"ShapeEnvSettings": "Settings"}
+
+__all__ = [*_HOME_OF, *_ALIASES]
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME_OF.get(_ALIASES.get(name, name))
+    if module is None:
+        raise AttributeError(f"module 'understudy' has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), _ALIASES.get(name, name))
+    globals()[name] = value  # the next access does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,15 +12,9 @@ from torch import Tensor
 
 import understudy
 from tests.fake.sides import on_each_device, with_index
-from understudy import (
-    FakeTensorMode,
-    OperatorError,
-    TensorSpec,
-    UnsupportedOperatorException,
-    View,
-)
+from understudy import FakeTensorMode, OperatorError, TensorSpec, UnsupportedOperatorException, View
 from understudy.infer import sources
-from understudy.rules import registry
+from understudy.ops import registry
 
 
 @torch.library.custom_op("understudy_test::scaled", mutates_args=())

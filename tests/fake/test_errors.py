@@ -28,8 +28,8 @@ from understudy import (
 )
 from understudy.errors import Context, DimensionError, DtypeError, ShapeMismatch
 from understudy.infer import sources
-from understudy.infer.call import Call
 from understudy.spec import TensorSpec
+from understudy.spec.call import Call
 
 aten = torch.ops.aten
 

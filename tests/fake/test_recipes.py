@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from understudy import FakeTensorMode, ShapeEnv
-from understudy.fake import recipes
+from understudy.fake.kernels import recipes
 from understudy.infer.engine import cache
 
 BATCH, LENGTH, WIDTH = 3, 10, 16

@@ -10,12 +10,12 @@ import torch
 
 import understudy
 from understudy import FakeTensorDeviceMismatchError, FakeTensorMode, UnsupportedOperatorException
-from understudy.infer.call import Call
-from understudy.infer.devices import device_of
 from understudy.infer.engine import infer
 from understudy.infer.plan import FIRST_ITSELF, FIRST_VIEWED, ONE_NEW
 from understudy.infer.sources import SOURCES
+from understudy.ops.traits.devices import device_of
 from understudy.spec import New, Same, TensorSpec, View
+from understudy.spec.call import Call
 
 aten = torch.ops.aten
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")

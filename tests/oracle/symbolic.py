@@ -30,8 +30,8 @@ from tests.oracle.engines import is_data_dependent
 from tests.oracle.run import Verdict, _said, _text
 from understudy import FakeTensorMode
 from understudy.errors import GuardOnDataDependentSymNode
-from understudy.shapes.contexts import DYNAMIC
 from understudy.shapes.env import ShapeEnv
+from understudy.shapes.input_dims import DYNAMIC
 from understudy.shapes.sizes import from_torch
 
 # The outcomes of a case with symbolic sizes.

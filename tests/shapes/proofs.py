@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from understudy.shapes.expr import Expr
-from understudy.shapes.facts import Facts, Proof
+from understudy.shapes.algebra.expr import Expr
+from understudy.shapes.algebra.facts import Facts, Proof
 
 from .worlds import Question, TooLarge, Value, World, on_grid, truth_on_grid
 

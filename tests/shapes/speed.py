@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import timeit
 
-from understudy.shapes.conditions import eq, lt
-from understudy.shapes.expr import Algebra
-from understudy.shapes.facts import Facts
+from understudy.shapes.algebra.conditions import eq, lt
+from understudy.shapes.algebra.expr import Algebra
+from understudy.shapes.algebra.facts import Facts
 
 REPEATED = (
     "algebra.add(s, b)", "algebra.add(s, 1)", "algebra.mul(s, b)", "algebra.floordiv(s, 8)", "algebra.mod(s, 8)",

@@ -7,8 +7,20 @@ import itertools
 import pytest
 from hypothesis import given, settings
 
-from understudy.shapes.conditions import Condition, both, conjunction, either, eq, ge, gt, le, lt, ne, negated
-from understudy.shapes.expr import Algebra
+from understudy.shapes.algebra.conditions import (
+    Condition,
+    both,
+    conjunction,
+    either,
+    eq,
+    ge,
+    gt,
+    le,
+    lt,
+    ne,
+    negated,
+)
+from understudy.shapes.algebra.expr import Algebra
 
 from .trees import Tree, build_question, holds, questions
 

@@ -18,7 +18,7 @@ from understudy import (
     guard_or_true,
     statically_known_true,
 )
-from understudy.shapes.facts import Proof
+from understudy.shapes.algebra.facts import Proof
 from understudy.shapes.node import SymNode
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from understudy import FakeTensorMode, ShapeEnv
-from understudy.shapes.contexts import DYNAMIC
+from understudy.shapes.input_dims import DYNAMIC
 from understudy.shapes.sizes import from_torch
 
 Program = Callable[..., Any]

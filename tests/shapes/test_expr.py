@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.shapes.expr import Algebra, Expr
+from understudy.shapes.algebra.expr import Algebra, Expr
 
 from .trees import Tree, build, compute, trees
 
@@ -141,7 +141,7 @@ def test_value_is_that_of_python(tree: Tree) -> None:
 @given(trees(symbols=2), st.integers(0, 6), st.integers(0, 6))
 def test_value_is_that_of_sympy(tree: Tree, x: int, y: int) -> None:
     sympy = pytest.importorskip("sympy")
-    from understudy.shapes.sympify import to_sympy
+    from understudy.shapes.sympy_writer import integers_to_sympy as to_sympy
 
     own = Algebra()
     symbols = [own.symbol("a"), own.symbol("b")]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.shapes.conditions import Condition, both, either, eq, ge, gt, le, lt, ne
-from understudy.shapes.expr import Algebra, Expr
-from understudy.shapes.facts import Facts, Proof
+from understudy.shapes.algebra.conditions import Condition, both, either, eq, ge, gt, le, lt, ne
+from understudy.shapes.algebra.expr import Algebra, Expr
+from understudy.shapes.algebra.facts import Facts, Proof
 
 from .proofs import expressions, random_fact, run
 from .trees import Tree, build, build_question, compute, holds, questions, relations, trees

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from understudy import FakeTensorMode, ShapeEnv, make_fx
-from understudy.rules.view_strides import view_strides
+from understudy.ops.shared.layouts import view_strides
 from understudy.shapes.sizes import from_torch
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from understudy import ShapeEnv, statically_known_true
-from understudy.shapes.floats import as_fraction, bounds_of, compared_by_bounds
+from understudy.shapes.algebra.floats import as_fraction, bounds_of, compared_by_bounds
 
 
 def symbol(env: ShapeEnv, low: int = 2, high: int | None = None) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.shapes.test_guards import run
 from understudy import dims
-from understudy.rules.layouts import looks_channels_last
+from understudy.ops.shared.layouts import looks_channels_last
 
 Program = Callable[..., Tensor]
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from tests.oracle import models
 from understudy import FakeTensorMode
-from understudy.shapes.contexts import dims
 from understudy.shapes.env import ShapeEnv
+from understudy.shapes.input_dims import dims
 
 BATCH, SEQ, TARGET, HEIGHT, WIDTH = dims("batch", "seq", "target", "height", "width")
 TOKENS = (BATCH, SEQ)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from understudy import FakeTensorMode, ShapeEnv, make_fx
-from understudy.shapes.contexts import DYNAMIC
+from understudy.shapes.input_dims import DYNAMIC
 
 
 def guards_of(program: Callable[..., Any], *reals: Tensor) -> list[str]:

@@ -8,9 +8,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from understudy.shapes import conditions
-from understudy.shapes.conditions import Condition
-from understudy.shapes.expr import Algebra, Expr
+from understudy.shapes.algebra import conditions
+from understudy.shapes.algebra.conditions import Condition
+from understudy.shapes.algebra.expr import Algebra, Expr
 
 Tree = Any  # an int, ("symbol", index), or (operation, tree, …)
 

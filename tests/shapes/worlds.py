@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from understudy.shapes import conditions
-from understudy.shapes.conditions import HOLDS, Condition
-from understudy.shapes.expr import Algebra, Expr
+from understudy.shapes.algebra import conditions
+from understudy.shapes.algebra.conditions import HOLDS, Condition
+from understudy.shapes.algebra.expr import Algebra, Expr
 
 LIMIT = 2.0**61  # beyond, 64-bit arithmetic could overflow
 EXTRA = (9, 12, 16, 17, 24, 31, 48, 100)

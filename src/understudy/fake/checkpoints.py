@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
     from understudy.fake.tensor import FakeTensor
 
-
 READ_BYTES = 16
 """Storages up to this size hold single numbers (step counters, scales) that programs read: their values are loaded."""
 

@@ -10,11 +10,11 @@ import torch
 
 from understudy import _torch
 from understudy.fake.checkpoints import where_to
-from understudy.fake.known import Known, Literal
 from understudy.fake.realise import make_new, make_view
 from understudy.fake.tensor import FakeTensor
-from understudy.infer.sparse import SparseParts
+from understudy.fake.values.determined import Known, Literal
 from understudy.spec import TensorSpec
+from understudy.spec.sparse import SparseParts
 from understudy.spec.tensor_spec import _rebuild as rebuild_spec
 
 if TYPE_CHECKING:

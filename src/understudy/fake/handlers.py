@@ -11,10 +11,8 @@ if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
 
 Handler = Callable[["FakeTensorMode", Any, Any, Any], Any]
-
 HANDLERS: dict[str, Handler] = {}
 """By operator name; a handler returns `NotImplemented` to leave the call to inference."""
-
 REAL_HANDLERS: dict[str, Handler] = {}
 """For calls that are given real tensors."""
 

@@ -10,13 +10,12 @@ from understudy import _torch
 from understudy.errors import Context, MixedTensorsError, UnknownSubclassError
 from understudy.fake import handlers
 from understudy.fake.tensor import FakeTensor
-from understudy.infer.call import describe, flat, mapped
 from understudy.lines import user_line
+from understudy.spec.call import describe, flat, mapped
 from understudy.spec.tensor_spec import SHORT_DTYPE
 
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
-
 
 ORDINARY = frozenset({torch.Tensor, torch.nn.Parameter})
 ONE_MODE = "Mixing fake modes gives no result: use one for all of them, or convert with mode.from_tensor(...)"

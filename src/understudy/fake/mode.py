@@ -11,22 +11,20 @@ import torch
 
 from understudy import _torch
 from understudy.errors import DataDependentOutputException, DynamicOutputShapeException, UnderstudyError
-from understudy.fake import autocast, copying, from_values, handlers, known, special
-from understudy.fake import composites as _composites  # noqa: F401  (registers their kernels)
+from understudy.fake import copying, handlers, tensor_calls
+from understudy.fake import kernels as _kernels  # noqa: F401  (registers them)
 from understudy.fake import patches as _patches  # noqa: F401  (registers them)
-from understudy.fake import recipes as _recipes  # noqa: F401  (registers their kernels)
-from understudy.fake import zero_tensors as _zero_tensors  # noqa: F401  (registers its handler)
-from understudy.fake.boundary import located
 from understudy.fake.convert import FakeTensorConverter
-from understudy.fake.indexing import take_symbols
 from understudy.fake.inputs import accept_inputs
-from understudy.fake.known import Known, Literal, Part
+from understudy.fake.kernels import autocast
 from understudy.fake.native import canonical, prepare
 from understudy.fake.realise import adopt, make_new, make_view, realise
+from understudy.fake.symbolic_indexing import take_symbols
 from understudy.fake.templates import make_symbolic
 from understudy.fake.tensor import FakeTensor
+from understudy.fake.values import data_dependent, determined
+from understudy.fake.values.determined import Known, Literal, Part
 from understudy.infer.cache import SIZED_TYPES, Cache, DispatchCacheInfo
-from understudy.infer.call import Call, flat, mapped
 from understudy.infer.engine import cache, infer, why_not_cached
 from understudy.infer.kernels import outcomes_of
 from understudy.infer.plan import FIRST_ITSELF, FIRST_VIEWED, ONE_NEW, ONE_NEW_SYMBOLIC, Plan
@@ -35,6 +33,8 @@ from understudy.shapes.env import ShapeEnv
 from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import TensorSpec
+from understudy.spec.call import Call, flat, mapped
+from understudy.spec.error_context import located
 
 PLAIN_TYPES = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format})
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -186,7 +186,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             return make_view(self, args[0], plan.spec)
         if answer == FIRST_ITSELF:
             if plan.crossing:
-                special.check_crossing(func, flat(FakeTensor, args, kwargs or {}), plan)
+                tensor_calls.check_crossing(func, flat(FakeTensor, args, kwargs or {}), plan)
             return args[0]
         if answer == ONE_NEW_SYMBOLIC:
             spec = plan.spec
@@ -238,16 +238,16 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         if plan is not None and plan.starts and self._direct:
             cache.hits += 1
             started = make_new(self, plan.spec)
-            started._known = known.started(func, args, kwargs, plan.spec)
+            started._known = determined.started(func, args, kwargs, plan.spec)
             return started
         if plan is None and isinstance(func, _torch.HigherOrderOperator):  # one that is given no function
-            return special.higher_order(self, func, args, kwargs)
+            return tensor_calls.higher_order(self, func, args, kwargs)
         handler = handlers.handler_of(func) if plan is None else None
         if handler is not None:
             answer = handler(self, func, args, kwargs)
             if answer is not NotImplemented:
                 return answer
-        if plan is None and (lifted := special.lifted_numbers(self, func, args)) is not None:
+        if plan is None and (lifted := tensor_calls.lifted_numbers(self, func, args)) is not None:
             return self.__torch_dispatch__(func, types, lifted, kwargs)
         question = None
         if plan is None and self._cache is not cache and self._direct and key is not None:
@@ -262,7 +262,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             try:
                 plan = self._infer(call)
             except (DataDependentOutputException, DynamicOutputShapeException):
-                answer = from_values.answer(self, func, args, kwargs)
+                answer = data_dependent.answer(self, func, args, kwargs)
                 if answer is NotImplemented:
                     raise
                 return answer
@@ -271,19 +271,19 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             cache.hits += 1
             if self.crosscheck:
                 call = self._call(func, args, kwargs)
-                special.crosscheck(call, plan, self._infer(call))
+                tensor_calls.crosscheck(call, plan, self._infer(call))
         inputs = flat(FakeTensor, args, kwargs)
         if plan.apart:
-            special.check_apart(func, inputs, plan)
+            tensor_calls.check_apart(func, inputs, plan)
         if plan.crossing:
-            special.check_crossing(func, inputs, plan)
+            tensor_calls.check_crossing(func, inputs, plan)
         if plan.uncounted:
-            special.count_writes([inputs[position] for position in plan.uncounted])
+            tensor_calls.count_writes([inputs[position] for position in plan.uncounted])
         if not is_known and not plan.determined:
             return realise(self, plan.outcomes, inputs)
-        before = known.before_call(plan, args, kwargs, inputs)
+        before = determined.before_call(plan, args, kwargs, inputs)
         result = realise(self, plan.outcomes, inputs)
-        known.after_call(func, plan, before, inputs, flat(FakeTensor, (result,), {}))
+        determined.after_call(func, plan, before, inputs, flat(FakeTensor, (result,), {}))
         return result
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Call:
@@ -327,7 +327,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         """Higher-order operators, other subclasses, real tensors, fakes of other modes, symbols."""
         kwargs = kwargs or {}
         if isinstance(func, _torch.HigherOrderOperator):
-            return special.higher_order(self, func, args, kwargs)
+            return tensor_calls.higher_order(self, func, args, kwargs)
         accepted = accept_inputs(self, func, types, args, kwargs)
         if accepted is NotImplemented:
             return NotImplemented
@@ -367,7 +367,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         return outcomes_of(result, stand_ins, call, lambda fake: fake._spec)
 
     def _dynamic_size(self, op: Any, least: int, most: int | None) -> Any:
-        return special.dynamic_size(self, op, least, most)
+        return tensor_calls.dynamic_size(self, op, least, most)
 
     # --- determined values ------------------------------------------------------------------------------------
 
@@ -383,7 +383,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         fake._known = Known(Literal(real), literal=True)
 
     def tolist(self, fake: FakeTensor) -> Any:
-        return special.tolist(self, fake)
+        return tensor_calls.tolist(self, fake)
 
     # --- conversion and copies ---------------------------------------------------------------------------------
 

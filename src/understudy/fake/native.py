@@ -22,7 +22,6 @@ CPU = torch.device("cpu")
 META = torch.device("meta")
 WITHOUT_INDEX = frozenset({"cpu", "meta"})
 MOST = 126
-
 _lock = threading.Lock()
 on_first_device: list[Callable[[], object]] = []
 """Called when a device that is not here is first named: what such devices need is set up then, not at import."""

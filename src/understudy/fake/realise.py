@@ -1,4 +1,4 @@
-"""Tensors from outcomes: the only place where stand-ins come into being."""
+"""Stand-ins for sparse tensors: torch's own sparse meta tensors, dressed as fakes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,36 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
-from understudy.fake.known import Known
-from understudy.fake.native import WITHOUT_INDEX, prepare
-from understudy.fake.sparse import make_sparse
+from understudy.fake.native import WITHOUT_INDEX, canonical, prepare
 from understudy.fake.templates import make_symbolic
 from understudy.fake.tensor import FakeTensor
+from understudy.fake.values.determined import Known
 from understudy.shapes.sizes import to_torch
 from understudy.spec import Changed, New, Same, TensorSpec, View
+from understudy.spec.sparse import sparse_on, spec_of_sparse
 
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
+
+META = torch.device("meta")
+
+
+def convert_sparse(mode: FakeTensorMode, t: torch.Tensor) -> FakeTensor:
+    return make_sparse(mode, spec_of_sparse(t.detach(), canonical(t.device)))
+
+
+def make_sparse(mode: FakeTensorMode, spec: TensorSpec) -> FakeTensor:
+    guard = _torch.NoDispatch()
+    try:
+        fake: Any = _torch.make_subclass(FakeTensor, sparse_on(spec, META))
+    finally:
+        del guard
+    fake._spec = spec
+    fake.fake_mode = mode
+    return fake
+
+
+# --- Tensors from outcomes: the only place where stand-ins come into being ----------------------------------
 
 make_wrapper = _torch.make_wrapper
 in_inference_mode = torch.is_inference_mode_enabled

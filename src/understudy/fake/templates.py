@@ -14,9 +14,10 @@ import torch
 from understudy import _torch
 from understudy.fake.native import CPU, WITHOUT_INDEX, prepare
 from understudy.fake.tensor import FakeTensor
+from understudy.ops.shared.decompositions import provides_contiguity
+from understudy.shapes.arithmetic import NotRemembered
 from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import at_least_one, lies_in_data, to_torch
-from understudy.shapes.state import NotRemembered
 from understudy.spec import TensorSpec
 from understudy.spec.tensor_spec import is_contiguous
 
@@ -25,7 +26,6 @@ give_storage = _torch.give_storage
 take_metadata = _torch.set_native_data
 NoDispatch = _torch.NoDispatch
 in_inference_mode = torch.is_inference_mode_enabled
-
 NO_STORAGE: Any = make_wrapper(FakeTensor, (0,))
 on_first_symbol: list[Callable[[], object]] = []
 """Called before the first stand-in with symbolic sizes is made: what these need is set up then, not at import."""
@@ -111,6 +111,7 @@ def make_template(spec: TensorSpec, prepared: Prepared) -> FakeTensor:
     return template
 
 
+@provides_contiguity
 def decide_contiguity(spec: TensorSpec) -> None:
     """Assume whether stand-ins of this spec are contiguous, in one question. C++ would ask several, of which each would be
     assumed: so a template is told the answer before, and those that are made of it need not be asked."""

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from understudy import _torch
+from understudy._torch.tensors import RaggedNode
 from understudy.errors import NoDataError
-from understudy.fake import initialisers
-from understudy.fake.boundary import with_line
-from understudy.fake.native import canonical, native
-from understudy.shapes.ragged import RaggedNode
+from understudy.fake import initial_values
+from understudy.fake.native import native
 from understudy.spec import TensorSpec
+from understudy.spec.error_context import with_line
 
 if TYPE_CHECKING:
-    from understudy.fake.known import Known
     from understudy.fake.mode import FakeTensorMode
-
+    from understudy.fake.values.determined import Known
 
 class FakeTensor(torch.Tensor):
     """A `torch.Tensor` with shape, strides, offset, dtype, device and aliasing, but no data.
@@ -289,11 +288,11 @@ class FakeTensor(torch.Tensor):
 
     # --- what is done without a dispatch where nobody could tell --------------------------------------------
 
-    normal_ = initialisers.normal_
-    uniform_ = initialisers.uniform_
-    fill_ = initialisers.fill_
-    zero_ = initialisers.zero_
-    detach = initialisers.detach
+    normal_ = initial_values.normal_
+    uniform_ = initial_values.uniform_
+    fill_ = initial_values.fill_
+    zero_ = initial_values.zero_
+    detach = initial_values.detach
 
     # --- what needs data ---------------------------------------------------------------------------------
 
@@ -399,6 +398,3 @@ def mode_among(args: Any, kwargs: Any) -> Any:
         elif type(value) is FakeTensor:
             return value.fake_mode
     return None
-
-
-__all__ = ["FakeTensor", "canonical", "mode_among"]

@@ -1,1 +1,9 @@
-"""One call: key, cache, ordered sources. Knows no tensors of its own."""
+"""infer: one call in, one plan out. Key, cache, ordered sources; no tensors.
+
+    engine   infer, and which calls may be cached
+    cache    the dispatch cache
+    plan     the outcomes of a call, as a cache hit replays them
+    sources  where answers come from, in order
+    kernels  torch's own kernels as sources
+    shared   plans that captures with different symbols share
+"""

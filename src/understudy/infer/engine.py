@@ -10,18 +10,17 @@ import torch
 from understudy import _torch
 from understudy.errors import UnsupportedOperatorException
 from understudy.infer.cache import Cache
-from understudy.infer.call import Call, flat
-from understudy.infer.devices import device_of
 from understudy.infer.plan import Plan
-from understudy.infer.rare_dtypes import refuse_rare
 from understudy.infer.sources import SOURCES, Stage
-from understudy.rules import Rule, full_name, user_rule
+from understudy.ops.registry import Rule, full_name, user_rule
+from understudy.ops.traits.devices import device_of
+from understudy.ops.traits.rare_dtypes import refuse_rare
 from understudy.shapes.sizes import expect_sizes
 from understudy.spec import New, Outcomes, Same, TensorSpec, View
+from understudy.spec.call import Call, flat
 
 KNOWN_LIMIT = 1 << 20
 """Elements that a tensor may have for its determined values to be followed."""
-
 UNDETERMINED = {
     "empty": "memory as it was found",
     "empty_like": "memory as it was found",
@@ -33,25 +32,20 @@ UNDETERMINED = {
     "resize_as_": "memory as it was found",
     "record_stream": "concerns streams",
 }
-
 KEEPS_VALUE = {
     ("_amp_foreach_non_finite_check_and_unscale_", "found_inf"): "gradients without data have no infinities",
 }
 """Arguments that an operator writes to, but whose values stay what they were when it runs on stand-ins."""
-
 UNCACHEABLE = {
     "as_strided": "depends on the size of the storage",
     "as_strided_": "depends on the size of the storage",
 }
-
 HIDDEN_WRITES = dict.fromkeys(
     ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), ("running_mean", "running_var")
 )
 """Arguments that are written to in training although the schema does not say so."""
-
 cache = Cache()
 """One for the process: a plan depends on nothing that belongs to a mode."""
-
 pure_operators: set[str] = set()
 
 

@@ -9,12 +9,12 @@ import torch
 
 from understudy import _torch
 from understudy.errors import UnsupportedOperatorException
-from understudy.infer.call import Call, mapped
-from understudy.infer.devices import device_of
-from understudy.infer.sparse import is_sparse, sparse_on, spec_of_sparse
+from understudy.ops.traits.devices import device_of
 from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import New, Same, TensorSpec, Value, View
+from understudy.spec.call import Call, mapped
+from understudy.spec.sparse import is_sparse, sparse_on, spec_of_sparse
 
 META = torch.device("meta")
 CPU = torch.device("cpu")

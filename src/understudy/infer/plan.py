@@ -7,11 +7,10 @@ from typing import Any
 import torch
 
 from understudy._torch import OpOverload
-from understudy.infer.call import Call
 from understudy.spec import Changed, New, Outcomes, Same, TensorSpec, View, is_dense
+from understudy.spec.call import Call
 
 ONE_NEW, FIRST_VIEWED, FIRST_ITSELF, ONE_NEW_SYMBOLIC, OTHER = range(5)
-
 KERNEL_COUNTS = "_foreach_"
 """Operators on lists of tensors, whose kernels, not the dispatcher, count the writes."""
 

@@ -18,10 +18,10 @@ from understudy.errors import (
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
-from understudy.infer.call import Call
 from understudy.infer.kernels import run_meta_kernel, run_real_kernel, with_fixed_sizes
-from understudy.rules import rule_of
+from understudy.ops.registry import rule_of
 from understudy.spec import normal
+from understudy.spec.call import Call
 
 FALLBACK_LIMIT = 64 << 20
 """Bytes that the real kernel of an operator without any other source may be given."""

@@ -1,26 +1,19 @@
-"""Symbolic sizes: an integer algebra with a prover.
+"""shapes: symbolic sizes, and the environment that knows what was assumed about them.
 
-    polynomials   tables of terms
-    intervals     interval arithmetic
-    rewrites      the table of rewrites that keeps expressions canonical
-    expr          Algebra and Expr: interned expressions
-    conditions    interned relations and their combinations
-    knowledge     what is known, in the form that proofs read
-    learning      how a fact gets there
-    prover        tactics
-    facts         Facts: learn, prove, simplify, interval
-    sympify       the way to sympy, on demand
-
-What users and torch see of it:
-
-    contexts      which dimensions of an input are symbols, and their names and ranges
-    state, env    ShapeEnv: symbols, decisions, guards
-    arithmetic    operations on nodes; floats, the expressions that are no integers
-    node          SymNode, what SymInt, SymFloat and SymBool hold
-    layouts, packing, sizes    questions that specs and C++ ask of symbolic sizes
-    guards        guards, specialisations, births
-    checking      whether other inputs meet the guards
-    undecidable   the error for decisions that depend on data
-    bindings      where a result tells the symbols that data decides
-    torch_side    what torch's shape functions ask of an environment
+    env                ShapeEnv
+    arithmetic         the state of an environment; arithmetic and comparisons of nodes
+    checking           whether other inputs meet what a run assumed; constraints of dimensions
+    node               SymNode: a symbolic number, as torch and rules use it
+    sizes              questions that specs ask of plain and symbolic sizes alike
+    layouts            whether strides leave no gaps
+    guards             what a run has assumed, with the line that made it
+    bindings           symbols in values; where unbacked ones can be read off
+    input_dims         how each dimension of an input becomes a size
+    patterns           what two environments have in common
+    autograd_formulas  branches of autograd's formulas, each asked as one question
+    undecidable        the error for a decision that depends on data
+    sympy_writer       expressions as sympy objects
+    sympy_reader       sympy objects as expressions
+    algebra/           the pure algebra and its prover
+    torch_api/         the names that torch gives to these things
 """

@@ -11,11 +11,11 @@ import torch
 
 from understudy import _torch
 from understudy.errors import PendingUnbackedSymbolNotFound
+from understudy.shapes.algebra.expr import Expr
+from understudy.shapes.algebra.floats import FloatExpr
 from understudy.shapes.checking import origins
-from understudy.shapes.expr import Expr
-from understudy.shapes.floats import FloatExpr
-from understudy.shapes.from_sympy import is_sympy
 from understudy.shapes.node import SymNode
+from understudy.shapes.sympy_reader import is_sympy
 
 if TYPE_CHECKING:
     from understudy.shapes.env import ShapeEnv

@@ -11,21 +11,20 @@ import torch
 
 from understudy.errors import ConstraintViolationError, GuardOnDataDependentSymNode, GuardsFrozen
 from understudy.lines import user_line
-from understudy.shapes import conditions, undecidable
+from understudy.shapes import undecidable
+from understudy.shapes.algebra import conditions
+from understudy.shapes.algebra.conditions import Condition, separate
+from understudy.shapes.algebra.expr import Expr
+from understudy.shapes.algebra.facts import Proof
+from understudy.shapes.algebra.floats import INTEGER_RELATIONS, FloatExpr
 from understudy.shapes.arithmetic import LEAST, MOST
+from understudy.shapes.autograd_formulas import whole_question
 from understudy.shapes.checking import origins
-from understudy.shapes.conditions import Condition, separate
-from understudy.shapes.contexts import DUCK, STATIC, UNBACKED, from_torch, name_of, size_of
-from understudy.shapes.expr import Expr
-from understudy.shapes.facts import Proof
-from understudy.shapes.floats import INTEGER_RELATIONS, FloatExpr
-from understudy.shapes.formulas import whole_question
 from understudy.shapes.guards import Birth, Guard, Specialisation
-from understudy.shapes.input_sizes import symbolic_sizes
+from understudy.shapes.input_dims import DUCK, STATIC, UNBACKED, from_torch, name_of, size_of, symbolic_sizes
 from understudy.shapes.node import SymNode, value_of
 from understudy.shapes.sizes import to_torch
-from understudy.shapes.state import Settings
-from understudy.shapes.torch_side import TorchSide
+from understudy.shapes.torch_api.environment import TorchSide
 
 
 class ShapeEnv(TorchSide):
@@ -453,6 +452,3 @@ class ShapeEnv(TorchSide):
             yield
         finally:
             self._ignoring_fresh -= 1
-
-
-__all__ = ["Settings", "ShapeEnv"]

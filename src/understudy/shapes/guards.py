@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from understudy.shapes.expr import Expr
+from understudy.shapes.algebra.expr import Expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Guard:
     def expr(self) -> Any:
         """The condition in sympy's words, for tools that want it."""
         # why: sympy is slow, and only other tools want it
-        from understudy.shapes.sympify_floats import expanded
+        from understudy.shapes.sympy_writer import expanded
 
         return expanded(self.condition, self.definitions)
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx.experimental.sym_node import SymNode as TorchSymNode
 
-from understudy.shapes import conditions
-from understudy.shapes.expr import Expr
-from understudy.shapes.floats import FUNCTIONS
+from understudy.shapes.algebra import conditions
+from understudy.shapes.algebra.expr import Expr
+from understudy.shapes.algebra.floats import FUNCTIONS
 from understudy.shapes.layouts import CHANNELS_LAST_2D, CHANNELS_LAST_3D, by_example, is_dense
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ SETTLED: tuple[Callable[[Any, Any], bool], Callable[[Any, Any], bool]] = (operat
 """The same for questions that come with a file and a line, which are never equal: always False, always True."""
 SYMBOLIC: dict[type, Callable[[Any], Any]] = {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}
 Method = Callable[["SymNode", "SymNode"], "SymNode"]
-
 CONTENT_WITH_WHAT_IS_KNOWN = ("input_metadata.cpp", "Contiguity.h")
 """C++ files that ask for what is known, and need no answer where nothing is.
 
@@ -541,7 +540,6 @@ def _function(name: str) -> Callable[[SymNode], SymNode]:
 for _name in FUNCTIONS:
     setattr(SymNode, f"sym_{_name}", _function(_name))
     setattr(SymNode, f"_sym_{_name}", _function(_name))
-
 _NUMBERS = frozenset({int, bool, float, SymNode})
 
 

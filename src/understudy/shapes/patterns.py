@@ -12,13 +12,12 @@ import threading
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from understudy.shapes.conditions import Condition
-from understudy.shapes.expr import Expr
+from understudy.shapes.algebra.conditions import Condition
+from understudy.shapes.algebra.expr import Expr
 from understudy.shapes.node import SymNode
 
 if TYPE_CHECKING:
     from understudy.shapes.env import ShapeEnv
-
 
 class NoForm(Exception):
     """Something that only means anything in its own environment."""

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from understudy.errors import ArgumentError
-from understudy.shapes import conditions
-from understudy.shapes.expr import Expr
+from understudy.shapes.algebra import conditions
+from understudy.shapes.algebra.expr import Expr
+from understudy.shapes.layouts import is_packed
 from understudy.shapes.node import SymNode, value_of
-from understudy.shapes.packing import is_packed
 
 
 def surely_equal(a: Any, b: Any) -> bool:

@@ -10,11 +10,11 @@ import torch
 
 from understudy.errors import Context, GuardOnDataDependentSymNode
 from understudy.lines import user_frames, user_line
-from understudy.shapes import pasting
+from understudy.shapes.algebra import printing
+from understudy.shapes.algebra.conditions import Condition
+from understudy.shapes.algebra.expr import Expr
+from understudy.shapes.algebra.floats import Combination, FloatCondition
 from understudy.shapes.checking import origins, renamed
-from understudy.shapes.conditions import Condition
-from understudy.shapes.expr import Expr
-from understudy.shapes.floats import Combination, FloatCondition
 from understudy.shapes.node import SymNode
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def advice(env: ShapeEnv, asked: Any, names: dict[str, str]) -> str:
     if isinstance(asked, CONDITIONS):
         holds, fails = (checked(env, condition, names) for condition in (asked, env.negated(asked)))
         return f"say which it is, before it is needed: {holds} or {fails}"
-    paste = f"torch._check({pasting.as_code(renamed(str(asked), names))} == <number>)"
+    paste = f"torch._check({printing.as_code(renamed(str(asked), names))} == <number>)"
     return (
         f"say what it is, before it is needed: {paste}; or keep it a symbol, away from {PLAIN_NUMBERS_ONLY}"
     )
@@ -93,7 +93,7 @@ def checked(env: ShapeEnv, condition: Any, names: dict[str, str]) -> str:
         if condition is truth or condition is env.negated(truth):
             name = names.get(symbol.name, symbol.name)
             return f"torch._check({name})" if condition is truth else f"torch._check(torch.sym_not({name}))"
-    return f"torch._check({pasting.as_code(renamed(str(condition), names))})"
+    return f"torch._check({printing.as_code(renamed(str(condition), names))})"
 
 
 def names_of(env: ShapeEnv, symbols: set[Expr]) -> dict[str, str]:

@@ -1,13 +1,25 @@
-"""Values: what is known of tensors, and what operators do to them."""
+"""spec: values. What is known of a tensor without its data, and what an operator call does.
 
-from understudy.spec.broadcast import (
+    tensor_spec    TensorSpec
+    outcomes       New, View, Same, Changed, Value
+    call           a call of an operator, said without tensors
+    strides        strides of new results
+    elementwise    broadcasting, and the result of an elementwise operator
+    promotion      which dtype a computation has
+    alternatives   the weakest condition for an answer about layouts
+    sparse         sparse layouts
+    error_context  where errors get their context
+"""
+
+from understudy.spec.elementwise import (
     broadcast_anyhow,
     broadcast_shapes,
     check_broadcastable,
     check_expandable,
+    common_device,
+    elementwise,
+    preserved_copy,
 )
-from understudy.spec.devices import common_device
-from understudy.spec.elementwise import elementwise, preserved_copy
 from understudy.spec.outcomes import Changed, New, Outcome, Outcomes, Same, Value, View, normal
 from understudy.spec.promotion import (
     complex_type,
@@ -28,7 +40,14 @@ from understudy.spec.strides import (
     packed_strides,
     preserved_strides,
 )
-from understudy.spec.tensor_spec import TensorSpec, contiguous_strides, is_contiguous, product, same_shape
+from understudy.spec.tensor_spec import (
+    TensorSpec,
+    contiguous_strides,
+    is_contiguous,
+    product,
+    same_shape,
+    spec_of,
+)
 
 __all__ = [
     "Changed",
@@ -66,4 +85,5 @@ __all__ = [
     "real_type",
     "result_type",
     "same_shape",
+    "spec_of",
 ]

@@ -14,17 +14,16 @@ from itertools import islice, product
 from typing import Any
 
 from understudy.errors import UnderstudyError
-from understudy.shapes import conditions
+from understudy.shapes.algebra import conditions
+from understudy.shapes.algebra.expr import Expr
+from understudy.shapes.algebra.facts import Facts, Proof
 from understudy.shapes.env import ShapeEnv
-from understudy.shapes.expr import Expr
-from understudy.shapes.facts import Facts, Proof
 from understudy.shapes.node import SymNode, value_of
 from understudy.spec.tensor_spec import Size, TensorSpec
 
 Sizes = Mapping[Expr, int]
 Way = frozenset[Any]
 """The conditions that lead to an answer, all of which have to hold."""
-
 MOST_TRIALS, MOST_WAYS, MOST_SYMBOLS = 16, 6, 2
 """Where there are more, the answer is still right, and only more is assumed than need be."""
 SMALL = (0, 1, 2)

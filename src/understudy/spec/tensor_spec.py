@@ -13,11 +13,10 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from understudy.shapes.input_sizes import packed_strides
+from understudy.shapes.input_dims import packed_strides
 from understudy.shapes.sizes import are_packed, is_symbolic, surely_differ, surely_equal
 
 Size = tuple[Any, ...]  # of int, or of symbolic sizes
-
 SHORT_DTYPE = {
     torch.float64: "f64",
     torch.float32: "f32",
@@ -272,3 +271,9 @@ def _rebuild(shape: Any, stride: Any, offset: Any, dtype: Any, device: Any, layo
 
 _interned: WeakValueDictionary[Any, TensorSpec] = WeakValueDictionary()
 _lock = threading.Lock()
+
+
+def spec_of(tensor: object) -> TensorSpec | None:
+    """The spec of a tensor without data, None of any other tensor. (A DTensor has a `_spec` of another kind.)"""
+    spec = getattr(tensor, "_spec", None)
+    return spec if type(spec) is TensorSpec else None

@@ -1,0 +1,35 @@
+"""The only package that touches private torch API: a new torch release is the work of this package.
+
+The rest of the library says `_torch.name`; which module here has the name is the subject that it belongs to.
+
+    tensors      tensors without data, storages, wrappers
+    dispatch     the stack of modes, dispatch keys, recorders
+    places       the places of torch that are replaced while a mode is active
+    schema       schemas, kernels, registered fakes
+    graphs       graphs and graph modules of torch.fx
+    functorch    transforms of torch.func
+    hops         higher-order operators
+    checkpoints  torch.load and torch.save
+    identity     classes that are asked for by isinstance; sympy types of torch
+"""
+
+from torch._C import DispatchKey as DispatchKey
+from torch._ops import HigherOrderOperator as HigherOrderOperator
+from torch._ops import OpOverload as OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_traceable_wrapper_subclass
+from torch.utils._pytree import LeafSpec as LeafSpec
+from torch.utils._pytree import TreeSpec as TreeSpec
+from torch.utils._pytree import tree_flatten as tree_flatten
+from torch.utils._pytree import tree_map as tree_map
+from torch.utils._pytree import tree_unflatten as tree_unflatten
+
+from understudy._torch.checkpoints import *
+from understudy._torch.dispatch import *
+from understudy._torch.functorch import *
+from understudy._torch.graphs import *
+from understudy._torch.hops import *
+from understudy._torch.identity import *
+from understudy._torch.places import *
+from understudy._torch.schema import *
+from understudy._torch.tensors import *

@@ -1,0 +1,90 @@
+"""Classes that torch and its tools ask for by `isinstance`. They are named here, and none of their behaviour is used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from understudy._torch.tensors import is_stand_in
+
+# --- sympy, as torch's tools speak it -----------------------------------------------------------------------
+
+
+def sympy_functions() -> Any:
+    """The module of torch's own sympy functions: `FloorDiv`, `Mod`, `PythonMod`, `Max`, `Min`, …"""
+    import torch.utils._sympy.functions as functions  # why: loads sympy, which only other tools want
+
+    return functions
+
+
+def value_range(low: int | None, high: int | None) -> Any:
+    """The range from `low` to `high` (None: unbounded) as torch's tools know ranges."""
+    from torch.utils._sympy.numbers import int_oo  # why: loads sympy, which only other tools want
+    from torch.utils._sympy.value_ranges import ValueRanges  # why: the same
+
+    return ValueRanges(-int_oo if low is None else low, int_oo if high is None else high)
+
+
+def keys_of_step(kind: str, key: Any) -> tuple[Any, ...]:
+    """One step on the way to a number in a result, as torch's tools write it: they ask for these classes."""
+    import torch.fx.experimental.symbolic_shapes as shapes  # why: only the names of ways are taken from it
+    from torch.utils._pytree import MappingKey, SequenceKey  # why: the same
+
+    if kind == "item":
+        return (SequenceKey(key) if isinstance(key, int) else MappingKey(key),)
+    if kind == "attribute":
+        return (shapes.InnerTensorKey(key),)
+    if kind == "offset":
+        return (shapes.CallMethodKey("storage_offset"),)
+    if kind == "divided":
+        return (shapes.DivideByKey(key),)
+    return shapes.CallMethodKey(kind), SequenceKey(key)
+
+
+def any_number() -> Any:
+    """The range of a number of which nothing is known, as torch's tools know ranges."""
+    from torch.utils._sympy.numbers import int_oo  # why: loads sympy, which only other tools want
+    from torch.utils._sympy.value_ranges import ValueRanges  # why: the same
+
+    return ValueRanges(-int_oo, int_oo)
+
+
+# --- asked for by isinstance ------------------------------------------------------------------------------
+
+
+def asked_by_module_conversion(frame: Any) -> bool:
+    """Whether it is `nn.Module._apply` that asks, in this frame, what class a tensor is, and may set a stand-in's data."""
+    if frame.f_code.co_name == _APPLY_INNER and frame.f_back.f_code is _APPLY:
+        return is_stand_in(frame.f_locals["tensor"])
+    return frame.f_code is _APPLY
+
+
+_APPLY = torch.nn.Module._apply.__code__
+_APPLY_INNER = "compute_should_use_set_data"
+
+
+def torch_fake_tensor_class() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensor  # why: only when somebody asks who we are
+
+    return FakeTensor
+
+
+def torch_fake_mode_class() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode  # why: only when somebody asks who we are
+
+    return FakeTensorMode
+
+
+def torch_recorder_class() -> Any:
+    # why: only when somebody asks who we are
+    from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+
+    return ProxyTorchDispatchMode
+
+
+def torch_state_recorder_class() -> Any:
+    # why: only when somebody asks who we are
+    from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
+
+    return PreDispatchTorchFunctionMode

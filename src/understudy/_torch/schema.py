@@ -1,0 +1,175 @@
+"""Operators: their schemas, their kernels, registered fakes and decompositions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch._C import DispatchKey
+from torch._library.custom_ops import OPDEFS as _custom_definitions
+from torch._library.simple_registry import singleton as _custom_registry
+from torch._ops import OpOverload
+
+
+def returns_nothing(op: Any) -> bool:
+    return not op._schema.returns
+
+
+def has_out_arguments(op: Any) -> bool:
+    """Whether results are written to tensors that are given, which are resized to fit."""
+    return any(argument.is_out for argument in op._schema.arguments)
+
+
+Answer = TypeVar("Answer")
+
+
+def chunked_cross_entropy(
+    x: Any, linear_weight: Any, target: Any, linear_bias: Any, weight: Any, reduction: str, ignore_index: int, options: Any
+) -> Any:
+    """The loss of logits that are computed in chunks of the batch, and never all at once."""
+    import torch.nn.modules.linear_cross_entropy as chunked  # why: it defines its operators when it is loaded
+
+    options = options._adjust(
+        num_batches=x.shape[0], in_features=x.shape[-1], num_classes=linear_weight.shape[0], dtype=x.dtype, device=x.device
+    )
+    given = (x, linear_weight, target, linear_bias, weight)
+    chunks = (options.batch_chunk_size, options.acc_policy, options.acc_dtype)
+    if reduction == "none":
+        return chunked._linear_cross_entropy_batch_chunked_no_reduction(*given, ignore_index, *chunks)
+    wanted = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (x, linear_weight, linear_bias)]
+    whole = chunked._linear_cross_entropy_batch_chunked(
+        *given, reduction, ignore_index, 0.0, *chunks, options.allow_retain_graph, *wanted
+    )
+    return whole[0]
+
+
+def is_broken_up(op: Any) -> bool:
+    """Whether autograd breaks this operator up; below it, only its parts are expected."""
+    return (
+        isinstance(op, OpOverload)
+        and has_composite_kernel(op)
+        and not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CPU")
+    )
+
+
+def operator_named(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+# --- operators --------------------------------------------------------------------------------------------
+
+
+def has_composite_kernel(op: OpOverload) -> bool:
+    """Whether eager breaks this operator up into others on every backend."""
+    return op.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
+
+
+def _awaits_description(op: OpOverload) -> bool:
+    """`torch.library.custom_op` registers a function that refuses, until the author says what the operator returns."""
+    definition = _custom_definitions.get(op.name().removesuffix(".default"))
+    return definition is not None and definition._abstract_fn is None
+
+
+def has_meta_kernel(op: OpOverload) -> bool:
+    name = op.name()
+    return not _awaits_description(op) and (
+        torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "Meta")
+        or DispatchKey.Meta in op.py_kernels
+    )
+
+
+def decomposition_of(op: OpOverload) -> Callable[..., Any] | None:
+    from torch._decomp import decomposition_table  # why: slow to load, and seldom needed
+
+    return decomposition_table.get(op)
+
+
+def registered_fake(op: OpOverload) -> Callable[..., Any] | None:
+    """The function that the author of a custom operator registered with `torch.library.register_fake`."""
+    if _awaits_description(op):
+        return None
+    entry = _custom_registry.find(op.name())
+    return entry.fake_impl.kernel if entry.fake_impl.kernel is not None else None
+
+
+def fake_context(op: OpOverload, make_size: Callable[..., Any], shape_env: Any) -> Any:
+    """What `torch.library.get_ctx()` gives inside a registered fake."""
+    import torch._library.fake_impl as fake_impl  # why: only for custom operators
+
+    class Context:
+        _shape_env = shape_env
+
+        def create_unbacked_symint(self, *, min: int = 2, max: int | None = None) -> Any:
+            return self.new_dynamic_size(min=min, max=max)
+
+        def new_dynamic_size(self, *, min: int = 0, max: int | None = None) -> Any:
+            return make_size(op, min, max)
+
+    return fake_impl.set_ctx_getter(lambda: Context())
+
+
+def is_builtin_namespace(op: OpOverload) -> bool:
+    return op.namespace in ("aten", "prims", "prim")
+
+
+def once_for_each_operator(ask: Callable[[OpOverload], Answer]) -> Callable[[OpOverload], Answer]:
+    """Keep the answer, by the operator's identity: its hash costs more than many an answer."""
+    answers: dict[int, tuple[OpOverload, Answer]] = {}
+
+    @functools.wraps(ask)
+    def found(op: OpOverload) -> Answer:
+        entry = answers.get(id(op))
+        if entry is None:
+            entry = answers[id(op)] = op, ask(op)  # kept alive, so that nothing else has its identity
+        return entry[1]
+
+    return found
+
+
+@once_for_each_operator
+def written_arguments(op: OpOverload) -> tuple[tuple[int, str], ...]:
+    """Position and name of each argument that the schema says is written to."""
+    return tuple(
+        (position, argument.name)
+        for position, argument in enumerate(op._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+@once_for_each_operator
+def argument_names(op: OpOverload) -> tuple[str, ...]:
+    return tuple(argument.name for argument in op._schema.arguments)
+
+
+def is_mutable(op: OpOverload) -> bool:
+    """Whether the schema says that it writes to an argument."""
+    return bool(op._schema.is_mutable)
+
+
+def has_out(op: OpOverload) -> bool:
+    """Whether it writes into tensors that it may have to resize."""
+    return any(argument.is_out for argument in op._schema.arguments)
+
+
+def number_list_positions(op: OpOverload) -> tuple[int, ...]:
+    """The positions of the arguments that are lists of numbers: C++ takes a lone number for a list there."""
+    return tuple(
+        position for position, argument in enumerate(op._schema.arguments) if str(argument.type) in _NUMBER_LISTS
+    )
+
+
+_NUMBER_LISTS = ("List[int]", "Optional[List[int]]", "List[float]", "Optional[List[float]]")
+
+
+def returns_list(op: OpOverload) -> bool:
+    """Whether it returns one list of tensors."""
+    returns = op._schema.returns
+    return len(returns) == 1 and isinstance(returns[0].type, torch.ListType)
+
+
+def takes_tensor(op: OpOverload, position: int) -> bool:
+    arguments = op._schema.arguments
+    return position < len(arguments) and isinstance(arguments[position].type, torch.TensorType)

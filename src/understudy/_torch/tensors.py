@@ -1,0 +1,189 @@
+"""Tensors without data: how they are made, their storages, wrappers around them, and bits that only C++ sees."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nested._internal.nested_int import NestedIntNode
+
+make_wrapper: Any = Tensor._make_wrapper_subclass
+make_subclass = Tensor._make_subclass
+give_storage: Callable[[Tensor, Tensor], None] = torch._functionalize_unsafe_set
+"""give_storage(tensor, other): let `tensor` stand on the storage of `other`, its metadata unchanged."""
+NoDispatch = torch._C._DisableTorchDispatch
+"""While such an object lives, calls go past every `__torch_dispatch__` straight to the C++ kernels."""
+no_torch_function: Any = torch._C._disabled_torch_function_impl
+no_torch_dispatch = torch._C._disabled_torch_dispatch_impl
+set_conj, set_neg = torch._C._set_conj, torch._C._set_neg
+negative_view = torch._neg_view
+forbid_data_pointer = torch._C._set_throw_on_mutable_data_ptr
+native_device = torch._C.TensorBase.device.__get__
+native_data: Any = torch._C.TensorBase.data
+set_native_data: Callable[[Tensor, Tensor], None] = native_data.__set__
+DispatchKeySet = torch._C.DispatchKeySet
+ZERO_TENSOR_KEYS = DispatchKeySet(DispatchKey.ZeroTensor)
+native_storage, native_clone = torch._C.TensorBase.untyped_storage, torch._C.TensorBase.clone
+NoTorchFunction = torch._C.DisableTorchFunctionSubclass
+NoFunctionModes: Any = torch._C.DisableTorchFunction
+"""Inside, calls go past every `__torch_function__`, those of modes too."""
+
+
+def storage_id(tensor: Tensor) -> int:
+    """A number that two tensors share exactly when they share their storage."""
+    return native_storage(tensor)._cdata
+
+
+def is_zero(tensor: Tensor) -> bool:
+    """Whether it is one of those that forward differentiation makes for a gradient of zero, without memory."""
+    return tensor._is_zerotensor()
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """What is in the storage of a real CPU tensor."""
+    storage = tensor.untyped_storage()
+    return ctypes.string_at(storage.data_ptr(), storage.nbytes())
+
+
+def real_bytes(contents: bytes) -> Tensor:
+    """A real tensor of these bytes."""
+    with PastDispatch():
+        return torch.frombuffer(bytearray(contents), dtype=torch.uint8)
+
+
+def share_storage(tensor: Tensor, storage: Any) -> None:
+    """Let `tensor` stand on `storage`, its metadata unchanged."""
+    guard = NoDispatch()
+    try:
+        torch.ops.aten.set_.source_Storage_storage_offset(
+            tensor, storage, tensor.storage_offset(), tensor.shape, tensor.stride()
+        )
+    finally:
+        del guard
+
+
+def as_result(leaf: Tensor) -> Any:
+    """A tensor on the same storage with the same metadata that autograd takes for the result of a computation."""
+    return _Result.apply(leaf)
+
+
+class _Result(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor) -> Tensor:
+        return leaf.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+weak_storage = StorageWeakRef
+
+
+def is_expired(reference: Any) -> bool:
+    return bool(reference.expired())
+
+
+def strong_storage(reference: Any) -> Any:
+    return torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+
+
+def is_functorch_wrapped(tensor: Tensor) -> bool:
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+ORDINARY_KEYS = torch._C._dispatch_keys(torch.empty(0)).raw_repr()
+
+
+def is_ordinary(tensor: Tensor) -> bool:
+    """Whether it is a plain tensor on the CPU: no layout, wrapper, lazy conjugation or inference is part of it."""
+    return bool(torch._C._dispatch_keys(tensor).raw_repr() == ORDINARY_KEYS)
+
+
+def unwrapped(tensor: Tensor) -> Any:
+    """What is inside a functional or functorch wrapper, None if this is neither."""
+    if torch._is_functional_tensor(tensor):
+        return torch._from_functional_tensor(tensor)
+    if is_functorch_wrapped(tensor):
+        return torch._C._functorch.get_unwrapped(tensor)
+    return None
+
+
+def innermost(value: Any) -> Any:
+    """What is inside of all functional and functorch wrappers; anything else as it is."""
+    while isinstance(value, Tensor):
+        if torch._is_functional_tensor(value):
+            torch._sync(value)
+        inner = value.elem if is_functional_wrapper(type(value)) else unwrapped(value)
+        if inner is None:
+            break
+        value = inner
+    return value
+
+
+def new_nested_int(kind: Any) -> Any:
+    """The size of a jagged dimension, equal to no other. `kind` is the class of its node."""
+    nested: Any = sys.modules["torch.nested._internal.nested_tensor"]
+    number = nested._tensor_id_counter
+    nested._tensor_id_counter = number + 1
+    return torch.SymInt(kind(number, 1))
+
+
+def uses_python_dispatch(kind: type) -> bool:
+    """Whether operators on tensors of this class go to a `__torch_dispatch__` of its own."""
+    return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+
+
+def is_functional_wrapper(kind: type) -> bool:
+    """Whether tensors of this class are those of functionalization."""
+    return getattr(kind, "_mode_key", None) == torch._C._TorchDispatchModeKey.FUNCTIONAL
+
+
+stand_in_devices: dict[torch.device, torch.device] = {}
+"""Which device is meant by each index of the meta device that stands for one."""
+
+
+def generator_id(generator: torch.Generator) -> int:
+    return int(generator._cdata)
+
+
+def is_stand_in(tensor: Any) -> bool:
+    return getattr(tensor, "fake_mode", None) is not None
+
+
+count_writes: Callable[[Any], None] = torch._C._increment_version
+
+
+class PastDispatch:
+    """Real torch for a moment, for calls on real tensors: past every mode. Ten times cheaper than `no_modes`."""
+
+    __slots__ = ("_guard",)
+
+    def __enter__(self) -> None:
+        self._guard: Any = NoDispatch()
+
+    def __exit__(self, *exception: Any) -> None:
+        self._guard = None
+
+
+def inner_device(tensor: Any) -> torch.device:
+    """The device that a tensor says it is on, seen through functorch wrappers."""
+    while is_functorch_wrapped(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor.device
+
+
+
+
+class RaggedNode(NestedIntNode):
+    """As torch's, and may meet symbols: what is multiplied with it, the size of a row, is the one at hand from then on."""
+
+    def mul(self, other: Any) -> RaggedNode:
+        times = other.constant_int() if other.is_constant() else other.guard_int("", 0)
+        return RaggedNode(self.t_id, self.coeff * times)

@@ -1,0 +1,175 @@
+"""The modules that a traced function refers to, and their tensors for the time of the trace."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Container, Iterator
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any
+
+import torch
+
+from understudy.capture.constants import Constants
+from understudy.capture.lazy_state import Lender, LentTable
+from understudy.fake.mode import FakeTensorMode
+from understudy.graph.borrowed_state import BorrowedState, named_parts
+
+Named = tuple[torch.nn.Module, bool]
+"""A module, and whether it is the one that is traced: its tensors then keep their own names."""
+
+
+def modules_of(f: Callable[..., Any]) -> list[Named]:
+    """The modules that a function is, is bound to, wraps, or refers to by name."""
+    found: dict[int, Named] = {}
+    for module, is_root in _modules_of(f, set()):
+        found.setdefault(id(module), (module, is_root))
+    return list(found.values())
+
+
+def _modules_of(f: Any, seen: set[int]) -> Iterator[Named]:
+    if id(f) in seen:
+        return
+    seen.add(id(f))
+    if isinstance(f, torch.nn.Module):
+        yield f, True
+        return
+    for name in ("_orig_mod", "__self__"):
+        owner = getattr(f, name, None)
+        if isinstance(owner, torch.nn.Module):
+            yield owner, True
+    if isinstance(f, functools.partial):
+        yield from _modules_of(f.func, seen)
+    wrapped = getattr(f, "__wrapped__", None)
+    if wrapped is not None:
+        yield from _modules_of(wrapped, seen)
+    for value in _referred(f):
+        yield from _modules_in(value, seen)
+
+
+def _modules_in(value: Any, seen: set[int], depth: int = 0) -> Iterator[Named]:
+    """The modules that a value is, holds in a list, a dict or an object, or, if it is a function, refers to in turn."""
+    if isinstance(value, torch.nn.Module):
+        yield value, False
+    elif isinstance(value, FUNCTIONS):
+        yield from ((module, False) for module, _ in _modules_of(value, seen))
+    elif depth < DEEPEST and id(value) not in seen and len(seen) < MOST:
+        parts = _parts(value)
+        if parts:
+            seen.add(id(value))
+        for part in parts:
+            yield from _modules_in(part, seen, depth + 1)
+
+
+DEEPEST, MOST = 4, 10_000
+"""How deep, and into how many values, a function's surroundings are searched."""
+
+
+def _parts(value: Any) -> list[Any]:
+    if isinstance(value, CONTAINERS):
+        return list(value.values() if isinstance(value, dict) else value)
+    if type(value).__module__.partition(".")[0] in WITHOUT_MODULES:
+        return [value.module] if isinstance(value, torch.fx.Interpreter) else []
+    slots = [name for kind in type(value).__mro__ for name, slot in vars(kind).items() if isinstance(slot, SLOT)]
+    parts = list(vars(value).values()) if hasattr(value, "__dict__") else []
+    return parts + [getattr(value, name, None) for name in slots]
+
+
+CONTAINERS = (list, tuple, dict, set, frozenset)
+WITHOUT_MODULES = frozenset({"builtins", "torch", "numpy", "types", "functools", "understudy"})
+"""Whose objects hold no module that is called through them."""
+SLOT = MemberDescriptorType
+FUNCTIONS = (FunctionType, MethodType, functools.partial, type(functools.lru_cache(maxsize=1)(len)))
+
+
+def _referred(f: Any) -> Iterator[Any]:
+    """What is in the closure of a function, its defaults, its object, and what it names among the globals."""
+    if isinstance(f, functools.partial):
+        yield from (*f.args, *f.keywords.values())
+    yield from map(cell_contents, getattr(f, "__closure__", None) or ())
+    yield from getattr(f, "__defaults__", None) or ()
+    yield from (getattr(f, "__kwdefaults__", None) or {}).values()
+    if isinstance(f, MethodType) and not isinstance(f.__self__, (type, torch.nn.Module)):
+        yield f.__self__
+    elif not isinstance(f, (*FUNCTIONS, type)):  # an object that can be called
+        yield from (*_parts(f), type(f).__call__)
+    code = getattr(f, "__code__", None)
+    names = getattr(f, "__globals__", {})
+    for name in _names_in(code) if code is not None else ():
+        value = names.get(name)
+        # Functions of other files have surroundings of their own, and many of them.
+        is_of_here = getattr(value, "__globals__", names) is names
+        if not isinstance(value, (type, ModuleType)) and (is_of_here or isinstance(value, MethodType)):
+            yield value
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """What the code of a function names, and that of functions and comprehensions in it."""
+    yield from code.co_names
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from _names_in(part)
+
+
+def cell_contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a variable that has no value yet
+        return None
+
+
+class LateState(BorrowedState):
+    """Stand-ins that are made when somebody asks for them, in modules of which it is likely that nobody will."""
+
+    def __init__(self, mode: FakeTensorMode, lender: Lender, waiting: Container[int]) -> None:
+        super().__init__(mode)
+        self._lender = lender
+        self._waiting = waiting
+
+    def _lent_table(self, module: torch.nn.Module, table: dict[str, Any], replaced: list[Any]) -> dict[str, Any]:
+        if not table or id(module) not in self._waiting or type(table) is not dict:
+            return super()._lent_table(module, table, replaced)
+        lent = LentTable(table)
+        for name, value in table.items():
+            if value is not None:
+                tensor = lent[name] = (self._lender.lent(value) if self._is_real(value) else None) or self._stand_in(value)
+                replaced.append((name, value, tensor))
+        return lent
+
+    def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._lender.settle_storage_of(tensor)
+        return super()._stand_in(tensor)
+
+    def give_back(self) -> None:
+        super().give_back()
+        self._lender.close()
+
+
+class LentState:
+    """While a trace runs on stand-ins, the modules hold stand-ins; afterwards, exactly what they held before."""
+
+    def __init__(self, mode: FakeTensorMode | None) -> None:
+        self._mode = mode
+        self._borrowed: BorrowedState | None = None
+
+    def lend(self, modules: list[Named], constants: Constants, waiting: Container[int] = ()) -> None:
+        """`waiting`: modules, by identity, whose stand-ins are made when somebody asks for them."""
+        if self._mode is not None:
+            self._borrowed = LateState(self._mode, Lender(self._mode, constants), waiting)
+        for module, is_root in modules:
+            named = named_parts(module) if self._borrowed is None else self._borrowed.borrow_parts(module)
+            for path, part in named:
+                prefix = f"{path}." if path else ""
+                for name, real, tensor in self._tensors(part):
+                    constants.expect(tensor, real, f"{prefix}{name}" if is_root else None)
+
+    def _tensors(self, module: torch.nn.Module) -> list[tuple[str, torch.Tensor, Any]]:
+        """Name, tensor of the module, and what stands for it in this trace."""
+        if self._borrowed is not None:
+            return self._borrowed.replaced[module]
+        tables = (module._parameters, module._buffers, vars(module))
+        items = [item for table in tables for item in table.items()]
+        return [(name, value, value) for name, value in items if isinstance(value, torch.Tensor)]
+
+    def give_back(self) -> None:
+        if self._borrowed is not None:
+            self._borrowed.give_back()

@@ -1,0 +1,332 @@
+"""Tensors that the graph did not make: parameters, buffers and constants, as attributes of the graph module."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from understudy import _torch
+from understudy.capture.lazy_state import VAL, LateMeta, Lent
+from understudy.errors import Context, MixedTensorsError
+from understudy.fake.convert import spec_of_real
+from understudy.fake.mode import FakeTensorMode
+from understudy.fake.realise import make_new
+from understudy.fake.tensor import FakeTensor
+from understudy.graph.borrowed_state import EVERY_MODULE_HAS
+from understudy.graph.node_values import set_val, snapshot
+from understudy.lines import user_line
+from understudy.ops.traits.effects import written_values
+from understudy.spec.call import flat
+
+if TYPE_CHECKING:
+    from understudy.capture.tracer import PythonKeyTracer
+
+class Constants:
+    """Which attribute of the graph module a tensor is, by the tensor's identity."""
+
+    def __init__(self, tracer: PythonKeyTracer) -> None:
+        self._tracer = tracer
+        self._known: dict[int, tuple[torch.Tensor, torch.Tensor, str | None]] = {}
+        self._lent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._late: dict[int, tuple[Lent, str | None]] = {}
+        self._nodes: dict[int, Node] = {}
+        self._used_names: dict[str, int] = {}
+        self._nested: dict[str, torch.Tensor] = {}
+        self.allow_fakes = False
+        self._around = _torch.active_fake_mode() if _torch.active_recorder() is None else None
+        self.without_gradient = False
+        self._stand_ins = FakeTensorMode()
+        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._storages: dict[int, torch.Tensor] | None = None
+
+    def expect(self, tensor: torch.Tensor | Lent, real: torch.Tensor, name: str | None) -> None:
+        """Where `tensor` turns up, the graph reads `real`, under this name if there is one."""
+        if type(tensor) is Lent:
+            self._late.setdefault(id(real), (tensor, name))
+            if tensor.fake is None:
+                return
+            tensor = tensor.fake
+        self._known.setdefault(id(tensor), (tensor, real, name))
+        if tensor is not real:
+            self._lent[id(real)] = (real, tensor)
+        if type(tensor) is not FakeTensor and _torch.is_traceable_wrapper_subclass(tensor):
+            # operators on it become operators on what is inside
+            for part in tensor.__tensor_flatten__()[0]:
+                self.expect(getattr(tensor, part), getattr(real, part), name and f"{name}_{part}")
+
+    def stand_in_of(self, real: torch.Tensor) -> torch.Tensor | None:
+        """What the program computes with in the place of this tensor, None if nothing else."""
+        pair = self._lent.get(id(real))
+        if pair is None and id(real) in self._late:
+            return self._late[id(real)][0].stand_in()
+        return pair[1] if pair is not None and pair[0] is real else None
+
+    def has_stand_in(self, lent: Lent, fake: FakeTensor) -> None:
+        """Somebody has asked for it."""
+        if id(lent.real) in self._late:  # else it is going to be expected
+            self.expect(fake, lent.real, self._late[id(lent.real)][1])
+        if lent.node is not None:
+            self._nodes[id(fake)] = lent.node
+
+    def belongs_to(self, mode: FakeTensorMode | None) -> None:
+        """The inputs of the program are stand-ins of this mode: others of it may be constants."""
+        self._around = mode or self._around
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether this is a parameter, buffer or constant of the surrounding program."""
+        return id(tensor) in self._known and self._known[id(tensor)][0] is tensor
+
+    def existing(self, tensor: torch.Tensor | Lent) -> Node | None:
+        """The node that reads a tensor off the graph module, if something has read it."""
+        if type(tensor) is Lent:
+            return tensor.node
+        return self._nodes.get(id(tensor)) if self.knows(tensor) else None
+
+    def node_of(self, tensor: torch.Tensor) -> Node:
+        """The node that reads a tensor off the graph module. The same one for every use."""
+        known = self._known.get(id(tensor))
+        if known is None or known[0] is not tensor:
+            self._refuse_fake(tensor)
+            known = self._known[id(tensor)] = (tensor, tensor, None)
+        node = self._nodes.get(id(tensor))
+        if node is None:
+            node = self._nodes[id(tensor)] = self._made(*known)
+        return node
+
+    def node_of_lent(self, lent: Lent) -> Node:
+        """As `node_of`, without a stand-in if there is none."""
+        if lent.fake is not None:
+            return self.node_of(lent.fake)
+        if lent.node is None:
+            node = lent.node = self._read(lent.real, self._late[id(lent.real)][1])
+            tensor_meta = self._tracer.node_meta.tensor_meta_of_spec(lent.spec, lent.requires_grad)
+            meta = LateMeta(val=VAL, tensor_meta=tensor_meta)
+            meta.source = lent
+            _torch.set_node_meta(node, meta)
+        return lent.node
+
+    def node_of_object(self, value: Any, prefix: str) -> Node:
+        """As `node_of`, for something that is no tensor and can't be written into the code of a graph."""
+        node = self._nodes.get(id(value))
+        if node is None:
+            name = self._fresh(prefix)
+            attach(self._tracer.root, name, value)
+            node = self._nodes[id(value)] = self._tracer.graph.create_node(
+                "get_attr", name, (), {}, name=name
+            )
+        return node
+
+    # --- writes while tracing for real -------------------------------------------------------------------------
+
+    def before_write(self, func: Any, args: Any, kwargs: Any) -> None:
+        """A real run writes to real tensors. Those of the traced module get their values back after the trace."""
+        for tensor in flat(torch.Tensor, written_values(func, args, kwargs), {}):
+            place = self._by_storage().get(_torch.storage_id(tensor))
+            if place is not None and id(place) not in self._saved:
+                with _torch.no_modes():
+                    self._saved[id(place)] = (place, place.detach().clone())
+
+    def _by_storage(self) -> dict[int, torch.Tensor]:
+        if self._storages is None:
+            reals = [real for _, real, name in self._known.values() if real.layout is torch.strided]
+            self._storages = {_torch.storage_id(real): real for real in reals}
+        return self._storages
+
+    def put_back(self) -> None:
+        for tensor, real, _ in self._known.values():
+            # Past every torch function, such as a Function of the user's: a real tensor was given a gradient without data.
+            if tensor is real and type(real) is not FakeTensor and real.is_leaf and type(real.grad) is FakeTensor:
+                real.grad = None
+        with _torch.no_modes(), torch.no_grad():
+            for tensor, value in self._saved.values():
+                tensor.copy_(value)
+        self._saved.clear()
+
+    def _refuse_fake(self, tensor: torch.Tensor) -> None:
+        # With a fake mode of the user's own, graphs are for its stand-ins: one of them is a constant like any other.
+        if type(tensor) is FakeTensor and not self.allow_fakes and tensor.fake_mode is not self._around:
+            raise MixedTensorsError(
+                f"{tensor._spec} is a stand-in that was made outside of this trace: a graph can't hold it as a constant",
+                context=Context(
+                    line=user_line(),
+                    hint="pass it as an input, or allow it: make_fx(..., _allow_fake_constant=True)",
+                ),
+            )
+
+    def _made(self, tensor: torch.Tensor, real: torch.Tensor, name: str | None) -> Node:
+        node = self._read(real, name)
+        if type(tensor) is FakeTensor:
+            node.meta["val"] = snapshot(tensor)
+            node.meta["tensor_meta"] = self._tracer.node_meta.tensor_meta(tensor, tensor.requires_grad)
+        else:
+            set_val(node, self._as_fake(tensor))
+        return node
+
+    def _read(self, real: torch.Tensor, name: str | None) -> Node:
+        """A node that reads this tensor, under this name if there is one."""
+        if name is None:
+            is_parameter = isinstance(real, torch.nn.Parameter)
+            name = self._fresh("_param_constant" if is_parameter else "_tensor_constant")
+        value = self._detached(real) if self.without_gradient else real
+        if "." in name:
+            self._nested[name] = value  # the graph module makes the modules on the way, once
+        else:
+            attach(self._tracer.root, name, value)
+        return self._tracer.append_read(name)
+
+    @staticmethod
+    def _detached(real: torch.Tensor) -> torch.Tensor:
+        with _torch.no_modes():
+            return real.detach()
+
+    def _as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+            return tensor
+        return make_new(self._stand_ins, spec_of_real(tensor))
+
+    def graph_module(self, graph: Graph, name: str) -> GraphModule:
+        """A graph module of this graph, with the tensors and modules that it reads as its attributes."""
+        # Past `GraphModule.__init__`, which looks for each attribute along its path and copies it.
+        gm = _torch.lazy_graph_module(torch.nn.Module(), Graph(tracer_cls=type(self._tracer)), name)
+        targets = [str(node.target) for op in ("get_attr", "call_module") for node in graph.find_nodes(op=op)]
+        parents: dict[str, torch.nn.Module] = {"": gm}
+        # Outer ones first: what is given by name may be a module, and others be found in it.
+        for target in sorted(targets, key=lambda target: target.count(".")):
+            value = self._nested[target] if target in self._nested else getattr(self._tracer.root, target)
+            path, _, last = target.rpartition(".")
+            set_attribute(_parent(parents, path), last, value)
+        gm.graph = graph
+        return gm
+
+    def _fresh(self, prefix: str) -> str:
+        number = self._used_names.get(prefix, 0)
+        while hasattr(self._tracer.root, f"{prefix}{number}"):
+            number += 1
+        self._used_names[prefix] = number + 1
+        return f"{prefix}{number}"
+
+
+def attach(root: torch.nn.Module, name: str, tensor: Any) -> None:
+    """Make `root.a.b.c` this tensor, with plain modules on the way."""
+    path, _, last = name.rpartition(".")
+    set_attribute(_parent({"": root}, path), last, tensor)
+
+
+def _parent(known: dict[str, torch.nn.Module], path: str) -> torch.nn.Module:
+    """The module at this path, made where there is none. `known`: by paths, what was found before."""
+    found = known.get(path)
+    if found is None:
+        outer_path, _, name = path.rpartition(".")
+        outer = _parent(known, outer_path)
+        inner = outer._modules.get(name)
+        if inner is None:
+            inner = outer._modules[name] = plain_module()
+        found = known[path] = inner
+    return found
+
+
+_CONTAINERS = [
+    (name, type(value)) for name, value in EVERY_MODULE_HAS.items() if isinstance(value, (dict, set, list))
+]
+
+
+def plain_module() -> torch.nn.Module:
+    """`torch.nn.Module()`, at half of its price: a graph of many layers needs hundreds."""
+    module = torch.nn.Module.__new__(torch.nn.Module)
+    attributes = vars(module)
+    attributes.update(EVERY_MODULE_HAS)
+    for name, kind in _CONTAINERS:
+        attributes[name] = kind()
+    return module
+
+
+def set_attribute(module: torch.nn.Module, name: str, value: Any) -> None:
+    """Of what a graph reads, in the table where it belongs. The names are those of a module, or made here."""
+    if type(value) is torch.nn.Parameter or isinstance(
+        value, torch.nn.Parameter
+    ):  # torch answers the latter slowly
+        module._parameters[name] = value
+    elif isinstance(value, torch.Tensor):
+        module._buffers[name] = value
+    else:
+        setattr(module, name, value)
+
+
+# --- Tensors that a program reaches past its modules: a list of parameters, an optimizer's, one in a closure ---
+# While stand-ins are traced, a tensor of a lent module is its stand-in, whoever holds it: `torch.autograd.grad(loss,
+# params)` and `[p.grad for p in params]` then speak of the tensors that the program has computed with. So is every
+# other tensor to which gradients go: none of them is left at a tensor of the user's. What an optimizer learns in a
+# step is taken back.
+
+REAL = frozenset({torch.Tensor, torch.nn.Parameter})
+SEQUENCES = frozenset({list, tuple})
+
+
+def has_reals(args: Any, kwargs: Any) -> bool:
+    """Whether a real tensor is among the arguments of a torch function."""
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        kind = type(value)
+        if kind in REAL or (kind in SEQUENCES and not REAL.isdisjoint(map(type, value))):
+            return True
+    return False
+
+
+class Strays:
+    """The stand-ins of real tensors, for the time of one trace."""
+
+    def __init__(self, constants: Constants, mode: FakeTensorMode) -> None:
+        self._constants = constants
+        self._mode = mode
+
+    def replaced(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments of a torch function with stand-ins for what is real."""
+        return tuple(map(self._replaced, args)), {name: self._replaced(value) for name, value in kwargs.items()}
+
+    def _replaced(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in REAL:
+            return self._stand_in(value)
+        if kind in SEQUENCES:
+            return kind([self._stand_in(part) if type(part) in REAL else part for part in value])
+        return value
+
+    def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        found = self._constants.stand_in_of(tensor)
+        if found is not None:
+            return found
+        with _torch.NoFunctionModes():
+            is_given_gradients = tensor.requires_grad and tensor.is_leaf and not _torch.is_functorch_wrapped(tensor)
+            if not (is_given_gradients and self._mode.allow_non_fake_inputs):
+                return tensor
+            fake = self._mode.from_tensor(tensor, static_shapes=True)
+        self._constants.expect(fake, tensor, None)
+        return fake
+
+
+@contextmanager
+def forgetful_optimizers() -> Iterator[None]:
+    """Optimizers that make a step in a trace of this thread have, afterwards, the state and options of before."""
+    before: dict[Optimizer, tuple[dict[Any, Any], list[dict[str, Any]]]] = {}
+
+    def remember(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if optimizer not in before and _torch.active_recorder() is not None:
+            state = {parameter: copy.copy(entries) for parameter, entries in optimizer.state.items()}
+            before[optimizer] = state, [dict(group) for group in optimizer.param_groups]
+
+    handle = register_optimizer_step_pre_hook(remember)
+    try:
+        yield
+    finally:
+        handle.remove()
+        for optimizer, (state, groups) in before.items():
+            optimizer.state.clear()
+            optimizer.state.update(state)
+            for group, options in zip(optimizer.param_groups, groups, strict=True):
+                group.clear()
+                group.update(options)

@@ -1,0 +1,113 @@
+"""Operators written out in other operators, by a table: around a trace, inside of one, and for a graph that is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Interpreter, Node
+
+from understudy import _torch
+from understudy.capture.proxy_slots import track_tensor_tree
+from understudy.capture.recorder import AMBIENT, Decompositions, ProxyTorchDispatchMode
+from understudy.capture.tracer import PythonKeyTracer
+
+
+@contextmanager
+def decompose(decomposition_table: Decompositions | None) -> Iterator[Decompositions]:
+    """Inside, operators are decomposed by this table: those of the trace that is under way, and those of every trace
+    that is begun here without a table of its own."""
+    table: Decompositions = {} if decomposition_table is None else decomposition_table
+    recorder = _torch.active_recorder()
+    token = AMBIENT.set(table)
+    try:
+        if isinstance(recorder, ProxyTorchDispatchMode):
+            with recorder.enable_decompositions(table):
+                yield table
+        else:
+            yield table
+    finally:
+        AMBIENT.reset(token)
+
+
+def maybe_handle_decomp(proxy_mode: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any) -> Any:
+    """What the recorder's table makes of this call, recorded; NotImplemented if the operator is not in it."""
+    table = proxy_mode.decomposition_table
+    if op not in table:
+        return NotImplemented
+    with proxy_mode, set_original_aten_op(op):
+        return table[op](*args, **kwargs)
+
+
+@contextmanager
+def set_original_aten_op(func: Any) -> Iterator[None]:
+    """Inside, recorded nodes say that they come from this operator, unless they come from one around it already."""
+    recorder = _torch.active_recorder()
+    meta = recorder.tracer.node_meta if isinstance(recorder, ProxyTorchDispatchMode) else None
+    if meta is None or meta.original_aten is not None:
+        yield
+        return
+    meta.original_aten = func
+    try:
+        yield
+    finally:
+        meta.original_aten = None
+
+
+class DecompositionInterpreter(Interpreter):
+    """Runs a graph module and records what it runs in another graph, through a table of decompositions.
+
+        DecompositionInterpreter(module, new_graph := Graph(), table).run(*inputs)
+        decomposed = GraphModule(module, new_graph)
+
+    Constants that a decomposition makes become attributes of `module`, where the new graph looks for them.
+    """
+
+    def __init__(
+        self,
+        module: GraphModule,
+        new_graph: Graph,
+        decomposition_table: Decompositions | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(module, **kwargs)
+        self.new_graph = new_graph
+        self.tracer = PythonKeyTracer(new_graph, module)
+        self.decomposition_table = decomposition_table or {}
+        self.mode = ProxyTorchDispatchMode(self.tracer, "real", decomposition_table=self.decomposition_table)
+
+    def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
+        value = super().placeholder(target, args, kwargs)
+        return self._known_by(value, self.new_graph.placeholder(target))
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        value = super().get_attr(target, args, kwargs)
+        if isinstance(value, torch.Tensor) and self.tracer.recorded(value) is not None:
+            return value
+        return self._known_by(value, self.new_graph.get_attr(target))
+
+    def output(self, target: Any, args: Any, kwargs: Any) -> Any:
+        value = super().output(target, args, kwargs)
+        self.new_graph.output(self.tracer.argument(value))
+        return value
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        with self.mode:
+            return super().run(*args, **kwargs)
+
+    def _known_by(self, value: Any, node: Node) -> Any:
+        track_tensor_tree(value, self.tracer.proxy(node), constant=None, tracer=self.tracer)
+        return value
+
+
+@contextmanager
+def disable_autocast_cache() -> Iterator[None]:
+    """Inside, autocast casts a weight each time: a cast that was made before would be unknown to a graph."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)

@@ -1,0 +1,218 @@
+"""Nodes that nothing uses and that do nothing besides."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from understudy import _torch
+from understudy.capture.tracer import SYMBOLIC, PythonKeyTracer
+from understudy.capture.unrecorded_effects.global_state import forget_needless_states
+from understudy.fake.tensor import FakeTensor
+from understudy.ops.traits.effects import is_pure, may_write, written_values
+from understudy.shapes.checking import origins
+from understudy.shapes.env import ShapeEnv
+from understudy.shapes.guards import Guard
+from understudy.spec.call import flat
+
+
+def remove_dead_code(graph: Graph) -> None:
+    forget_needless_states(graph)
+    pure: dict[Any, bool] = {}
+    for node in reversed(graph.nodes):
+        if node.users or node.op in ("placeholder", "output"):
+            continue
+        if _is_pure(node, pure):
+            graph.erase_node(node)
+
+
+def _is_pure(node: Node, known: dict[Any, bool]) -> bool:
+    if node.op == "get_attr":
+        return True
+    if node.op != "call_function" or "unbacked_bindings" in node.meta:
+        return False
+    target = node.target
+    if isinstance(target, _torch.OpOverload) and (
+        may_write(target) or torch.Tag.nondeterministic_seeded in target.tags
+    ):
+        return _target_is_pure(node)
+    found = known.get(target)
+    if found is None:
+        found = known[target] = _target_is_pure(node)
+    return found
+
+
+def _target_is_pure(node: Node) -> bool:
+    target: Any = node.target
+    if isinstance(target, _torch.OpOverload):
+        return is_pure(target, node.args, node.kwargs) and not node.is_impure(impure_random=False)
+    if target is torch.get_rng_state:
+        return True
+    is_number = type(node.meta.get("val")) in (torch.SymInt, torch.SymFloat, torch.SymBool)
+    return target is operator.getitem or is_number
+
+
+# --- Forward-mode gradients of what does not vary: C++ has tensors without memory for them, which nobody may write to ---
+# Before it writes to a gradient in place, it looks whether it is such a one, and takes a copy. Stand-ins with symbolic sizes
+# are ordinary zeros there, and no copy is in the graph: then the graph has ordinary zeros, too.
+
+aten = torch.ops.aten
+EFFICIENT = aten._efficientzerotensor.default
+
+
+def make_writable(graph: Graph) -> None:
+    """Zeros that a node writes to, or to something computed from them, have memory."""
+    zeros = graph.find_nodes(op="call_function", target=EFFICIENT)
+    if zeros:
+        written = _sources(_written(graph))
+        for node in zeros:
+            if node in written:
+                node.target = aten.zeros.default
+
+
+def _written(graph: Graph) -> Iterable[Node]:
+    for node in graph.nodes:
+        if isinstance(node.target, _torch.OpOverload) and may_write(node.target):
+            yield from flat(Node, (written_values(node.target, node.args, node.kwargs),), {})
+
+
+def _sources(nodes: Iterable[Node]) -> set[Node]:
+    """All that these are computed from. A copy has memory of its own."""
+    todo, seen = list(nodes), set()
+    while todo:
+        node = todo.pop()
+        if node not in seen:
+            seen.add(node)
+            if node.target is not aten.clone.default:
+                todo += node.all_input_nodes
+    return seen
+
+
+# --- What a trace took for granted of numbers that only data knows, as nodes of its graph -------------------
+# `torch._check(n >= 2)`, for a number `n` that was read off a tensor, is a promise: the graph is right where it holds. Each
+# promise becomes a node `aten._assert_scalar` behind the one that makes the number known, so that a run with other data
+# fails where it is broken, before anything is computed from it. What an operator of the graph checks itself, as that a size
+# is not negative, is left to it.
+
+ASSERT = torch.ops.aten._assert_scalar.default
+
+
+def insert_deferred_runtime_asserts(
+    gm: GraphModule, shape_env: ShapeEnv | None = None, name: str = "", export: bool = False
+) -> None:
+    """Write what `shape_env` is still to check into the graph, and into the graphs inside of it.
+
+    `make_fx` has done so with its graphs; this is for graphs that were made otherwise, as the pass of the same name in
+    `torch.fx.passes.runtime_assert`. A promise that is in the graph already is not written again.
+    """
+    for module in gm.modules():
+        if isinstance(module, GraphModule):
+            env = _env_of(module.graph) if shape_env is None else shape_env
+            if insert_promises(module.graph, env, is_inner=module is not gm):
+                module.recompile()
+
+
+def _env_of(graph: Graph) -> ShapeEnv | None:
+    for node in graph.nodes:
+        for fake in flat(FakeTensor, (node.meta.get("val"),), {}):
+            if isinstance(fake.fake_mode.shape_env, ShapeEnv):
+                return fake.fake_mode.shape_env
+    return None
+
+
+def insert_promises(graph: Graph, env: ShapeEnv | None, is_inner: bool = False) -> bool:
+    """Write the promises on numbers of this graph, those that are made in it if it is inside of another. Whether there
+    was one."""
+    if env is None or not env.runtime_asserts:
+        return False
+    writer = Writer(graph, env, is_inner)
+    nodes = list(graph.nodes)
+    for node, following in pairwise(nodes):
+        writer.read(node)
+        if following.op != "placeholder":
+            with graph.inserting_before(following):
+                writer.write(node)
+    return writer.has_written
+
+
+class Writer:
+    """Goes through a graph, and writes each promise as soon as all that it is about is known."""
+
+    def __init__(self, graph: Graph, env: ShapeEnv, is_inner: bool) -> None:
+        self._env = env
+        self._is_inner = is_inner
+        self._born: set[Any] = set()
+        self._tracer = Unmarked(graph)
+        self._tracer.shape_env = env
+        self._symbols = self._tracer.symbols
+        self._symbols.simplifies = False  # by the promises themselves there would be nothing to check
+        written = {node.meta.get("promise") for node in graph.find_nodes(op="call_function", target=ASSERT)}
+        self._open = [p for p in env.runtime_asserts if p.text not in written and not p.is_refused_else]
+        self._is_new = False
+        self.has_written = False
+
+    def read(self, node: Node) -> None:
+        """What can be computed once this node is known."""
+        value = node.meta.get("val")
+        self._born.update(getattr(node.meta.get("unbacked_bindings"), "by_symbol", ()))
+        if isinstance(value, SYMBOLIC):
+            self._symbols.bind(value, node)
+            self._is_new = True
+        elif type(value) is FakeTensor and (value._spec.is_symbolic or node.op == "placeholder"):
+            self._symbols.bind_tensor(value._spec, node)
+            self._is_new = True
+
+    def write(self, node: Node) -> None:
+        """The promises of which all is known now."""
+        if not self._is_new:
+            return
+        self._is_new = False
+        known = self._symbols.readable()
+        still_open = []
+        for promise in self._open:
+            symbols = {
+                s for symbol in promise.condition.symbols for s in origins(symbol, self._env.definitions)
+            }
+            if symbols <= known and (symbols & self._born or not self._is_inner):
+                self._write(promise, node)
+            else:
+                still_open.append(promise)
+        self._open = still_open
+
+    def _write(self, promise: Guard, node: Node) -> None:
+        self._tracer.stack_trace = str(node.meta.get("stack_trace", ""))
+        condition = self._symbols.node_of(self._env.node(promise.condition, bool))
+        where = f", at {promise.line}" if promise.line else ""
+        message = f"not {promise.text}, which this graph takes for granted{where}"
+        assertion = self._tracer.append_call(ASSERT, (condition, message), {}, "_assert_scalar")
+        assertion.meta.update(val=None, promise=promise.text)
+        self.has_written = True
+
+
+def promise_size(tracer: PythonKeyTracer, tensor: torch.Tensor, text: str) -> None:
+    """A run for real has plain sizes, also where data decides them: the graph says so before it goes on with them."""
+    size = tensor.shape[0]
+    read = tracer.append_call(torch.ops.aten.sym_size.int, (tracer.node_of_tensor(tensor), 0), {}, "sym_size")
+    is_same = tracer.append_call(operator.eq, (read, size), {}, "eq")
+    message = f"not true that {text} ({size}): trace in fake or symbolic mode for a graph that holds for any number"
+    assertion = tracer.append_call(ASSERT, (is_same, message), {}, "_assert_scalar")
+    read.meta["val"], is_same.meta["val"], assertion.meta["val"] = size, True, None
+
+
+class Unmarked(PythonKeyTracer):
+    """Nodes that no line of the program has called for."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(graph)
+        self.stack_trace = ""
+
+    def append_call(self, target: Any, args: Any, kwargs: Any, name: str | None = None) -> Node:
+        node = self.append_bare(name or self.graph._target_to_str(target), target, args, kwargs)
+        if self.stack_trace:
+            node.meta["stack_trace"] = self.stack_trace
+        return node

@@ -1,0 +1,11 @@
+"""Higher-order operators in a capture: the functions that they are given become graphs inside the graph.
+
+    subgraphs        enter and record: from a call to graphs, a node and a result; what a branch must not do
+    closures         tensors that a branch uses without being given them become operands
+    forms            how each operator calls its functions, and what comes out
+    derivatives      forward and backward of these operators
+    transforms       these operators under torch.func
+    batching         these operators under torch.vmap
+    torch_tracing    the capture of this thread, where torch's own rules ask for a tracer
+    flex_and_invoke  flex attention and invoke_subgraph
+"""

@@ -1,0 +1,235 @@
+"""Higher-order operators over batches, as `torch.func.vmap` wants them.
+
+The same operator, on functions that take batches. Where each entry of a batch decides for itself: both branches of `cond`
+and `torch.where`; a loop goes on as long as an entry does, and leaves the others as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import torch
+
+from understudy import _torch
+from understudy.capture.higher_order.closures import Derived
+from understudy.errors import Context, UnsupportedOperatorException
+from understudy.lines import user_line
+
+Function = Callable[..., Any]
+Dims = list[int | None]
+"""Where a batch is among the dimensions of a value; None: it is no batch."""
+
+
+class Unforeseen(Exception):
+    """A result is a batch that was not taken for one, at this level."""
+
+    def __init__(self, batch: Batch, dims: Dims | None) -> None:
+        super().__init__("a result is a batch that was not taken for one")
+        self.batch = batch
+        self.dims = dims
+
+
+class Batch:
+    """One level of vmap: values without it, and results with it again."""
+
+    def __init__(self, interpreter: Any) -> None:
+        self.level = interpreter.level()
+        self.lower = interpreter.lower
+        self._size = interpreter.batch_size()
+        self._randomness = interpreter.randomness()
+
+    def inside(self, values: Sequence[Any], dim: int = 0) -> tuple[list[Any], Dims]:
+        """The values without this level, and which of them are batches."""
+        found = [_torch.batched_at(value, dim, self.level) for value in values]
+        return [value for value, _ in found], [0 if is_batched else None for _, is_batched in found]
+
+    def expanded(self, values: Sequence[Any], dims: Dims, wanted: Dims) -> list[Any]:
+        """The values, as batches where that is wanted."""
+        return [
+            value.expand(self._size, *value.shape).clone() if dim is None and want == 0 else value
+            for value, dim, want in zip(values, dims, wanted, strict=True)
+        ]
+
+    def over(self, function: Function, in_dims: Dims, foreseen: Dims) -> Function:
+        """A function over batches; `foreseen`: which of its results are taken for batches, none of those after these."""
+
+        def run(*values: Any) -> tuple[Any, ...]:
+            results, dims = self.run(function, in_dims, values)
+            wanted = [*foreseen, *[None] * (len(dims) - len(foreseen))]
+            needed: Dims = [0 if 0 in pair else None for pair in zip(dims, wanted, strict=True)]
+            if needed != wanted:
+                raise Unforeseen(self, needed)
+            return tuple(self.expanded(results, dims, needed))
+
+        return run
+
+    def run(self, function: Function, in_dims: Dims, values: Sequence[Any]) -> tuple[list[Any], Dims]:
+        """The results, batches at dimension 0, and which of them are batches."""
+        results, dims = _torch.over_batches(function, tuple(in_dims), self._size, self._randomness)(*values)
+        moved = [value.movedim(dim, 0) if dim else value for value, dim in zip(results, dims, strict=True)]
+        return moved, [None if dim is None else 0 for dim in dims]
+
+    def settled(self, call: Callable[[Any], Any], foreseen: Dims) -> tuple[Any, Any]:
+        """What a call gives, and for which results it took batches: for as many more as it turns out to need."""
+        try:
+            with self.lower():
+                return call(foreseen), foreseen
+        except Unforeseen as found:
+            if found.batch is not self:
+                raise
+            needed: Any = found.dims
+        return self.settled(call, needed)
+
+    def outside(self, results: Sequence[Any], dims: Dims) -> tuple[Any, ...]:
+        return tuple([
+            result if dim is None else _torch.with_batch_dimension(result, dim, self.level)
+            for result, dim in zip_longest(results, dims)
+        ])  # fmt: skip
+
+
+def at_dimension(place: int, dims: Dims) -> Dims:
+    return [None if dim is None else place for dim in dims]
+
+
+def cond(interpreter: Any, op: Any, pred: Any, yes: Function, no: Function, operands: Any) -> Any:
+    batch = Batch(interpreter)
+    (pred,), (of_choices,) = batch.inside([pred])
+    inner, in_dims = batch.inside(operands)
+
+    def chosen(pred: torch.Tensor, *values: Any) -> tuple[Any, ...]:
+        return tuple([torch.where(pred, a, b) for a, b in zip(yes(*values), no(*values), strict=True)])
+
+    def one_for_all(dims: Dims) -> Any:
+        branches = [Derived("batched", batch.over(branch, in_dims, dims)) for branch in (yes, no)]
+        return op(pred, *branches, tuple(inner))
+
+    if of_choices is None:
+        return batch.outside(*batch.settled(one_for_all, []))
+    with batch.lower():
+        results, dims = batch.run(chosen, [0, *in_dims], [pred, *inner])
+    return batch.outside(results, dims)
+
+
+def map_impl(interpreter: Any, op: Any, function: Function, xs: Any, others: Any) -> Any:
+    batch = Batch(interpreter)
+    rows, row_dims = batch.inside(xs, 1)
+    rest, rest_dims = batch.inside(others)
+
+    def mapped_over(dims: Dims) -> Any:
+        return op(Derived("batched", batch.over(function, [*row_dims, *rest_dims], dims)), rows, rest)
+
+    results, dims = batch.settled(mapped_over, [])
+    return batch.outside(results, at_dimension(1, dims))
+
+
+def scan(interpreter: Any, op: Any, function: Function, init: Any, xs: Any, others: Any) -> Any:
+    batch = Batch(interpreter)
+    first, first_dims = batch.inside(init)
+    rows, row_dims = batch.inside(xs, 1)
+    rest, rest_dims = batch.inside(others)
+    count = len(first)
+
+    def scanned(dims: Dims) -> Any:
+        step = batch.over(function, [*dims[:count], *row_dims, *rest_dims], dims)
+        carry = batch.expanded(first, first_dims, dims[:count])
+        return op(Derived("batched", step), carry, rows, tuple(rest))
+
+    results, dims = batch.settled(scanned, first_dims)
+    return batch.outside(results, [*dims[:count], *at_dimension(1, dims[count:])])
+
+
+def associative_scan(interpreter: Any, op: Any, function: Function, xs: Any, others: Any) -> Any:
+    batch = Batch(interpreter)
+    inner, dims = batch.inside(xs)
+    rest, rest_dims = batch.inside(others)
+    all_of_them: Dims = [0] * len(inner)
+    with batch.lower():
+        rows = [value.movedim(0, 1) for value in batch.expanded(inner, dims, all_of_them)]
+        combine = batch.over(function, [*all_of_them, *all_of_them, *rest_dims], all_of_them)
+        results = op(Derived("batched", combine), rows, tuple(rest))
+    return batch.outside(results, at_dimension(1, all_of_them))
+
+
+def while_loop(
+    interpreter: Any, op: Any, goes_on: Function, body: Function, state: Any, others: Any, **options: Any
+) -> Any:
+    batch = Batch(interpreter)
+    first, first_dims = batch.inside(state)
+    rest, rest_dims = batch.inside(others)
+
+    def looped(dims: Dims | None) -> Any:
+        if dims is None:
+            dims = _all_of_them(op, first)
+            still, next_round = _each_for_itself(batch, goes_on, body, len(first), [*dims, *rest_dims])
+        else:
+            still = _one_for_all(batch, goes_on, [*dims, *rest_dims])
+            next_round = batch.over(body, [*dims, *rest_dims], dims)
+        carry = batch.expanded(first, first_dims, dims)
+        return op(Derived("condition", still), Derived("batched", next_round), tuple(carry), tuple(rest))
+
+    results, dims = batch.settled(looped, first_dims)
+    place = 1 if op.name() == "while_loop_stack_output" else 0
+    return batch.outside(results, at_dimension(place, _all_of_them(op, first) if dims is None else dims))
+
+
+def _one_for_all(batch: Batch, goes_on: Function, in_dims: Dims) -> Function:
+    """Whether the loop goes on, if that is the same for the whole batch."""
+
+    def still(*values: Any) -> Any:
+        (decision,), (dim,) = batch.run(_as_tuple(goes_on), in_dims, values)
+        if dim is not None:
+            raise Unforeseen(batch, None)
+        return decision
+
+    return still
+
+
+def _all_of_them(op: Any, state: Sequence[Any]) -> Dims:
+    if all(isinstance(value, torch.Tensor) for value in state):
+        return [0] * len(state)
+    raise UnsupportedOperatorException(
+        f"the higher-order operator {op} has no rule for torch.func.vmap where each entry of the batch decides when it "
+        "stops, and a number that is no tensor goes from round to round",
+        func=op,
+        context=Context(line=user_line(), hint="let it be a tensor: torch.tensor(0)"),
+    )
+
+
+def _each_for_itself(
+    batch: Batch, goes_on: Function, body: Function, count: int, in_dims: Dims
+) -> tuple[Function, Function]:
+    """Whether an entry goes on, and a round of those that do."""
+    all_of_them: Dims = [0] * count
+    each_goes_on = batch.over(_as_tuple(goes_on), in_dims, [0])
+    round_of_each = batch.over(body, in_dims, all_of_them)
+
+    def one_goes_on(*values: Any) -> Any:
+        return each_goes_on(*values)[0].any()
+
+    def one_round(*values: Any) -> tuple[Any, ...]:
+        (mask,) = each_goes_on(*values)
+        after = zip(round_of_each(*values), values[:count], strict=True)
+        return tuple([torch.where(_like(mask, new), new, old) for new, old in after])
+
+    return one_goes_on, one_round
+
+
+def _as_tuple(function: Function) -> Function:
+    return lambda *values: (function(*values),)
+
+
+def _like(mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """One entry for each entry of the batch, to be combined with values of more dimensions."""
+    return mask.reshape(-1, *[1] * (value.ndim - 1))
+
+
+BATCHED: dict[str, Callable[..., Any]] = {
+    "cond": cond,
+    "map_impl": map_impl,
+    "scan": scan,
+    "associative_scan": associative_scan,
+    "while_loop": while_loop,
+    "while_loop_stack_output": while_loop,
+}

@@ -1,0 +1,245 @@
+"""Tensors that a branch refers to without being given them.
+
+The functions of a higher-order operator are graphs of their own, and autograd and the transforms of torch.func only
+know their operands. So a tensor of the surrounding program that a branch uses has to become an operand. Which ones
+these are shows in a rehearsal: each branch is run once, recorded by nobody, and every call of a torch function in it is
+looked at. When the branch is run for good, the operand takes the place of the tensor in the same calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from understudy import _torch
+from understudy.capture.higher_order.forms import FORMS, Form
+from understudy.errors import Context, UnsupportedMutationAliasingException
+from understudy.fake.higher_order import described
+from understudy.fake.tensor import FakeTensor
+from understudy.lines import user_line
+from understudy.shapes.bindings import values_in
+from understudy.shapes.node import SymNode
+from understudy.spec.call import mapped
+
+if TYPE_CHECKING:
+    from understudy.capture.make_fx import Capture
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class OfBranch(TorchFunctionMode):
+    """A mode for the calls of torch functions inside of a branch, and inside of the branches in it."""
+
+    def within(self, function: Any) -> Any:
+        """A function that a higher-order operator is given in this branch: its calls belong to it as well."""
+        if not callable(function) or isinstance(function, (torch.nn.Module, torch.Tensor)):
+            return function
+
+        def inside(*args: Any) -> Any:
+            with self:
+                return function(*args)
+
+        return inside
+
+
+class Rehearsal(OfBranch):
+    """Takes down what a branch uses that it was not given."""
+
+    def __init__(self, capture: Capture, operands: Sequence[Any]) -> None:
+        super().__init__()
+        self._capture = capture
+        self._given = {id(inner): inner for inner in map(_torch.innermost, operands)}
+        self.tensors: dict[int, torch.Tensor] = {}
+        self.numbers: dict[SymNode, None] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.look_at((args, *kwargs.values()))
+        form = FORMS.get(func.name()) if isinstance(func, _torch.HigherOrderOperator) else None
+        if form is None:
+            return func(*args, **kwargs)
+        return one_round(self._capture.stand_ins, form, tuple(map(self.within, args)))[0]
+
+    def look_at(self, values: Any) -> None:
+        for value in _torch.tree_flatten(values)[0]:
+            if isinstance(value, torch.Tensor):
+                inner = _torch.innermost(value)
+                if id(inner) not in self._given and is_outside(inner, self._capture):
+                    self.tensors.setdefault(id(value), value)
+            elif isinstance(value, SYMBOLIC) and type(value.node) is SymNode:
+                self.numbers.setdefault(value.node)
+
+
+def one_round(mode: Any, form: Form, args: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+    """What a higher-order operator gives, and what its functions do: once is enough to see what they use."""
+    with mode:
+        examples = form.examples(mode, args)
+        outputs = [args[position](*examples) for position, _ in form.functions]
+        leaves: list[Sequence[Any]] = [_torch.tree_flatten(output)[0] for output in outputs]
+        result = form.result(mode, args, leaves)
+    return _torch.tree_unflatten(list(result), _torch.tree_flatten(outputs[-1])[1]), outputs
+
+
+def is_outside(tensor: Any, capture: Capture) -> bool:
+    """Whether the surrounding program has made this tensor, and not the rehearsal."""
+    if type(tensor) is not FakeTensor or tensor.fake_mode is not capture.stand_ins:
+        return True
+    around: Capture | None = capture
+    while around is not None:
+        if around.tracer.recorded(tensor) is not None or around.tracer.constants.knows(tensor):
+            return True
+        around = around.outer
+    return False
+
+
+def same_but_another(value: Any) -> Any:
+    """What a rehearsal is given for an operand: a branch may refer to the operand itself as well."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return value
+    # Functionalization carries what is written to a view over to what it is a view of.
+    is_wrapper = _torch.is_functional_wrapper(type(value)) or _torch.unwrapped(value) is not None
+    return value.clone() if is_wrapper else value.view_as(value)
+
+
+def followed(function: Any) -> Any:
+    """A graph is followed node by node where its nodes are to hand on where they come from."""
+    if isinstance(function, torch.fx.GraphModule) and torch.fx.traceback.has_preserved_node_meta():
+        return torch.fx.Interpreter(function).run
+    return function
+
+
+class InPlaceOf(OfBranch):
+    """Puts operands in the place of the tensors that a branch refers to."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], operands: Sequence[Any]) -> None:
+        super().__init__()
+        self._operands = {id(tensor): operand for tensor, operand in zip(tensors, operands, strict=True)}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = self.in_values((args, kwargs or {}))
+        if isinstance(func, _torch.HigherOrderOperator):
+            args = tuple(map(self.within, args))
+        return func(*args, **kwargs)
+
+    def in_values(self, values: Any) -> Any:
+        if not any(id(tensor) in self._operands for tensor in _tensors_in(values)):
+            return values
+        return mapped(lambda tensor: self._operands.get(id(tensor), tensor), torch.Tensor, values)
+
+
+def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors_in(value)
+        elif isinstance(value, dict):
+            yield from _tensors_in(value.values())
+
+
+class Branch:
+    """A function of a higher-order operator that takes what it uses as flat operands, and returns a flat tuple."""
+
+    def __init__(
+        self, function: Callable[..., Any], given: int, in_spec: Any, tensors: Sequence[torch.Tensor],
+        may_write: bool = False, is_bare: bool = False,
+    ) -> None:  # fmt: skip
+        self._function = function
+        self._given = given
+        self._in_spec = in_spec
+        self._tensors = tuple(tensors)
+        self.may_write = may_write
+        self._is_bare = is_bare
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+
+    def __call__(self, *operands: Any) -> Any:
+        count = self._given + self._in_spec.num_leaves
+        args = in_structure(operands[:count], self._given, self._in_spec)
+        lifted = operands[count : count + len(self._tensors)]
+        mode = InPlaceOf(self._tensors, lifted)
+        with mode:
+            result = followed(self._function)(*args)
+        leaves = mode.in_values(_torch.tree_flatten(result)[0])
+        self._check_gradients(leaves, operands)
+        return leaves[0] if self._is_bare else tuple(leaves)
+
+    def _check_gradients(self, results: Sequence[Any], operands: Sequence[Any]) -> None:
+        """An `autograd.Function` is no torch function: what it is given stays as it is, and so do its gradients."""
+        given = {id(_source_of(value)) for value in operands if isinstance(value, torch.Tensor)}
+        outside = {
+            id(_source_of(tensor)): tensor
+            for tensor in self._tensors
+            if tensor.requires_grad and id(_source_of(tensor)) not in given
+        }
+        if not outside or not torch.is_grad_enabled():
+            return
+        for source in _sources_of(results, operands):
+            if id(source) in outside:
+                shown = described(outside[id(source)])
+                raise UnsupportedMutationAliasingException(
+                    f"{self.__name__} gives {shown}, which comes from outside, to an autograd.Function: its gradient "
+                    "would be lost",
+                    context=Context(
+                        line=user_line(), hint="pass it to the higher-order operator as an operand"
+                    ),
+                )
+
+
+def _source_of(tensor: torch.Tensor) -> Any:
+    """Where the gradient of a tensor goes: the node that made it, or the tensor itself."""
+    return tensor if tensor.grad_fn is None else tensor.grad_fn
+
+
+def _sources_of(results: Sequence[Any], operands: Sequence[Any]) -> Iterator[Any]:
+    """Where the gradients of these results go, as far as the operands."""
+    tensors = [value for value in results if isinstance(value, torch.Tensor)]
+    seen = {id(value.grad_fn) for value in operands if isinstance(value, torch.Tensor)}
+    todo: list[Any] = [value.grad_fn for value in tensors]
+    while todo:
+        node = todo.pop()
+        if node is None or id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield node
+        yield getattr(node, "variable", None)
+        todo.extend(following for following, _ in node.next_functions)
+
+
+def in_structure(operands: Sequence[Any], given: int, in_spec: Any) -> tuple[Any, ...]:
+    """The first `given` operands as they are, and the rest in their structure."""
+    return (*operands[:given], *_torch.tree_unflatten(list(operands[given:]), in_spec))
+
+
+class Derived:
+    """What a transform makes of the functions of a higher-order operator: it refers to nothing else."""
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.__name__ = name
+        self._function = function
+
+    def __call__(self, *operands: Any) -> Any:
+        return self._function(*operands)
+
+
+def is_ready(function: Any) -> bool:
+    """Whether a function refers to nothing but its operands."""
+    return isinstance(function, (Branch, Derived, torch.fx.GraphModule))
+
+
+def unbound_numbers(numbers: Sequence[SymNode], tensors: Sequence[Any]) -> list[torch.SymInt]:
+    """The symbols in these numbers, and in the metadata of these operands, that can't be read off an operand."""
+    readable: set[Any] = set()
+    wanted: dict[Any, SymNode] = {}
+    nodes = [node for value in tensors for node, _ in values_in(_torch.innermost(value))]
+    for node in nodes:
+        if getattr(node.value, "is_symbol", False):
+            readable.add(node.value)
+    for node in (*numbers, *nodes):
+        for symbol in sorted(getattr(node.value, "symbols", ()), key=str):
+            wanted.setdefault(symbol, node)
+    return [
+        node.shape_env.node(symbol, int).symbolic for symbol, node in wanted.items() if symbol not in readable
+    ]

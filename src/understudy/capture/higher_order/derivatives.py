@@ -1,0 +1,477 @@
+"""Derivatives of higher-order operators, as calls of the same operators on derivatives of their functions.
+
+    forward    cond, map, scan, loops: the same over pairs of a value and its tangent
+    backward   cond: the branches backward; map: row by row; scan: the carries again, then backward from the last step;
+               loops: the state before each round, then backward from the last round
+
+Every rule is made of calls that have rules themselves: derivatives of derivatives, and batches of them, need no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from understudy import _torch
+from understudy.capture.higher_order.closures import Derived
+from understudy.capture.higher_order.torch_tracing import current_capture
+from understudy.errors import Context, UnsupportedOperatorException
+from understudy.fake.tensor import FakeTensor
+from understudy.lines import user_line
+
+Function = Callable[..., Any]
+Values = Sequence[Any]
+
+
+def differentiable(values: Values) -> list[int]:
+    """The places of the values that can have a derivative."""
+    return [
+        place for place, value in enumerate(values)
+        if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+    ]  # fmt: skip
+
+
+def at(places: Sequence[int], values: Values) -> list[Any]:
+    return [values[place] for place in places]
+
+
+def replaced(values: Values, places: Sequence[int], others: Values) -> list[Any]:
+    """The values, with others in these places."""
+    found = list(values)
+    for place, other in zip(places, others, strict=True):
+        found[place] = other
+    return found
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy: what a function returns must not be a part of what it was given, nor differ between branches in strides."""
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _owned(results: Values, given: Values) -> tuple[Any, ...]:
+    """The same for all results of a function: copies of those that are not new and packed already."""
+    taken = {_torch.storage_id(value) for value in given if type(value) is FakeTensor}
+
+    def is_new(tensor: Any) -> bool:
+        if type(tensor) is not FakeTensor or not tensor._spec._is_plainly_contiguous:
+            return False
+        storage = _torch.storage_id(tensor)
+        was_taken = storage in taken
+        taken.add(storage)
+        return not was_taken
+
+    return tuple([tensor if is_new(tensor) else _own(tensor) for tensor in results])
+
+
+def _leaf(value: torch.Tensor) -> torch.Tensor:
+    """The same tensor to the graph, without a past to autograd."""
+    capture = current_capture()
+    node = None if capture is None else capture.tracer.recorded(value)
+    if capture is None or node is None:
+        return value.detach().requires_grad_()
+    with _torch.without_recorder():
+        leaf = value.detach().requires_grad_()
+    capture.tracer.remember(leaf, node)
+    return leaf
+
+
+def _dense(value: Any) -> Any:
+    """Forward differentiation has no tangents for tensors whose elements share memory, as an expanded gradient's do."""
+    is_expanded = isinstance(value, torch.Tensor) and any(
+        type(step) is int and step == 0 for step in value.stride()
+    )
+    return _own(value) if is_expanded else value
+
+
+def _unsummed(count: int, places: Sequence[int], gradients: Values) -> list[Any]:
+    """Gradients in their places among `count` operands, None elsewhere."""
+    return replaced([None] * count, places, gradients)
+
+
+# --- of a function ----------------------------------------------------------------------------------------------------
+
+
+def backward_of(function: Function, count: int, wanted: Sequence[int], given: Sequence[int]) -> Function:
+    """(`count` operands, gradients of the results in the places `given`) → gradients of the operands `wanted`."""
+
+    def run(*values: Any) -> tuple[Any, ...]:
+        operands, gradients = values[:count], values[count:]
+
+        def of_wanted(*inner: Any) -> tuple[Any, ...]:
+            return tuple(at(given, function(*replaced(operands, wanted, inner))))
+
+        # An autograd.Function may be of a kind that torch.func does not take.
+        pulled = _by_torch_func if _torch.is_transformed() else _by_autograd
+        return _owned(pulled(of_wanted, at(wanted, operands), gradients), values)
+
+    return run
+
+
+def _by_torch_func(function: Function, operands: Values, gradients: Values) -> Values:
+    pull_back: Any = torch.func.vjp(function, *operands)[1]
+    found: Values = pull_back(tuple(gradients))
+    return found
+
+
+def _by_autograd(function: Function, operands: Values, gradients: Values) -> Values:
+    is_watched = torch.is_grad_enabled() and any(value.requires_grad for value in (*operands, *gradients))
+    with torch.enable_grad():
+        leaves = [value.view_as(value) if value.requires_grad else _leaf(value) for value in operands]
+        pairs = zip(function(*leaves), gradients, strict=True)
+        results = [(result, gradient) for result, gradient in pairs if result.requires_grad]
+        if not results:
+            return [torch.zeros_like(leaf) for leaf in leaves]
+        found = torch.autograd.grad(
+            [result for result, _ in results], leaves, [gradient for _, gradient in results],
+            allow_unused=True, create_graph=is_watched,
+        )  # fmt: skip
+    return [
+        torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, found, strict=True)
+    ]
+
+
+def of_pairs(function: Function, count: int, paired: Sequence[int]) -> Function:
+    """(`count` operands, tangents of the operands `paired`) → the results, and the tangents of the differentiable ones."""
+
+    def run(*values: Any) -> tuple[list[Any], list[Any]]:
+        operands, tangents = values[:count], values[count:]
+        results: list[Any] = []
+
+        def of_paired(*inner: Any) -> tuple[Any, ...]:
+            results[:] = function(*replaced(operands, paired, inner))
+            return tuple(at(_tensors(results), results))
+
+        both: Any = torch.func.jvp(of_paired, tuple(map(_dense, at(paired, operands))), tuple(tangents))
+        primals, found = both
+        places = _tensors(results)
+        results = replaced(results, places, primals)
+        return results, [
+            _own(t) for t, place in zip(found, places, strict=True) if place in differentiable(results)
+        ]
+
+    return run
+
+
+def _tensors(values: Values) -> list[int]:
+    return [place for place, value in enumerate(values) if isinstance(value, torch.Tensor)]
+
+
+class Pairs:
+    """Values, and the tangents that some of them have."""
+
+    def __init__(self, values: Values, tangents: Values, all_of_them: bool = False) -> None:
+        self.values = list(map(_dense, values))
+        self.places = [
+            place for place in differentiable(values) if all_of_them or tangents[place] is not None
+        ]
+        self.tangents = [
+            torch.zeros_like(self.values[place]) if tangents[place] is None else tangents[place]
+            for place in self.places
+        ]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def flat(self) -> list[Any]:
+        return [*self.values, *self.tangents]
+
+
+def _split(values: Values, *parts: Pairs) -> tuple[list[Any], list[Any]]:
+    """What is in the order values, tangents, values, tangents, … as values and tangents."""
+    found: tuple[list[Any], list[Any]] = ([], [])
+    start = 0
+    for pairs in parts:
+        for kind, count in zip(found, (len(pairs.values), len(pairs.tangents)), strict=True):
+            kind.extend(values[start : start + count])
+            start += count
+    return found
+
+
+def _paired(*parts: Pairs) -> list[int]:
+    """The places of the operands that have tangents, where the parts follow each other."""
+    starts = [sum(map(len, parts[:position])) for position in range(len(parts))]
+    return [start + place for start, pairs in zip(starts, parts, strict=True) for place in pairs.places]
+
+
+def _over(function: Function, *parts: Pairs) -> Function:
+    """A function of these parts, one after the other, each with its tangents; gives results and tangents apart."""
+    inner = of_pairs(function, sum(map(len, parts)), _paired(*parts))
+
+    def run(*values: Any) -> Any:
+        operands, tangents = _split(values, *parts)
+        return inner(*operands, *tangents)
+
+    return run
+
+
+def _joined(function: Function) -> Derived:
+    """Results first, their tangents behind them."""
+
+    def run(*values: Any) -> tuple[Any, ...]:
+        results, tangents = function(*values)
+        return (*results, *tangents)
+
+    return Derived("forward_derivative", run)
+
+
+Answer = tuple[list[Any], list[Any]]
+"""Results, and the tangents of the differentiable ones."""
+
+
+def _answer(results: Values, count: int) -> Answer:
+    return list(results[:count]), list(results[count:])
+
+
+def _count_of_results(results: Values) -> int:
+    """How many of the results are values, where each differentiable one is followed, at the end, by a tangent."""
+    return next(
+        count
+        for count in range(len(results) + 1)
+        if count + len(differentiable(results[:count])) == len(results)
+    )
+
+
+# --- forward ----------------------------------------------------------------------------------------------------------
+
+
+def cond_forward(op: Any, args: Any, tangents: Any) -> Answer:
+    pred, yes, no, operands = args
+    pairs = Pairs(operands, tangents[3])
+    results = op(pred, _joined(_over(yes, pairs)), _joined(_over(no, pairs)), tuple(pairs.flat))
+    return _answer(results, _count_of_results(results))
+
+
+def map_forward(op: Any, args: Any, tangents: Any) -> Answer:
+    function, xs, others = args
+    rows, rest = Pairs(xs, tangents[1]), Pairs(others, tangents[2])
+    results = op(_joined(_over(function, rows, rest)), rows.flat, rest.flat)
+    return _answer(results, _count_of_results(results))
+
+
+def scan_forward(op: Any, args: Any, tangents: Any) -> Answer:
+    function, init, xs, others = args
+    carry = Pairs(init, tangents[1], all_of_them=True)
+    rows, rest = Pairs(xs, tangents[2]), Pairs(others, tangents[3])
+    over = _over(function, carry, rows, rest)
+
+    def step(*values: Any) -> tuple[Any, ...]:
+        results, found = over(*values)
+        count = len(carry.tangents)
+        return (*results[: len(carry)], *found[:count], *results[len(carry) :], *found[count:])
+
+    results = op(Derived("forward_derivative", step), carry.flat, rows.flat, tuple(rest.flat))
+    return _with_carry_apart(results, carry)
+
+
+def _with_carry_apart(results: Values, carry: Pairs) -> Answer:
+    state, others = results[: len(carry.flat)], results[len(carry.flat) :]
+    values, found = _split(state, carry)
+    count = _count_of_results(others)
+    return [*values, *others[:count]], [*found, *others[count:]]
+
+
+def loop_forward(op: Any, args: Any, tangents: Any) -> Answer:
+    goes_on, body, state, others = args
+    carry, rest = Pairs(state, tangents[2], all_of_them=True), Pairs(others, tangents[3])
+
+    def still(*values: Any) -> Any:
+        return goes_on(*_split(values, carry, rest)[0])
+
+    results = op(
+        Derived("condition", still), _joined(_over(body, carry, rest)), tuple(carry.flat), tuple(rest.flat)
+    )
+    if op.name() == "while_loop_stack_output":
+        # Forward differentiation wants a tangent in the layout of its value; of batches, one of them may not be.
+        results = [_own(value) if isinstance(value, torch.Tensor) else value for value in results]
+    return _split(results, carry)
+
+
+def associative_scan_forward(op: Any, args: Any, tangents: Any) -> Answer:
+    function, xs, others = args
+    rows, rest = Pairs(xs, tangents[1], all_of_them=True), Pairs(others, tangents[2])
+    results = op(_joined(_over(function, rows, rows, rest)), rows.flat, tuple(rest.flat))
+    return _split(results, rows)
+
+
+FORWARD: dict[str, Callable[..., Answer]] = {
+    "cond": cond_forward,
+    "map_impl": map_forward,
+    "scan": scan_forward,
+    "while_loop": loop_forward,
+    "while_loop_stack_output": loop_forward,
+    "associative_scan": associative_scan_forward,
+}
+"""From (operator, arguments, tangents in the structure of the arguments) to the results and their tangents."""
+
+
+# --- backward ---------------------------------------------------------------------------------------------------------
+
+
+def cond_backward(op: Any, args: Any, results: Values, given: list[int], gradients: list[Any]) -> Any:
+    pred, yes, no, operands = args
+    wanted = differentiable(operands)
+    both = [Derived("backward", backward_of(branch, len(operands), wanted, given)) for branch in (yes, no)]
+    found = op(pred, *both, (*operands, *gradients))
+    return None, None, None, _unsummed(len(operands), wanted, found)
+
+
+def map_backward(op: Any, args: Any, results: Values, given: list[int], gradients: list[Any]) -> Any:
+    function, xs, others = args
+    in_rows, in_rest = differentiable(xs), differentiable(others)
+    count = len(xs)
+    wanted = [*in_rows, *(count + place for place in in_rest)]
+    backward = backward_of(function, count + len(others), wanted, given)
+
+    def of_row(*values: Any) -> Any:
+        rows, grads, rest = values[:count], values[count : count + len(given)], values[count + len(given) :]
+        return backward(*rows, *rest, *grads)
+
+    found = op(Derived("backward", of_row), [*xs, *gradients], list(others))
+    rows, rest = found[: len(in_rows)], found[len(in_rows) :]
+    return (
+        None,
+        _unsummed(count, in_rows, rows),
+        _unsummed(len(others), in_rest, [grad.sum(0) for grad in rest]),
+    )
+
+
+def scan_backward(op: Any, args: Any, results: Values, given: list[int], gradients: list[Any]) -> Any:
+    function, init, xs, others = args
+    sizes = [len(init), len(xs), len(others)]
+    in_carry, in_rows, in_rest = differentiable(init), differentiable(xs), differentiable(others)
+    wanted = [
+        *in_carry, *(sizes[0] + place for place in in_rows), *(sizes[0] + sizes[1] + place for place in in_rest)
+    ]  # fmt: skip
+    backward = backward_of(function, sum(sizes), wanted, given)
+    of_carry, of_rows = gradients[: len(in_carry)], gradients[len(in_carry) :]
+    ends = [len(in_carry), len(in_rest), *sizes[:2], len(of_rows)]
+
+    def step_back(*values: Any) -> Any:
+        grads, sums, carry, row, row_grads, rest = _parts(values, ends)
+        found = backward(*carry, *row, *rest, *grads, *row_grads)
+        carry_grads, found_rows, found_rest = _parts(found, [len(in_carry), len(in_rows)])
+        sums = [total + part for total, part in zip(sums, found_rest, strict=True)]
+        return (*carry_grads, *sums, *found_rows)
+
+    carries = results[-len(init) :] if _gives_carries(function) else _carries(op, args)
+    start = [*of_carry, *(torch.zeros_like(value) for value in at(in_rest, others))]
+    along = [value.flip(0) for value in (*carries, *xs, *of_rows)]
+    found = op(Derived("backward", step_back), start, along, tuple(others))
+    grads, sums, rows = _parts(found, ends[:2])
+    return (
+        None,
+        _unsummed(sizes[0], in_carry, grads),
+        _unsummed(sizes[1], in_rows, [row.flip(0) for row in rows]),
+        _unsummed(sizes[2], in_rest, sums),
+    )
+
+
+def _parts(values: Values, counts: Sequence[int]) -> list[Values]:
+    """Values in parts of these lengths, and the rest."""
+    found, start = [], 0
+    for count in counts:
+        found.append(values[start : start + count])
+        start += count
+    return [*found, values[start:]]
+
+
+class WithCarries(Derived):
+    """One step that gives the carry that it was given, besides."""
+
+    def __init__(self, function: Function, count: int) -> None:
+        super().__init__("step", lambda *values: (*function(*values), *map(_own, values[:count])))
+
+
+def _gives_carries(function: Function) -> bool:
+    return isinstance(function, WithCarries)
+
+
+def _carries(op: Any, args: Any) -> Values:
+    """The carry before each step."""
+    function, init, xs, others = args
+    found: Values = op(WithCarries(function, len(init)), list(init), list(xs), tuple(others))
+    return found[-len(init) :]
+
+
+def scan_that_keeps(op: Any, args: Any) -> Any:
+    """With the carries, which a backward pass needs, among the results."""
+    function, init, xs, others = args
+    if not init or _gives_carries(function):
+        return NotImplemented
+    return tuple(op(WithCarries(function, len(init)), list(init), list(xs), tuple(others))[: -len(init)])
+
+
+def loop_that_keeps(op: Any, args: Any) -> Any:
+    """With the state after each round, which a backward pass needs."""
+    _check_state(op, args[2])
+    return tuple([rounds[-1] for rounds in _torch.while_loop_with_all_rounds()(*args[:4])])
+
+
+def _check_state(op: Any, state: Values) -> None:
+    if not all(isinstance(value, torch.Tensor) for value in state):
+        raise UnsupportedOperatorException(
+            f"the higher-order operator {op} has no gradients where a number that is no tensor goes from round to round",
+            func=op,
+            context=Context(line=user_line(), hint="let it be a tensor: torch.tensor(0)"),
+        )
+
+
+KEEPING: dict[str, Callable[..., Any]] = {"scan": scan_that_keeps, "while_loop": loop_that_keeps}
+"""Calls that gradients will be asked of: what the backward pass needs is kept instead of being computed again."""
+
+
+def loop_backward(op: Any, args: Any, results: Values, given: list[int], gradients: list[Any]) -> Any:
+    """Of a loop, or of one that gives its state after every round."""
+    goes_on, body, state, others = args
+    is_stacked = op.name() == "while_loop_stack_output"
+    _check_state(op, state)
+    in_state, in_rest = differentiable(state), differentiable(others)
+    wanted = [*in_state, *(len(state) + place for place in in_rest)]
+    backward = backward_of(body, len(state) + len(others), wanted, in_state)
+    rounds = results if is_stacked else _torch.while_loop_with_all_rounds()(*args[:4])
+    by_round = gradients if is_stacked else []
+    counts = [1, len(in_state), len(in_rest), len(state), len(state), len(by_round)]
+
+    def back(*values: Any) -> Any:
+        (i,), grads, sums, first, after, by_round, rest = _parts(values, counts)
+        before = [_row(value, (i - 1).clamp(min=0)) for value in after]
+        now = [torch.where(i > 0, value, start) for value, start in zip(before, first, strict=True)]
+        if is_stacked:
+            grads = [grad + _row(more, i) for grad, more in zip(grads, by_round, strict=True)]
+        # Where a loop runs over a batch, or has not run at all, this round may not have been one.
+        was_run = goes_on(*now, *rest)
+        found = backward(*now, *rest, *grads)
+        of_state, of_rest = found[: len(in_state)], found[len(in_state) :]
+        grads = [torch.where(was_run, new, old) for new, old in zip(of_state, grads, strict=True)]
+        more = [torch.where(was_run, part, 0) for part in of_rest]
+        return (i - 1, *grads, *(total + part for total, part in zip(sums, more, strict=True)))
+
+    last = torch.full((), rounds[0].shape[0] - 1, dtype=torch.int64, device=rounds[0].device)
+    start = [torch.zeros_like(value) for value in at(in_state, state)] if is_stacked else gradients
+    totals = [torch.zeros_like(value) for value in at(in_rest, others)]
+    found = _torch.while_loop()(
+        Derived("condition", lambda i, *_: i >= 0), Derived("backward", back), (last, *start, *totals),
+        (*state, *rounds, *by_round, *others),
+    )  # fmt: skip
+    _, of_state, of_rest = _parts(found, [1, len(in_state)])
+    return (
+        None, None, _unsummed(len(state), in_state, of_state), _unsummed(len(others), in_rest, of_rest)
+    )  # fmt: skip
+
+
+def _row(stack: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    return stack[index.reshape(1)].squeeze(0)
+
+
+BACKWARD: dict[str, Callable[..., Any]] = {
+    "cond": cond_backward,
+    "map_impl": map_backward,
+    "scan": scan_backward,
+    "while_loop": loop_backward,
+    "while_loop_stack_output": loop_backward,
+}
+"""From (operator, arguments, results, places of the differentiable results, their gradients) to gradients in the
+structure of the arguments."""

@@ -1,0 +1,322 @@
+"""Higher-order operators in a trace: the functions that they are given become graphs inside of the graph.
+
+    call ──► enter: what a function refers to becomes an operand ──► autograd, transforms ──► record: graphs, node, result
+
+`enter` is asked at the first moment, above autograd and the transforms of torch.func; `record` by the recorder itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from understudy import _torch
+from understudy.capture.graph_passes import promise_size
+from understudy.capture.higher_order import flex_and_invoke, torch_tracing
+from understudy.capture.higher_order.closures import (
+    Branch,
+    Rehearsal,
+    followed,
+    in_structure,
+    is_ready,
+    same_but_another,
+    unbound_numbers,
+)
+from understudy.capture.higher_order.forms import FORMS, Form, no_symbols_to_bind
+from understudy.capture.higher_order.torch_tracing import (
+    branches_below_autograd,
+    capture_of_branches,
+    current_capture,
+)
+from understudy.capture.higher_order.transforms import as_operands, transformed, with_gradients
+from understudy.errors import Context, UnsupportedMutationAliasingException
+from understudy.fake.higher_order import mismatch
+from understudy.fake.mode import FakeTensorMode
+from understudy.fake.realise import make_new
+from understudy.fake.tensor import FakeTensor
+from understudy.graph.node_values import in_stand_ins
+from understudy.lines import user_line
+from understudy.spec.call import flat
+
+if TYPE_CHECKING:
+    from understudy.capture.make_fx import Capture
+    from understudy.capture.recorder import ProxyTorchDispatchMode
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+OWN = {"flex_attention": flex_and_invoke.prepared, "invoke_subgraph": flex_and_invoke.with_gradients}
+"""What is done in another way before autograd; NotImplemented: go on as usual."""
+
+
+# --- above autograd ---------------------------------------------------------------------------------------------------
+
+
+def enter(
+    recorder: ProxyTorchDispatchMode, original: Callable[..., Any], op: Any, key: Any, args: Any, kwargs: Any
+) -> Any:
+    """A higher-order operator was called while a recorder is active."""
+    operands, kwargs = as_operands(args, kwargs)
+    if operands is not args:
+        return op(*operands, **kwargs)
+    form = FORMS.get(op.name())
+    capture = current_capture()
+    if (
+        form is not None
+        and capture is not None
+        and not all(is_ready(args[position]) for position, _ in form.functions)
+    ):
+        return _prepared(capture, form, op, args, kwargs)
+    if key == _torch.TRANSFORMS and (answer := transformed(op, args, kwargs)) is not NotImplemented:
+        return answer
+    if capture is not None and not capture.options.pre_dispatch and not _torch.is_transformed():
+        answer = with_gradients(op, args, kwargs)
+        if answer is not NotImplemented:
+            return answer
+    own = OWN.get(op.name())
+    if own is not None and capture is not None:
+        answer = own(capture, op, args, kwargs)
+        if answer is not NotImplemented:
+            return answer
+    if recorder.pre_dispatch and _torch.is_recorded_above_autograd():
+        if form is None and _torch.is_transformed():  # an autograd.Function in a transform, which knows what to do with it
+            return recorder.below_transforms(op, args, kwargs)
+        if form is not None and (answer := _with_its_parts(recorder, op, args, kwargs)) is not NotImplemented:
+            return answer
+        with _torch.without_recorder():
+            return record(recorder, op, args, kwargs)
+    return original(op, key, *args, **kwargs)
+
+
+def _with_its_parts(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any) -> Any:
+    """Above autograd the operator is one node; a backward pass reads what its forward pass keeps for it."""
+    # why: it is a recorder itself, and recorders record these operators
+    from understudy.capture.predispatch import InnerRecorder
+
+    inner = InnerRecorder(recorder)
+    with inner, branches_below_autograd(), _kept_names(recorder.tracer.root, FORMS[op.name()]):
+        result = with_gradients(op, args, kwargs)
+    if result is NotImplemented:
+        return result
+    inner.parts.close(result)
+    with _torch.without_recorder():
+        record(recorder, op, args, kwargs, result)
+    inner.parts.belong_to(recorder.tracer.graph.find_nodes(op="call_function", target=op)[-1])
+    return result
+
+
+@contextmanager
+def _kept_names(root: torch.nn.Module, form: Form) -> Iterator[None]:
+    """Inside, the next names for graphs are not given to others."""
+    names = _names_of_graphs(root, form)
+    for name in names:
+        root.add_module(name, torch.nn.Module())
+    try:
+        yield
+    finally:
+        for name in names:
+            delattr(root, name)
+
+
+def _names_of_graphs(root: torch.nn.Module, form: Form) -> list[str]:
+    prefixes = [prefix for _, prefix in form.functions]
+    number = 0
+    while hasattr(root, f"{prefixes[0]}_{number}"):
+        number += 1
+    return [f"{prefix}_{number}" for prefix in prefixes]
+
+
+def _prepared(capture: Capture, form: Form, op: Any, args: Any, kwargs: Any) -> Any:
+    """Call the operator with functions of flat operands that refer to nothing else."""
+    args = list(args)
+    operands, in_spec = _torch.tree_flatten(tuple(args[form.extra]))
+    group = (
+        tuple if op.name() == "cond" else type(args[form.extra])
+    )  # users give `cond` a list or a tuple of operands
+    flat_args = [*args[: form.extra], group(operands), *args[form.extra + 1 :]]
+    functions = [args[position] for position, _ in form.functions]
+    examples = _examples(capture, form, flat_args)
+    given = len(examples) - len(operands)
+    call = in_structure(examples, given, in_spec)
+    rehearsal, out_spec = _rehearsed(capture, form, functions, examples, call)
+    tensors = list(rehearsal.tensors.values())
+    numbers = unbound_numbers(list(rehearsal.numbers), [*examples, *tensors])
+    may_write = form.may_write and not torch.is_grad_enabled()
+    for position, _ in form.functions:
+        flat_args[position] = Branch(
+            args[position], given, in_spec, tensors, may_write, position in form.bare
+        )
+    flat_args[form.extra] = group([*operands, *tensors, *numbers])
+    result = op(*flat_args, **kwargs)
+    return _torch.tree_unflatten(list(result), out_spec)
+
+
+def _examples(capture: Capture, form: Form, args: Any) -> list[Any]:
+    with _torch.without_recorder(), capture.stand_ins:
+        return list(map(same_but_another, form.examples(capture.stand_ins, tuple(args))))
+
+
+def _rehearsed(
+    capture: Capture, form: Form, functions: list[Any], examples: list[Any], call: tuple[Any, ...]
+) -> tuple[Rehearsal, Any]:
+    """Run the functions, recorded by nobody: what do they refer to, and in which structure do they return?"""
+    rehearsal = Rehearsal(capture, examples)
+    counts = dict(capture.tracer.torch_fn_counts)
+    specs = []
+    mode = capture.stand_ins
+    try:
+        with _torch.without_recorder(), mode, no_symbols_to_bind(mode):
+            for function in functions:
+                with rehearsal:
+                    result = function(*call)
+                rehearsal.look_at(result)
+                specs.append(_torch.tree_flatten(result)[1])
+    finally:
+        capture.tracer.torch_fn_counts = counts
+    if not form.bare and len(specs) > 1 and specs[0].num_leaves != specs[1].num_leaves:
+        raise mismatch(f"one branch returns {specs[0]} and the other {specs[1]}")
+    return rehearsal, specs[-1]
+
+
+# --- in the recorder --------------------------------------------------------------------------------------------------
+
+
+def record(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any, known: Any = None) -> Any:
+    """Make graphs of the operator's functions, and a node of the call. `known`: what it gives, if it has run already."""
+    form = FORMS.get(op.name())
+    if form is None:
+        return torch_tracing.record(recorder, op, args, kwargs)
+    capture = capture_of_branches()
+    mode = capture.stand_ins
+    stand_ins = in_stand_ins(mode, tuple(args))
+    graphs = [_traced(capture, op, form, position, args, stand_ins) for position, _ in form.functions]
+    node_args = _node_arguments(recorder, form, graphs, args)
+    outputs: list[Sequence[Any]] = [values_of_output(graph) for graph in graphs]
+    if _torch.active_fake_mode() is None:
+        with mode, no_symbols_to_bind(mode):  # refuses branches that do not go together
+            form.result(mode, stand_ins, outputs)
+        result = op(*_with_graphs(form, graphs, args), **kwargs) if known is None else known
+    else:
+        with mode:
+            result = tuple(form.result(mode, stand_ins, outputs)) if known is None else known
+    tracer = recorder.tracer
+    node_kwargs = {name: tracer.argument(value) for name, value in kwargs.items()}
+    node = tracer.append_call(op, node_args, node_kwargs, op.name())
+    recorder.track(result, node)
+    if op.name() == "while_loop_stack_output" and _torch.active_fake_mode() is None:
+        promise_size(tracer, result[0], "the loop goes round as often as it did when it was recorded")
+    return result
+
+
+def _traced(capture: Capture, op: Any, form: Form, position: int, args: Any, stand_ins: Any) -> GraphModule:
+    mode = capture.stand_ins
+    with mode:
+        examples = form.examples(mode, stand_ins)
+    function = args[position]
+    fresh = tuple([_fresh(mode, value, capture.options.pre_dispatch) for value in examples])
+    pending = [] if mode.shape_env is None else mode.shape_env.pending_fresh_unbacked_symbols
+    before = list(pending)
+    with _torch.with_autograd():  # a branch may ask for gradients inside
+        graph = capture.subgraph(followed(function), fresh)
+    pending[:] = before  # what is born in a branch is bound there or nowhere
+    if isinstance(function, Branch):
+        operands = [value for value in stand_ins[form.extra] if type(value) is FakeTensor]
+        check_effects(op, form, position, graph, function, operands)
+    return graph
+
+
+def _fresh(mode: FakeTensorMode, value: Any, keeps_grad: bool) -> Any:
+    """The same metadata, and nothing that is known of it: a graph holds for other values too."""
+    if type(value) is not FakeTensor:
+        return value
+    fresh = make_new(mode, value._spec)
+    return fresh.requires_grad_(value.requires_grad) if keeps_grad and value.requires_grad else fresh
+
+
+def _with_graphs(form: Form, graphs: list[Any], args: Any) -> list[Any]:
+    replaced = list(args)
+    for (position, _), graph in zip(form.functions, graphs, strict=True):
+        replaced[position] = graph
+    return replaced
+
+
+def _node_arguments(
+    recorder: ProxyTorchDispatchMode, form: Form, graphs: list[GraphModule], args: Any
+) -> tuple[Any, ...]:
+    tracer = recorder.tracer
+    for value in _torch.tree_flatten(args)[0]:
+        if isinstance(value, SYMBOLIC):
+            tracer.argument(value)  # computed before the graphs are read: these stand next to the call
+    names = _names_of_graphs(tracer.root, form)
+    nodes = [attribute(recorder, name, graph) for name, graph in zip(names, graphs, strict=True)]
+    return tuple([
+        value if isinstance(value, Node) else tracer.argument(value) for value in _with_graphs(form, nodes, args)
+    ])  # fmt: skip
+
+
+def attribute(recorder: ProxyTorchDispatchMode, name: str, graph: torch.nn.Module) -> Node:
+    """A graph as a submodule, and the node that reads it."""
+    tracer = recorder.tracer
+    tracer.root.add_module(name, graph)
+    return tracer.graph.create_node("get_attr", name, (), {}, name=name)
+
+
+# --- What a branch must not do: write to what it was given, or return a part of it --------------------------
+
+
+def values_of_output(graph: GraphModule) -> list[Any]:
+    """What a graph returns, flat: stand-ins, numbers, None."""
+    (output,) = graph.graph.find_nodes(op="output")
+    return [_value(leaf) for leaf in _torch.tree_flatten(output.args[0])[0]]
+
+
+def _value(leaf: Any) -> Any:
+    return leaf.meta.get("val") if isinstance(leaf, Node) else leaf
+
+
+def check_effects(
+    op: Any, form: Form, position: int, graph: GraphModule, branch: Branch, operands: list[Any]
+) -> None:
+    """Refuse a branch that writes to its operands where that can't be followed, or that returns a view of one."""
+    name = f"{op.name()}: the function {branch.__name__}, its {dict(form.functions)[position]},"
+    inputs = {
+        _torch.storage_id(node.meta["val"]): node
+        for node in graph.graph.find_nodes(op="placeholder")
+        if type(node.meta.get("val")) is FakeTensor
+    }
+    written = [node for node in graph.graph.nodes if _writes_to(node, inputs)]
+    if written and not branch.may_write:
+        hint = "write to a clone of it"
+        if form.may_write:
+            hint += "; or, where no gradients are needed, call it under torch.no_grad()"
+        raise _refused(f"{name} writes to a tensor that comes from outside", written[0], hint)
+    if written:
+        for operand in operands:
+            operand._known = None
+    (output,) = graph.graph.find_nodes(op="output")
+    for leaf in _torch.tree_flatten(output.args[0])[0]:
+        value = _value(leaf)
+        if type(value) is FakeTensor and _torch.storage_id(value) in inputs:
+            what = f"{name} returns a tensor that comes from outside, or a view of it"
+            raise _refused(what, leaf, "return a copy: x.clone()")
+
+
+def _writes_to(node: Node, inputs: dict[int, Node]) -> bool:
+    if not isinstance(node.target, _torch.OpOverload) or not _torch.is_mutable(node.target):
+        return False
+    values = [
+        node.args[position] if position < len(node.args) else node.kwargs.get(name)
+        for position, name in _torch.written_arguments(node.target)
+    ]
+    tensors = [_value(value) for value in flat(Node, values, {})]
+    return any(type(tensor) is FakeTensor and _torch.storage_id(tensor) in inputs for tensor in tensors)
+
+
+def _refused(what: str, node: Node, hint: str) -> UnsupportedMutationAliasingException:
+    value = node.meta.get("val")
+    shown = f"{node.format_node()}    {value._spec}" if type(value) is FakeTensor else str(node.format_node())
+    lines = str(node.meta.get("stack_trace", "")).strip().splitlines()
+    line = lines[-2].replace("File ", "") + ": " + lines[-1].strip() if len(lines) >= 2 else user_line()
+    return UnsupportedMutationAliasingException(f"{what}:\n  {shown}", context=Context(line=line, hint=hint))

@@ -1,0 +1,183 @@
+"""The capture that runs in this thread just now.
+
+torch's higher-order operators make graphs of the functions that they are given in several places: where they are
+recorded, and in their rules for autograd. All of them ask torch for its current tracer. While a capture runs, the
+answer is `TracerOfThisThread`, which hands them graphs of ours.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch.fx import GraphModule
+
+from understudy import _torch
+from understudy._torch import while_active
+from understudy.capture import proxy_slots
+from understudy.capture.tracer import PythonKeyTracer
+from understudy.errors import Context, UnderstudyError, UnsupportedOperatorException
+from understudy.fake.mode import FakeTensorMode
+from understudy.lines import user_line
+
+if TYPE_CHECKING:
+    from understudy.capture.make_fx import Capture
+    from understudy.capture.recorder import ProxyTorchDispatchMode
+
+class _Running(threading.local):
+    def __init__(self) -> None:
+        self.captures: list[Capture] = []
+
+
+_running = _Running()
+
+
+def current_capture() -> Capture | None:
+    return _running.captures[-1] if _running.captures else None
+
+
+def capture_of_branches() -> Capture:
+    """The capture that a branch belongs to."""
+    capture = current_capture()
+    if capture is None:
+        raise UnderstudyError(
+            "a higher-order operator can only be recorded inside make_fx: the graphs of its functions need a capture "
+            "to belong to"
+        )
+    return capture
+
+
+@contextmanager
+def running(capture: Capture) -> Iterator[None]:
+    _running.captures.append(capture)
+    try:
+        with _torch.announced_tracer(TRACER):
+            yield
+    finally:
+        _running.captures.pop()
+
+
+@contextmanager
+def branches_below_autograd() -> Iterator[None]:
+    """Inside, graphs of branches are made below autograd, also those of a trace that goes above it."""
+    capture = current_capture()
+    if capture is None or not capture.options.pre_dispatch:
+        yield
+        return
+    assert capture.stand_ins is not None  # made here if it was not, so that both have the same
+    below = copy.copy(capture)
+    below.options = replace(capture.options, pre_dispatch=False)
+    with running(below):
+        yield
+
+
+class TracerOfThisThread:
+    """What torch's higher-order operators need of the tracer that is at work."""
+
+    @property
+    def fake_tensor_mode(self) -> Any:
+        capture = current_capture()
+        return None if capture is None else capture.fake_mode
+
+    def trace_subgraph(self, f: Callable[..., Any], *args: Any) -> GraphModule:
+        return capture_of_branches().subgraph(f, args)
+
+    def trace_subgraph_custom_decomp(
+        self, f: Callable[..., Any], decomp_table: Mapping[Any, Callable[..., Any]], *args: Any
+    ) -> GraphModule:
+        return capture_of_branches().subgraph(f, args, decomp_table)
+
+
+TRACER = TracerOfThisThread()
+
+
+# --- Where torch's own rules trace a function by themselves, and a capture of ours or a fake mode of ours is active ---
+
+Function = Callable[..., Any]
+
+
+def make_fx_of_ours(f: Function, *args: Any, **options: Any) -> Function:
+    from understudy.capture.make_fx import make_fx  # why: captures record higher-order operators
+
+    return make_fx(f, *args, **{"_allow_fake_constant": True, **options})
+
+
+@while_active("linearize")
+@while_active("graphs of flex attention")
+def traced_by_us(original: Function) -> Function:
+    def make_fx(f: Function, *args: Any, **options: Any) -> Function:
+        is_ours = current_capture() is not None or type(_torch.active_fake_mode()) is FakeTensorMode
+        return (make_fx_of_ours if is_ours else original)(f, *args, **options)
+
+    return make_fx
+
+
+@while_active("what dynamo leaves alone")
+def left_alone(original: Function) -> Function:
+    """Dynamo takes only functions of torch here; it does not look into ours anyway."""
+
+    def disallow(function: Function) -> Function:
+        return function if _is_ours(function) else original(function)
+
+    return disallow
+
+
+def _is_ours(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).startswith("understudy.")
+
+
+@while_active("graphs of functionalization")
+def graph_of_branch(original: Function) -> Function:
+    """Functionalization looks through a graph of each branch for writes to its operands."""
+
+    def trace(function: Function, inputs: Any, pre_dispatch: bool) -> Any:
+        capture = current_capture()
+        if capture is None:
+            return original(function, inputs, pre_dispatch)
+        with _torch.without_recorder():
+            return capture.subgraph(function, tuple(inputs))
+
+    return trace
+
+
+# --- Higher-order operators that record themselves ----------------------------------------------------------
+# Every higher-order operator of torch, and many of others, brings a function that records it with torch's own recorder.
+# It is called with ours, which has the same face; what it takes from torch's tracing module on the way is answered by us.
+
+
+def _tracked(original: Any) -> Any:
+    def track_tensor_tree(inner_res: Any, proxy_res: Any, *, constant: Any, tracer: Any) -> Any:
+        track = proxy_slots.track_tensor_tree if isinstance(tracer, PythonKeyTracer) else original
+        return track(inner_res, proxy_res, constant=constant, tracer=tracer)
+
+    return track_tensor_tree
+
+
+def _slot(original: Any) -> Any:
+    def get_proxy_slot(obj: Any, tracer: Any, *rest: Any) -> Any:
+        return (proxy_slots.get_proxy_slot if isinstance(tracer, PythonKeyTracer) else original)(obj, tracer, *rest)
+
+    return get_proxy_slot
+
+
+ANSWERS = {"track_tensor_tree": _tracked, "get_proxy_slot": _slot, "make_fx": traced_by_us}
+"""By the names under which torch's tracing module has them."""
+
+
+def record(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any) -> Any:
+    handler = _torch.recording_of(op)
+    if handler is None:
+        raise UnsupportedOperatorException(
+            f"the higher-order operator {op} does not say how it is recorded",
+            func=op,
+            context=Context(
+                line=user_line(),
+                hint=f"register a function for it: {op}.py_impl(torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode)",
+            ),
+        )
+    with _torch.answered_by(handler, ANSWERS):
+        return handler(recorder, *args, **kwargs)

@@ -1,0 +1,307 @@
+"""Higher-order operators under the transforms of torch.func.
+
+    grad, vjp   one level further in, the operator is called again; its gradients are calls of operators (BACKWARD),
+                outside of torch.func as well
+    jvp         the operator over pairs of values and tangents (FORWARD)
+    vmap        the operator over batches (BATCHED)
+
+Transforms around each other are taken off one by one, as torch does with plain operators.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from understudy import _torch
+from understudy.capture.higher_order.batching import BATCHED
+from understudy.capture.higher_order.derivatives import BACKWARD, FORWARD, KEEPING, at, differentiable
+from understudy.errors import Context, UnsupportedOperatorException
+from understudy.lines import user_line
+from understudy.spec.call import flat, mapped
+
+NAMES = {"Grad": "torch.func.grad and vjp", "Jvp": "torch.func.jvp", "Vmap": "torch.func.vmap"}
+
+
+def as_operands(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments as an operator can take them; the same objects if they are.
+
+    A backward pass may run after its transform: what was saved inside is then what it wraps. And a zero that forward
+    differentiation has not made yet is made.
+    """
+    if all(_operand(tensor) is tensor for tensor in flat(torch.Tensor, args, kwargs)):
+        return args, kwargs
+    args, kwargs = mapped(_operand, torch.Tensor, (tuple(args), dict(kwargs)))
+    return args, kwargs
+
+
+def _operand(tensor: torch.Tensor) -> torch.Tensor:
+    if _torch.is_zero(tensor):
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return _torch.unwrapped_if_over(tensor)
+
+
+def transformed(op: Any, args: Any, kwargs: Any) -> Any:
+    """The operator under the innermost transform; NotImplemented if torch's rule for it is as good."""
+    interpreter, kind, has_rule = _torch.innermost_transform(op)
+    if kind == "Grad" and (op.name() in BACKWARD or not has_rule):
+        return _differentiated(interpreter, op, *interpreter.lift(args, kwargs))
+    if kind == "Jvp" and op.name() in FORWARD:
+        return _pushed_forward(interpreter, op, *interpreter.lift(args, kwargs))
+    if kind == "Vmap" and op.name() in BATCHED:
+        return BATCHED[op.name()](interpreter, op, *args)
+    if has_rule:
+        return NotImplemented
+    raise unsupported(op, NAMES.get(kind, kind))
+
+
+def unsupported(op: Any, transform: str) -> UnsupportedOperatorException:
+    hint = "inside of the transform, write it out in plain operators: torch.where, or a Python loop"
+    return UnsupportedOperatorException(
+        f"the higher-order operator {op} has no rule for {transform}",
+        func=op,
+        context=Context(line=user_line(), hint=hint),
+    )
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+KEEPS: ContextVar[bool] = ContextVar("keeps", default=True)
+"""Whether what a backward pass needs is kept. Inside of one, it would be for derivatives of derivatives, of which there
+may be none."""
+
+
+class Call:
+    """One call of an operator, of which gradients may be asked."""
+
+    def __init__(self, op: Any, args: Any, kwargs: Any) -> None:
+        self.op = op
+        self.values, self.spec = _torch.tree_flatten((tuple(args), dict(kwargs)))
+        self.places = [place for place, value in enumerate(self.values) if isinstance(value, torch.Tensor)]
+        self.out_spec: Any = None
+        self._plain: dict[int, Any] = {}
+
+    @property
+    def tensors(self) -> list[Any]:
+        return at(self.places, self.values)
+
+    def with_tensors(self, tensors: Any) -> Any:
+        """The arguments, with these in the place of tensors."""
+        values = list(self.values)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            values[place] = tensor
+        return _torch.tree_unflatten(values, self.spec)
+
+    def run(self, tensors: Any) -> list[Any]:
+        args, kwargs = self.with_tensors(tensors)
+        results, self.out_spec = _torch.tree_flatten(self.op(*args, **kwargs))
+        return list(results)
+
+    def save(self, ctx: Any, tensors: Any, results: Any) -> None:
+        ctx.call = self
+        self._plain = {
+            place: value for place, value in enumerate(results) if not isinstance(value, torch.Tensor)
+        }
+        ctx.save_for_backward(*tensors, *[value for value in results if isinstance(value, torch.Tensor)])
+
+    def gradients(self, saved: Any, grads: tuple[Any, ...]) -> list[Any]:
+        tensors, remaining = saved[: len(self.places)], iter(saved[len(self.places) :])
+        results = [
+            self._plain[place] if place in self._plain else next(remaining) for place in range(len(grads))
+        ]
+        args, _ = self.with_tensors(tensors)
+        given = differentiable(grads)
+        if not given or not differentiable(tensors):
+            return [None for _ in tensors]
+        token = KEEPS.set(False)
+        try:
+            found = BACKWARD[self.op.name()](self.op, args, results, given, at(given, grads))
+        finally:
+            KEEPS.reset(token)
+        return at(self.places, _torch.tree_flatten(found)[0])
+
+    def returned(self, results: Any) -> Any:
+        return _torch.tree_unflatten(list(results), self.out_spec)
+
+
+def _kept(op: Any, args: Any, tensors: Any) -> Any:
+    """The call with what its backward pass needs; NotImplemented where there is nothing to keep."""
+    if not KEEPS.get() or op.name() not in KEEPING or not any(tensor.requires_grad for tensor in tensors):
+        return NotImplemented
+    return KEEPING[op.name()](op, args)
+
+
+# --- ordinary gradients -------------------------------------------------------------------------------------------------
+
+
+def with_gradients(op: Any, args: Any, kwargs: Any) -> Any:
+    """The operator with gradients of ours; NotImplemented if none are asked for."""
+    if op.name() not in BACKWARD or not torch.is_grad_enabled():
+        return NotImplemented
+    call = Call(op, args, kwargs)
+    if not any(tensor.requires_grad for tensor in call.tensors):
+        return NotImplemented
+    kept = _kept(op, args, call.tensors)
+    if kept is not NotImplemented:
+        return kept
+    return call.returned(Ordinary.apply(call, *call.tensors))  # type: ignore[no-untyped-call]
+
+
+class Ordinary(torch.autograd.Function):
+    """What autograd sees of the operator."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, *tensors: torch.Tensor) -> tuple[Any, ...]:
+        with _torch.below_autograd():
+            results = tuple(call.run(tensors))
+        call.save(ctx, tensors, results)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return None, *ctx.call.gradients(ctx.saved_tensors, grads)
+
+
+# --- torch.func.grad ------------------------------------------------------------------------------------------------------
+
+
+def _differentiated(interpreter: Any, op: Any, args: Any, kwargs: Any) -> Any:
+    if op.name() not in BACKWARD:
+        return _by_leaves(interpreter, op, args, kwargs)
+    call = Call(op, args, kwargs)
+    kept = _kept(op, args, call.tensors)
+    if kept is not NotImplemented:
+        return kept
+    with _torch.single_level_functions():
+        return call.returned(OneLevel.apply(interpreter, call, *call.tensors))
+
+
+class OneLevel(_torch.SingleLevelFunction):  # type: ignore[misc]
+    """What torch.func.grad sees of the operator at one level: further in, it is called again."""
+
+    @staticmethod
+    def forward(interpreter: Any, call: Call, *tensors: torch.Tensor) -> tuple[Any, ...]:
+        level = interpreter.level()
+        inner = [_torch.unwrap_for_grad(tensor, level) for tensor in tensors]
+        with torch.enable_grad(), _torch.with_forward_gradients(), interpreter.lower():
+            results = call.run(inner)
+        return tuple([
+            _torch.wrap_for_grad(value, level) if isinstance(value, torch.Tensor) else value for value in results
+        ])  # fmt: skip
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        inputs[1].save(ctx, inputs[2:], output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return None, None, *ctx.call.gradients(ctx.saved_tensors, grads)
+
+
+class Leaves:
+    """One call of an operator that only has a rule for ordinary autograd: one level further in, it is given leaves."""
+
+    def __init__(self, interpreter: Any, call: Call) -> None:
+        self._interpreter = interpreter
+        self._level = interpreter.level()
+        self.call = call
+        self._leaves: list[Any] = []
+        self._results: list[Any] = []
+
+    def run(self, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+        inner = [_torch.unwrap_for_grad(tensor, self._level) for tensor in tensors]
+        with torch.enable_grad(), self._interpreter.lower():
+            if _torch.is_transformed() or any(tensor.requires_grad for tensor in inner):
+                raise unsupported(self.call.op, "torch.func.grad inside of another transform of torch.func")
+            self._leaves = list(map(_leaf, inner))
+            self._results = self.call.run(self._leaves)
+            detached = [
+                value.detach() if isinstance(value, torch.Tensor) else value for value in self._results
+            ]
+        return tuple([
+            _torch.wrap_for_grad(value, self._level) if isinstance(value, torch.Tensor) else value for value in detached
+        ])  # fmt: skip
+
+    def gradients(self, tensors: Any, grads: tuple[Any, ...]) -> list[Any]:
+        if not _torch.is_transformed() or any(map(_is_over, tensors)):
+            raise unsupported(self.call.op, "torch.func.vjp whose result is called later, as jacrev does")
+        wanted = [
+            (result, _torch.unwrap_for_grad(grad, self._level))
+            for result, grad in zip(self._results, grads, strict=True)
+            if isinstance(result, torch.Tensor) and result.requires_grad and grad is not None
+        ]
+        leaves = [leaf for leaf in self._leaves if leaf.requires_grad]
+        with self._interpreter.lower():
+            results, given = [result for result, _ in wanted], [grad for _, grad in wanted]
+            found = iter(torch.autograd.grad(results, leaves, given, allow_unused=True, retain_graph=True))
+        parts = [next(found) if leaf.requires_grad else None for leaf in self._leaves]
+        return [None if grad is None else _torch.wrap_for_grad(grad, self._level) for grad in parts]
+
+
+def _is_over(tensor: torch.Tensor) -> bool:
+    return _torch.unwrapped_if_over(tensor) is not tensor
+
+
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+    can_have_gradients = tensor.is_floating_point() or tensor.is_complex()
+    return tensor.detach().requires_grad_() if can_have_gradients else tensor
+
+
+def _by_leaves(interpreter: Any, op: Any, args: Any, kwargs: Any) -> Any:
+    leaves = Leaves(interpreter, Call(op, args, kwargs))
+    with _torch.single_level_functions():
+        return leaves.call.returned(OfLeaves.apply(leaves, *leaves.call.tensors))
+
+
+class OfLeaves(_torch.SingleLevelFunction):  # type: ignore[misc]
+    """What torch.func.grad sees of an operator that is given leaves."""
+
+    @staticmethod
+    def forward(leaves: Leaves, *tensors: torch.Tensor) -> tuple[Any, ...]:
+        return leaves.run(tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.leaves = inputs[0]
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return None, *ctx.leaves.gradients(ctx.saved_tensors, grads)
+
+
+# --- tangents ---------------------------------------------------------------------------------------------------------
+
+
+def _pushed_forward(interpreter: Any, op: Any, args: Any, kwargs: Any) -> Any:
+    level = interpreter.level()
+    tangents: dict[int, Any] = {}
+
+    def inner(tensor: torch.Tensor) -> Any:
+        primal, tangent = torch.autograd.forward_ad.unpack_dual(tensor)
+        found = _torch.unwrap_for_grad(primal, level)
+        if tangent is not None:
+            tangents[id(found)] = _torch.unwrap_for_grad(tangent, level)
+        return found
+
+    args = mapped(inner, torch.Tensor, tuple(args))
+
+    def wrapped(value: torch.Tensor) -> Any:
+        return _torch.wrap_for_grad(value, level)
+
+    with interpreter.lower():
+        if tangents:
+            of_args = _torch.tree_map(lambda value: tangents.get(id(value)), args)
+            results, found = FORWARD[op.name()](op, args, of_args)
+        else:
+            plain = op(*args, **kwargs)
+    if not tangents:
+        return mapped(wrapped, torch.Tensor, plain)
+    results = [wrapped(value) if isinstance(value, torch.Tensor) else value for value in results]
+    for place, tangent in zip(differentiable(results), found, strict=True):
+        results[place] = torch.autograd.forward_ad.make_dual(results[place], wrapped(tangent))
+    return tuple(results)

@@ -1,0 +1,432 @@
+"""The names of a captured program's inputs, from the signature of the function."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from understudy import _torch
+from understudy.capture import wrapper_subclasses
+from understudy.capture.borrowed_modules import LentState, Named, modules_of
+from understudy.capture.constants import Strays, forgetful_optimizers
+from understudy.capture.graph_passes import insert_promises, make_writable, remove_dead_code
+from understudy.capture.higher_order.torch_tracing import running
+from understudy.capture.module_stack import recorded_modules, root_of
+from understudy.capture.predispatch import PreDispatchTorchFunctionMode, settle
+from understudy.capture.recorder import ProxyTorchDispatchMode
+from understudy.capture.repeated_layers.layers import Blocks, Families
+from understudy.capture.tracer import OPEN, SYMBOLIC, PythonKeyTracer
+from understudy.capture.unrecorded_effects.torch_functions import TorchFunctionMetadataMode
+from understudy.fake.mode import FakeTensorMode
+from understudy.fake.tensor import FakeTensor
+from understudy.fake.torch_api import maybe_get_fake_mode
+from understudy.graph import show
+from understudy.graph.borrowed_state import no_collection, to_the_end
+from understudy.graph.node_origins import begins_here
+from understudy.graph.node_values import in_stand_ins, set_val
+from understudy.shapes.bindings import bindings_of_input
+from understudy.shapes.env import ShapeEnv
+from understudy.shapes.node import SymNode
+from understudy.spec.call import mapped
+
+
+def argument_names(f: Callable[..., Any], args: tuple[Any, ...]) -> list[tuple[str, tuple[Any, ...]]]:
+    """Name and default of each argument: those of the signature, or arg0, arg1, … where it does not say."""
+    numbered: list[tuple[str, tuple[Any, ...]]] = [(f"arg{position}", ()) for position in range(len(args))]
+    inner = inspect.unwrap(f)
+    code = getattr(inner, "__code__", None)
+    if code is None or code.co_flags & inspect.CO_VARARGS:
+        return numbered
+    parameters = list(inspect.signature(inner).parameters.values())
+    if len(parameters) < len(args):
+        return numbered
+    return [
+        (parameter.name, () if parameter.default is inspect.Parameter.empty else (parameter.default,))
+        for parameter in parameters[: len(args)]
+    ]
+
+
+def name_of(f: Callable[..., Any]) -> str:
+    return getattr(f, "__name__", None) or type(f).__name__
+
+
+def leaf_names(names: list[tuple[str, tuple[Any, ...]]], in_spec: Any) -> list[str]:
+    """What each leaf of the arguments is called: `x`, or `x_1`, `x_2`, … for the leaves of a structure."""
+    result = []
+    for (name, _), part in zip(names, _torch.children(in_spec), strict=True):
+        if _torch.is_leaf(part):
+            result.append(name)
+        else:
+            result.extend(f"{name}_{count}" for count in range(1, part.num_leaves + 1))
+    return result
+
+
+# --- Errors inside a traced function say how far the trace had come -----------------------------------------
+
+SHOWN = 4
+"""Recorded nodes that an error shows."""
+
+
+def with_last_nodes(error: Exception, graph: Graph) -> None:
+    """Add the last recorded nodes to an error, once."""
+    notes = getattr(error, "__notes__", [])
+    if any(note.startswith(HEAD) for note in notes):
+        return
+    nodes = [node for node in graph.nodes if node.op != "output"][-SHOWN:]
+    if not nodes:
+        return
+    text = "\n".join(
+        [f"{HEAD} {len(graph.nodes)} nodes, the last of them:", *(f"    {line_of(node)}" for node in nodes)]
+    )
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+    else:
+        error.__notes__ = [*notes, text]  # type: ignore[attr-defined]
+
+
+HEAD = "while make_fx was tracing: it had recorded"
+
+
+def line_of(node: Node) -> str:
+    """`mul = aten.mul.Tensor(x_1, 2)    f32[2, 3]@cpu`"""
+    shown = ", ".join([*map(str, node.args), *(f"{name}={value}" for name, value in node.kwargs.items())])
+    call = (
+        f"{node.name} = {node.target}({shown})" if node.op == "call_function" else f"{node.name}  ({node.op})"
+    )
+    return f"{call}    {described(node.meta.get('val'))}".rstrip()
+
+
+def described(val: Any) -> str:
+    if isinstance(val, torch.Tensor):
+        return show.described(val)
+    if isinstance(val, (list, tuple)):
+        return ", ".join(map(described, val))
+    return "" if val is None else str(val)
+
+
+# --- make_fx: run a function once, and give the graph of the operators that it ran --------------------------
+
+MODES = ("real", "fake", "symbolic")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a program is captured: the keywords of `make_fx`."""
+
+    decomposition_table: Mapping[Any, Callable[..., Any]] | None = None
+    tracing_mode: str = "real"
+    allow_non_fake_inputs: bool = False
+    pre_dispatch: bool = False
+    record_module_stack: bool = False
+    allow_fake_constant: bool = False
+    error_on_data_dependent_ops: bool = True
+    proxy_module_inputs: bool = False
+    torch_functions: bool = True
+
+
+def make_fx(
+    f: Callable[..., Any], decomposition_table: Mapping[Any, Callable[..., Any]] | None = None,
+    tracing_mode: str = "real", _allow_non_fake_inputs: bool = False, *, pre_dispatch: bool = False,
+    record_module_stack: bool = False, _allow_fake_constant: bool = False, _error_on_data_dependent_ops: bool = True,
+    record_stack_traces: bool = True, proxy_module_inputs: bool = False, _disable_torch_fn_metadata_mode: bool = False,
+) -> Callable[..., GraphModule]:  # fmt: skip
+    """A function that runs `f` once on its arguments and returns the graph of the operators that ran.
+
+        gm = make_fx(f, tracing_mode="symbolic")(torch.randn(8, 128))
+        gm(torch.randn(3, 50))
+
+    `tracing_mode`: "real" runs the operators, "fake" runs stand-ins of the same sizes, "symbolic" makes sizes symbols:
+    the graph then holds for every size that `gm.shape_env`'s guards admit.
+    `decomposition_table`: operator → function to record in its place. `pre_dispatch`: record above autograd and autocast.
+    """
+    if tracing_mode not in MODES:
+        raise ValueError(f"tracing_mode is {tracing_mode!r}; it must be one of {', '.join(map(repr, MODES))}")
+    options = Options(
+        decomposition_table, tracing_mode, _allow_non_fake_inputs, pre_dispatch, record_module_stack,
+        _allow_fake_constant, _error_on_data_dependent_ops, proxy_module_inputs,
+        torch_functions=not _disable_torch_fn_metadata_mode,
+    )  # fmt: skip
+
+    @functools.wraps(f)
+    def traced(*args: Any) -> GraphModule:
+        return Capture(f, options).run(args)
+
+    return traced
+
+
+class Capture:
+    """One run of one function under a recorder."""
+
+    def __init__(self, f: Callable[..., Any], options: Options, outer: Capture | None = None) -> None:
+        self.f = f
+        self.options = options
+        self.outer = outer
+        self.tracer = PythonKeyTracer()
+        self.fake_mode: FakeTensorMode | None = None
+        self.recorder: ProxyTorchDispatchMode
+        self._modules_given: list[torch.nn.Module] = []
+
+    def run(self, args: tuple[Any, ...]) -> GraphModule:
+        if self.options.tracing_mode == "real":  # what the program lets go of may be large
+            return self._run(args)
+        with no_collection():
+            return self._run(args)
+
+    def _run(self, args: tuple[Any, ...]) -> GraphModule:
+        self.fake_mode = self.outer.stand_ins if self.outer is not None else self._mode_for(args)
+        if self.fake_mode is not None:
+            self.tracer.shape_env = self.fake_mode.shape_env
+        leaves, in_spec = _torch.tree_flatten(args)
+        if self.outer is None:
+            self.tracer.constants.belongs_to(_mode_among(leaves))
+        names = argument_names(self.f, args)
+        inputs = list(map(self._as_input, leaves, leaf_names(names, in_spec)))
+        self.recorder = ProxyTorchDispatchMode(
+            self.tracer, self.options.tracing_mode, self.options.pre_dispatch, self.options.allow_fake_constant,
+            self.options.error_on_data_dependent_ops, self.options.decomposition_table,
+        )  # fmt: skip
+        self._make_placeholders(names, in_spec, inputs)
+        self._bind_symbols_of_data(inputs)
+        OPEN.add(self.tracer.graph)
+        try:
+            self._modules_given = [value for value in inputs if isinstance(value, torch.nn.Module)]
+            with self._state() as state:
+                given = self._as_given(inputs)
+                result = self._perform(_torch.tree_unflatten(given, in_spec), state)
+                out_spec = self._finish(result, state)
+        finally:
+            to_the_end(lambda: self._close(inputs))
+        return self._graph_module(names, in_spec, out_spec)
+
+    def _close(self, inputs: list[Any]) -> None:
+        """Nothing that was there before keeps a mark of the trace."""
+        OPEN.remove(self.tracer.graph)
+        self.tracer.constants.put_back()
+        self.tracer.node_meta.close()
+        for leaf in inputs:
+            if type(leaf) is FakeTensor and leaf._node is not None and leaf._node.graph is self.tracer.graph:
+                leaf._node = None
+
+    # --- graphs inside of this graph -----------------------------------------------------------------------------
+
+    @functools.cached_property
+    def stand_ins(self) -> FakeTensorMode:
+        """The mode in which branches are traced. While the program itself runs for real, they still run on stand-ins:
+        at most one of them is to touch data."""
+        mode = self.fake_mode or _torch.active_fake_mode()
+        if type(mode) is FakeTensorMode:
+            return mode
+        return FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True)
+
+    def subgraph(
+        self, f: Callable[..., Any], args: tuple[Any, ...], table: Mapping[Any, Callable[..., Any]] | None = None
+    ) -> GraphModule:
+        """The graph of a branch."""
+        is_real = self.options.tracing_mode == "real"
+        options = replace(
+            self.options,
+            tracing_mode="fake" if is_real else self.options.tracing_mode,
+            decomposition_table=self.options.decomposition_table if table is None else table,
+        )
+        return type(self)(f, options, outer=self).run(args)
+
+    # --- before ----------------------------------------------------------------------------------------------
+
+    def _mode_for(self, args: Any) -> FakeTensorMode | None:
+        """The fake mode that the inputs belong to; else the active one; else a new one."""
+        if self.options.tracing_mode == "real":
+            return None
+        leaves, _ = _torch.tree_flatten(args)
+        active = _torch.active_fake_mode()
+        found = _mode_among(leaves) or active
+        if found is None:
+            is_static = self.options.tracing_mode == "fake"
+            symbols = [leaf.node for leaf in leaves if isinstance(leaf, SYMBOLIC) and type(leaf.node) is SymNode]
+            return FakeTensorMode(
+                shape_env=symbols[0].shape_env if symbols else ShapeEnv(), static_shapes=is_static,
+                allow_non_fake_inputs=self.options.allow_non_fake_inputs,
+                allow_fallback_kernels=True,
+            )  # fmt: skip
+        if self.options.tracing_mode == "symbolic" and found.shape_env is None:
+            raise ValueError(
+                'make_fx(tracing_mode="symbolic"): the inputs belong to a FakeTensorMode without shape_env; make it with '
+                "FakeTensorMode(shape_env=ShapeEnv())"
+            )
+        return found
+
+    def _as_input(self, leaf: Any, name: str) -> Any:
+        mode = self.fake_mode
+        if mode is None:
+            return leaf
+        if self.outer is not None:
+            inner = _torch.innermost(leaf)
+            return leaf if _torch.is_stand_in(inner) else in_stand_ins(mode, inner)
+        if isinstance(leaf, torch.Tensor):
+            return leaf if mode.is_our_fake(leaf) else mode.from_tensor(leaf, source=name)
+        if type(leaf) is int and self.options.tracing_mode == "symbolic":
+            return mode.shape_env.create_symint(leaf, name)
+        return leaf
+
+    def _make_placeholders(self, names: list[tuple[str, Any]], in_spec: Any, inputs: list[Any]) -> None:
+        """`x_1`, or `x_1, x_2, …` for an argument that is a structure."""
+        remaining = iter(inputs)
+        for (name, default), part in zip(names, _torch.children(in_spec), strict=True):
+            for count in range(1, part.num_leaves + 1):
+                node = self.tracer.placeholder(f"{name}_{count}", default)
+                self._is_input(next(remaining), node)
+
+    def _bind_symbols_of_data(self, inputs: list[Any]) -> None:
+        """Sizes of inputs that are marked as data's (`torch._dynamo.mark_unbacked`) are read off the inputs."""
+        env = getattr(self.fake_mode or _torch.active_fake_mode(), "shape_env", None)
+        if type(env) is ShapeEnv and env.pending_fresh_unbacked_symbols and self.outer is None:
+            for node, value in zip(self.tracer.graph.find_nodes(op="placeholder"), inputs, strict=True):
+                bindings = bindings_of_input(env, value)
+                if bindings is not None:
+                    node.meta["unbacked_bindings"] = bindings
+
+    def _is_input(self, value: Any, node: Node) -> None:
+        tracer = self.tracer
+        if self.outer is not None:
+            value = _torch.innermost(value)
+        set_val(node, value)
+        if isinstance(value, torch.Tensor):
+            if tracer.recorded(value) is None:
+                tracer.remember(value, node)
+            if type(value) is FakeTensor:
+                tracer.symbols.bind_tensor(value._spec, node)
+            elif not value.is_nested or self.fake_mode is not None:
+                tracer.symbols.bind_symbols_of(value, node)
+        elif isinstance(value, SYMBOLIC):
+            tracer.symbols.bind(value, node)
+        elif isinstance(value, torch.ScriptObject):
+            tracer.script_object_tracker[value] = tracer.proxy(node)
+
+    def _as_given(self, inputs: list[Any]) -> list[Any]:
+        """What `f` is called with: the inputs, or, if that was asked for, proxies in the place of modules."""
+        if not self.options.proxy_module_inputs:
+            return inputs
+        placeholders = self.tracer.graph.find_nodes(op="placeholder")
+        return [
+            self.tracer.proxy(node) if isinstance(value, torch.nn.Module) else value
+            for node, value in zip(placeholders, inputs, strict=True)
+        ]
+
+    @contextmanager
+    def _state(self) -> Iterator[LentState]:
+        """The modules that `f` refers to and is given, with stand-ins for their tensors while stand-ins are traced."""
+        state = LentState(self.fake_mode)
+        try:
+            if self.outer is None:
+                given = [(module, False) for module in self._modules_given]
+                modules = [*modules_of(self.f), *given]
+                families = self._families(modules)
+                state.lend(modules, self.tracer.constants, waiting=families.later)
+                if families.blocks:
+                    Blocks(self.tracer, self.stand_ins, self.recorder).watch(families.blocks)
+            yield state
+        finally:
+            to_the_end(state.give_back)
+
+    def _families(self, modules: list[Named]) -> Families:
+        """Layers that repeat are written down again instead of being run, where nothing can tell the difference."""
+        if self.fake_mode is None or self.options.pre_dispatch or self.options.record_module_stack:
+            return Families(())
+        return Families(module for module, _ in modules)
+
+    # --- the run ---------------------------------------------------------------------------------------------
+
+    def _perform(self, args: Any, state: LentState) -> Any:
+        cached = torch.is_autocast_cache_enabled()
+        with self._all_left(), ExitStack() as stack:
+            if self.fake_mode is not None:
+                stack.enter_context(self.fake_mode)
+            if self.options.pre_dispatch:
+                stack.enter_context(_torch.python_versions())  # what knows of a recorder above autograd
+                stack.enter_context(PreDispatchTorchFunctionMode(self.tracer))
+            if self.fake_mode is not None and self.outer is None:
+                self.tracer.strays = Strays(self.tracer.constants, self.fake_mode)
+                stack.enter_context(forgetful_optimizers())
+            if self.options.torch_functions:
+                stack.enter_context(TorchFunctionMetadataMode(self.tracer))
+            stack.enter_context(running(self))
+            stack.enter_context(self.recorder)
+            self.tracer.node_meta.module_stack = stack.enter_context(self._modules())
+            stack.callback(torch.set_autocast_cache_enabled, cached)
+            torch.set_autocast_cache_enabled(
+                False
+            )  # casts that were made before would be unknown to the graph
+            try:
+                return _called(self.f, args)
+            except Exception as error:
+                with_last_nodes(error, self.tracer.graph)
+                raise
+
+    @contextmanager
+    def _all_left(self) -> Iterator[None]:
+        """Modes are left when this is over, also if an interrupt came while they were being left."""
+        mode = None if _torch.active_fake_mode() is self.fake_mode else self.fake_mode
+        try:
+            yield
+        except BaseException:
+            self.recorder.leave()
+            if mode is not None and _torch.active_fake_mode() is mode:
+                mode.__exit__()
+            raise
+
+    @contextmanager
+    def _modules(self) -> Iterator[Callable[[], Any] | None]:
+        """What says which modules are being called, if that is to be recorded."""
+        if self.outer is not None:
+            yield self.outer.tracer.node_meta.module_stack
+            return
+        root = root_of(self.f) if self.options.record_module_stack else None
+        with recorded_modules(root) as modules:
+            yield None if modules is None else modules.current
+
+    # --- after -----------------------------------------------------------------------------------------------
+
+    def _finish(self, result: Any, state: LentState) -> Any:
+        """Write the output; gives the structure of the output."""
+        # A size is given as the tuple that it is: it compares equal, and the graph stays without a structure of its own.
+        leaves, out_spec = _torch.tree_flatten(mapped(tuple, torch.Size, result))
+        if self.outer is not None:  # inside of a transform, which goes on around the branch
+            leaves = list(map(_torch.innermost, leaves))
+        nodes = [wrapper_subclasses.output(self.tracer, leaf) for leaf in leaves]
+        is_plain = _torch.is_plain_structure(out_spec)
+        self.tracer.graph.output(_torch.tree_unflatten(nodes, out_spec) if is_plain else nodes)
+        settle(self.tracer)
+        make_writable(self.tracer.graph)
+        remove_dead_code(self.tracer.graph)
+        insert_promises(self.tracer.graph, self.tracer.shape_env, is_inner=self.outer is not None)
+        if self.options.pre_dispatch:  # what operators are made of was among it
+            _torch.number_calls_anew(self.tracer.graph)
+        return out_spec
+
+    def _graph_module(self, names: Any, in_spec: Any, out_spec: Any) -> GraphModule:
+        graph = self.tracer.graph
+        structured = any(not _torch.is_leaf(part) for part in _torch.children(in_spec))
+        if structured or not _torch.is_plain_structure(out_spec):
+            (output,) = graph.find_nodes(op="output")
+            output.args = (_torch.tree_flatten(output.args[0])[0],)
+            graph.set_codegen(_torch.structured_code([name for name, _ in names], in_spec, out_spec))
+        gm = self.tracer.constants.graph_module(graph, name_of(self.f))
+        if self.fake_mode is not None and self.options.tracing_mode == "symbolic":
+            gm.shape_env = self.fake_mode.shape_env
+        return gm
+
+
+def _mode_among(leaves: Iterable[Any]) -> FakeTensorMode | None:
+    """The fake mode that the first stand-in among these belongs to."""
+    return next((mode for mode in map(maybe_get_fake_mode, leaves) if mode is not None), None)
+
+
+@begins_here
+def _called(f: Callable[..., Any], args: Any) -> Any:
+    return f(*args)

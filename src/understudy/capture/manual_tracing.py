@@ -1,0 +1,176 @@
+"""Tracing by hand: the recorder that is active, a trace through a tracer, a trace beside the one that is under way."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from understudy import _torch
+from understudy.capture.graph_passes import insert_promises, remove_dead_code
+from understudy.capture.make_fx import make_fx, name_of
+from understudy.capture.predispatch import settle
+from understudy.capture.proxy_slots import track_tensor_tree
+from understudy.capture.recorder import Decompositions, ProxyTorchDispatchMode
+from understudy.capture.tracer import OPEN, SYMBOLIC, PythonKeyTracer
+from understudy.fake.torch_api import unset_fake_temporarily
+
+# --- the recorder of this thread ------------------------------------------------------------------------------------
+
+
+def get_proxy_mode() -> ProxyTorchDispatchMode | None:
+    """The recorder that is active in this thread, None outside of a trace."""
+    recorder: ProxyTorchDispatchMode | None = _torch.active_recorder()
+    return recorder
+
+
+def get_innermost_proxy_mode() -> ProxyTorchDispatchMode | None:
+    """The recorder that is active in this thread, None outside of a trace."""
+    return get_proxy_mode()
+
+
+def get_torch_dispatch_modes() -> list[Any]:
+    """The dispatch modes of this thread, outermost first."""
+    return _torch.dispatch_modes()
+
+
+@contextmanager
+def disable_proxy_modes_tracing(enable_current: bool = False) -> Iterator[ProxyTorchDispatchMode | None]:
+    """Inside, nothing is recorded; gives the recorder that is taken out."""
+    with _torch.without_recorder() as recorder:
+        yield recorder
+
+
+@contextmanager
+def maybe_disable_fake_tensor_mode() -> Iterator[Any]:
+    """Inside, operators run for real; gives the fake mode that is taken out, None if there was none."""
+    with unset_fake_temporarily() as mode:
+        yield mode
+
+
+# --- symbolic numbers -----------------------------------------------------------------------------------------------
+
+
+class ProxySymDispatchMode:
+    """Arithmetic on symbolic numbers for the graph of a tracer.
+
+    Nothing is recorded when a number is computed: it is known by its expression, and becomes a node of the graph when an
+    operator takes it. So while it is active there is nothing to intercept; `enable_tracing = False` keeps the tracer
+    from learning of an environment of symbols here.
+    """
+
+    def __init__(self, tracer: PythonKeyTracer) -> None:
+        self.tracer = tracer
+        self.enable_tracing = True
+
+    def __enter__(self) -> ProxySymDispatchMode:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        pass
+
+    def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """`func` of numbers, as it is recorded: a product with the literal 1 is the other factor."""
+        if func is operator.mul:
+            for one, other in (args, args[::-1]):
+                if isinstance(one, int) and one == 1:
+                    return other
+        result = func(*args, **kwargs)
+        if self.enable_tracing and isinstance(result, SYMBOLIC) and self.tracer.shape_env is None:
+            self.tracer.shape_env = getattr(result.node, "shape_env", None)
+        return result
+
+
+# --- a trace through a tracer ---------------------------------------------------------------------------------------
+
+
+def fake_signature(fn: Callable[..., Any], nargs: int) -> Callable[..., Any]:
+    """`fn` as a function of exactly `nargs` positional arguments, arg0, arg1, …: a function of `*args` says too little."""
+    names = ", ".join(f"arg{position}" for position in range(nargs))
+    made: Callable[..., Any] = eval(f"lambda {names}: fn({names})", {"fn": fn})
+    return made
+
+
+def dispatch_trace(
+    root: torch.nn.Module | Callable[..., Any], tracer: PythonKeyTracer, concrete_args: Any = None
+) -> GraphModule:
+    """The graph module of what `tracer` records while `root` runs on proxies of its arguments.
+
+    `root` says which tensors the proxies stand for (`track_tensor_tree`) and calls the program on those; it is to be
+    called inside `ProxyTorchDispatchMode(tracer, …)`, which records the operators. See `wrap_key`.
+    """
+    graph = tracer.trace(
+        root if isinstance(root, torch.nn.Module) else _marked_open(root, tracer), concrete_args
+    )
+    settle(tracer)
+    remove_dead_code(graph)
+    insert_promises(graph, tracer.shape_env)
+    return _torch.lazy_graph_module(tracer.root, graph, name_of(root))
+
+
+def _marked_open(root: Callable[..., Any], tracer: PythonKeyTracer) -> Callable[..., Any]:
+    """While `root` runs, tensors keep their nodes in the tracer's graph, even if another trace meets them."""
+
+    @functools.wraps(root)
+    def run(*args: Any) -> Any:
+        graph = tracer.graph
+        OPEN.add(graph)
+        try:
+            return root(*args)
+        finally:
+            OPEN.remove(graph)
+
+    return run
+
+
+def wrap_key(
+    f: Callable[..., Any], tensors: Any, tracer: PythonKeyTracer, pre_dispatch: bool = False
+) -> Callable[..., Any]:
+    """`f` on these values, as a function of the proxies that stand for them: what `dispatch_trace` runs."""
+    flat, _ = _torch.tree_flatten(tensors)
+
+    @functools.wraps(f)
+    def wrapped(*proxies: Any) -> Any:
+        flat_proxies, _ = _torch.tree_flatten(proxies)
+        with disable_proxy_modes_tracing():
+            track_tensor_tree(flat, flat_proxies, constant=None, tracer=tracer)
+        given = tensors
+        if tracer.proxy_module_inputs:
+            given = [
+                proxy if isinstance(t, torch.nn.Module) else t
+                for t, proxy in zip(tensors, proxies, strict=True)
+            ]
+        return _torch.tree_map(tracer.unwrap_proxy, f(*given))
+
+    return wrapped
+
+
+# --- a trace beside the one that is under way -----------------------------------------------------------------------
+
+
+def wrapper_and_args_for_make_fx(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[[list[Any]], Any], list[Any]]:
+    """`func(*args, **kwargs)` as a function of one flat list, and that list: make_fx takes no keywords."""
+    flat, structure = _torch.tree_flatten((args, kwargs))
+
+    def wrapped(flat_args: list[Any]) -> Any:
+        positional, named = _torch.tree_unflatten(flat_args, structure)
+        return func(*positional, **named)
+
+    return wrapped, flat
+
+
+def get_isolated_graphmodule(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracing_mode: str = "real",
+    decomposition_table: Decompositions | None = None,
+) -> GraphModule:  # fmt: skip
+    """The graph of `func(*args, **kwargs)`, of which a trace that is under way does not learn."""
+    wrapped, flat = wrapper_and_args_for_make_fx(func, args, kwargs)
+    with disable_proxy_modes_tracing():
+        return make_fx(wrapped, decomposition_table, tracing_mode)(flat)

@@ -1,0 +1,190 @@
+"""Above autograd and autocast: calls that change their state are nodes of the graph."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.overrides import TorchFunctionMode
+
+from understudy import _torch
+from understudy.capture.higher_order.torch_tracing import branches_below_autograd
+from understudy.capture.recorder import ProxyTorchDispatchMode
+from understudy.capture.tracer import PythonKeyTracer
+from understudy.ops.traits.effects import is_pure
+from understudy.spec.call import flat
+
+BACKWARD = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
+"""What these run is recorded below autograd: it is part of autograd, and there is nothing above it."""
+
+
+class PreDispatchTorchFunctionMode(TorchFunctionMode):
+    """Records `torch.no_grad`, `torch.set_grad_enabled`, `torch.autocast` and the like where they begin and end.
+
+    They are no operators, so the recorder does not hear of them; functions of torch they are.
+    """
+
+    def __init__(self, tracer: PythonKeyTracer) -> None:
+        self.tracer = tracer
+        self.enter_autocast_nodes: list[Node] = []
+        self._told = torch.is_grad_enabled()
+        """Whether gradients are on where the graph has got to, by what it says itself."""
+        self._handlers: dict[Any, Callable[..., Any]] = {
+            _torch.set_grad_enabled: self._set_grad_enabled,
+            _torch.enter_autocast: self._enter_autocast,
+            _torch.exit_autocast: self._exit_autocast,
+        }
+
+    # torch.autocast asks the modes for functions whether one is torch's own class of this name.
+    def _claimed_class(self) -> Any:
+        return _torch.torch_state_recorder_class()
+
+    __class__ = property(_claimed_class)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        handler = self._handlers.get(func) if _torch.is_recorded_above_autograd() else None
+        if handler is not None:
+            return handler(*args, **(kwargs or {}))
+        if func in BACKWARD and _torch.is_recorded_above_autograd():
+            with _torch.active_recorder().below_autograd(), branches_below_autograd():
+                return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        if exception[0] is None:
+            self._keep_in_step()
+        self.tracer.keep_in_step = None
+
+    def _set_grad_enabled(self, enabled: bool) -> Node:
+        if self._told is not torch.is_grad_enabled():
+            # An autograd.Function runs without gradients, and nobody is told. What is set inside of it ends with it.
+            self.tracer.keep_in_step = self._keep_in_step
+        _torch.set_grad_enabled(enabled)
+        self._told = enabled
+        return self._recorded(_torch.set_grad_enabled, (enabled,))
+
+    def _keep_in_step(self) -> None:
+        """Say what C++ has changed since the graph has said something."""
+        if self.tracer.keep_in_step is not None and self._told is not torch.is_grad_enabled():
+            self._set_grad_enabled(torch.is_grad_enabled())
+
+    def _enter_autocast(self, *args: Any) -> Node:
+        """`torch.autocast` has entered already."""
+        node = self._recorded(_torch.enter_autocast, args)
+        self.enter_autocast_nodes.append(node)
+        return node
+
+    def _exit_autocast(self, *args: Any) -> Node:
+        return self._recorded(_torch.exit_autocast, (self.enter_autocast_nodes.pop(),))
+
+    def _recorded(self, function: Any, args: tuple[Any, ...]) -> Node:
+        node = self.tracer.append_call(function, args, {}, function.__name__)
+        node.meta["val"] = None
+        return node
+
+
+# --- Above autograd an operator is one node, whatever it is made of; a backward pass needs what it is made of ---
+# `layer_norm` is recorded whole, but its derivative reads the mean that was computed inside. So what an operator runs is
+# recorded as well, before its own node. When the trace is over, `settle` looks who uses it:
+#
+#     nobody, as in most programs             it goes with the rest of the dead code, writes and random numbers too
+#     somebody, and it could be left out      both stay
+#     somebody, and it could not              the operator's own node goes: two draws of random numbers, as two writes, are
+#                                             not one. `dropout` becomes `native_dropout`, whose mask the backward pass reads
+
+
+class Parts:
+    """What one operator runs, as nodes, and which of them give what the operator gives."""
+
+    def __init__(self, tracer: PythonKeyTracer) -> None:
+        self._tracer = tracer
+        self._before = _last(tracer)
+        self._nodes: list[Node] = []
+        self._results: list[tuple[torch.Tensor, Node | None]] = []
+        self.can_be_left_out = True
+
+    def close(self, result: Any) -> None:
+        """The operator has run; its own node comes next."""
+        node = _last(self._tracer)
+        while node is not self._before:
+            if node.op != "get_attr":  # of which there is one for all
+                self._nodes.insert(0, node)
+            node = node.prev
+        self._results = [
+            (tensor, self._tracer.recorded(tensor)) for tensor in flat(torch.Tensor, (result,), {})
+        ]
+
+    def belong_to(self, whole: Node) -> None:
+        """This is the operator's own node, by which its results are known from now on."""
+        if self._nodes and not self.can_be_left_out:
+            known = [(self._tracer.recorded(tensor), part) for tensor, part in self._results]
+            self._tracer.parts.append(PartsOf(whole, self._nodes, known))
+        self._results = []
+
+
+def _last(tracer: PythonKeyTracer) -> Node:
+    return _torch.last_node(tracer.graph)
+
+
+class PartsOf:
+    """The parts of a node that can't be in a graph together with it."""
+
+    def __init__(
+        self, whole: Node, nodes: list[Node], results: list[tuple[Node | None, Node | None]]
+    ) -> None:
+        self._whole = whole
+        self._nodes = nodes
+        self._results = results
+
+    def settle(self) -> None:
+        """Either the parts go, or the node that stands for them all."""
+        inside = set(self._nodes)
+        is_used = any(user not in inside for node in self._nodes for user in node.users)
+        if is_used:
+            self._take_the_place()
+        else:
+            _erase(self._nodes)
+
+    def _take_the_place(self) -> None:
+        for known_by, part in self._results:
+            if known_by is not None and part is not None and known_by is not part:
+                known_by.replace_all_uses_with(part)
+        items = [user for user in self._whole.users if user.target is operator.getitem]
+        _erase([self._whole, *items])
+
+
+def _erase(nodes: list[Node]) -> None:
+    for node in reversed(nodes):
+        node.graph.erase_node(node)
+
+
+def settle(tracer: PythonKeyTracer) -> None:
+    """The trace is over: of each operator with parts, one or the other stays."""
+    for parts in reversed(tracer.parts):
+        parts.settle()
+    tracer.parts.clear()
+
+
+class InnerRecorder(ProxyTorchDispatchMode):
+    """Records what one operator runs, below autograd."""
+
+    def __init__(self, outer: ProxyTorchDispatchMode) -> None:
+        allow = outer._allow_fake_constant
+        super().__init__(outer.tracer, outer.tracing_mode, _allow_fake_constant=allow, decomposition_table={})
+        self.parts = Parts(outer.tracer)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not is_pure(func, args, kwargs or {}):
+            self.parts.can_be_left_out = False
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def needs_its_parts(args: Any, kwargs: Any) -> bool:
+    """Whether a backward pass could ask for what an operator computes inside."""
+    return torch.is_grad_enabled() and any(
+        tensor.requires_grad for tensor in flat(torch.Tensor, args, kwargs)
+    )

@@ -1,0 +1,178 @@
+"""Which proxy stands for which value: the tracer's knowledge, under the names that users of torch's tracer know."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch.fx import Proxy
+
+from understudy import _torch
+from understudy.capture.tracer import SYMBOLIC, ProxyTensor, PythonKeyTracer
+from understudy.errors import UntrackedValueError
+from understudy.graph.node_values import as_val, set_val
+from understudy.shapes.bindings import compute_unbacked_bindings
+
+T = TypeVar("T")
+NOTHING: Any = object()
+py_sym_types = SYMBOLIC
+"""The classes of symbolic numbers."""
+
+
+class Thunk(Generic[T]):
+    """A value that is computed when it is first asked for, once."""
+
+    __slots__ = ("_compute", "_value")
+
+    def __init__(self, compute: Callable[[], T]) -> None:
+        self._compute: Callable[[], T] | None = compute
+        self._value: Any = None
+
+    def force(self) -> T:
+        if self._compute is not None:
+            self._value = self._compute()
+            self._compute = None
+        value: T = self._value
+        return value
+
+
+def thunkify(tracer: PythonKeyTracer, f: Callable[..., T], *args: Any, **kwargs: Any) -> Thunk[T]:
+    """`f(*args, **kwargs)`, when it is first asked for if the tracer is lazy (`tracer.enable_thunkify`), now otherwise."""
+    thunk = Thunk(functools.partial(f, *args, **kwargs))
+    if not tracer.enable_thunkify:
+        thunk.force()
+    return thunk
+
+
+# --- slots --------------------------------------------------------------------------------------------------------
+
+
+def get_proxy_slot(
+    obj: Any,
+    tracer: PythonKeyTracer,
+    default: Any = NOTHING,
+    transform: Callable[[Any], Any] = lambda slot: slot,
+) -> Any:
+    """What the tracer knows of a value, through `transform`: `.proxy` and `.constant` of a tensor, a thunk of the proxy
+    of a symbolic number, the proxy of a script object. `default` if it is not known, an error without one."""
+    slot = _slot(obj, tracer)
+    if slot is not None:
+        return transform(slot)
+    if default is not NOTHING:
+        return default
+    raise UntrackedValueError(
+        f"{_described(obj)} is not known to this tracer: nothing in its graph made it. Say what it is with "
+        "track_tensor_tree(value, proxy, constant=None, tracer=tracer)"
+    )
+
+
+def _slot(obj: Any, tracer: PythonKeyTracer) -> Any:
+    if isinstance(obj, torch.Tensor):
+        return tracer.tensor_tracker.get(obj)
+    if isinstance(obj, SYMBOLIC):
+        if not tracer.knows_symbol(obj):
+            return None
+        return Thunk(lambda: tracer.proxy(tracer.argument_of_symbol(obj)))
+    return tracer.script_object_tracker.get(obj)
+
+
+def _described(obj: Any) -> str:
+    if isinstance(obj, torch.Tensor):
+        return f"a {type(obj).__name__} of shape {tuple(obj.shape)}"
+    return f"{obj} ({type(obj).__name__})"
+
+
+def set_proxy_slot(obj: Any, tracer: PythonKeyTracer, proxy: Any) -> None:
+    """Let a value be known: a tensor by something with `.proxy` and `.constant`, a symbolic number by a thunk of its
+    proxy, a script object by its proxy. A second name for the same symbol never replaces the first."""
+    if isinstance(obj, torch.Tensor):
+        tracer.remember(obj, proxy.proxy.node)
+        if proxy.constant is not None:
+            tracer.known_values[obj] = proxy.constant
+    elif isinstance(obj, SYMBOLIC):
+        tracer.symbols.bind_later(obj, lambda: proxy.force().node)
+    else:
+        tracer.script_object_tracker[obj] = proxy
+
+
+def has_proxy_slot(obj: Any, tracer: PythonKeyTracer) -> bool:
+    """Whether the tracer knows a tensor or a symbolic number."""
+    return _slot(obj, tracer) is not None
+
+
+# --- tracking -----------------------------------------------------------------------------------------------------
+
+
+def track_tensor(
+    tensor: torch.Tensor, proxy: Proxy, *, constant: torch.Tensor | None, tracer: PythonKeyTracer
+) -> None:
+    """From now on this proxy stands for this tensor, and its symbolic sizes can be read off it."""
+    set_proxy_slot(tensor, tracer, ProxyTensor(proxy, constant))
+    tracer.symbols.bind_symbols_of(tensor, proxy.node)
+
+
+def track_tensor_tree(inner_res: T, proxy_res: Any, *, constant: Any, tracer: PythonKeyTracer) -> T:
+    """From now on these proxies stand for these values: tensors, symbols and script objects in any nesting of lists,
+    tuples and dicts. A part of what one proxy stands for is that proxy's item."""
+    mode = _torch.active_fake_mode()
+    env = getattr(mode, "shape_env", None)
+    if env is not None and isinstance(proxy_res, Proxy):
+        tracer.shape_env = tracer.shape_env or env
+        bindings = compute_unbacked_bindings(env, inner_res)
+        if bindings:
+            proxy_res.node.meta["unbacked_bindings"] = bindings
+    _track(inner_res, proxy_res, constant, tracer)
+    return inner_res
+
+
+def _track(value: Any, proxy: Any, constant: Any, tracer: PythonKeyTracer) -> None:
+    if isinstance(value, torch.Tensor):
+        track_tensor(value, proxy, constant=constant, tracer=tracer)
+        set_meta(proxy, value)
+    elif isinstance(value, SYMBOLIC):
+        set_meta(proxy, value)
+        tracer.symbols.bind(value, proxy.node)
+    elif isinstance(value, (list, tuple, dict)):
+        if isinstance(proxy, Proxy):
+            set_meta(proxy, value)
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            if _is_tracked(part):
+                _track(part, proxy[key], None if constant is None else constant[key], tracer)
+    elif isinstance(value, torch.ScriptObject):
+        set_proxy_slot(value, tracer, proxy)
+        set_meta(proxy, value)
+
+
+def _is_tracked(part: Any) -> bool:
+    """Numbers and the like are what they are: no node needs to read them off."""
+    return isinstance(part, (torch.Tensor, *SYMBOLIC, list, tuple, dict, torch.ScriptObject))
+
+
+# --- what a node says of its value --------------------------------------------------------------------------------
+
+
+def set_meta(proxy: Proxy, val: Any) -> Proxy:
+    """Write `val` and `tensor_meta` of the node that gives this value."""
+    set_val(proxy.node, val)
+    return proxy
+
+
+def extract_val(val: Any, include_real: bool = False) -> Any:
+    """What `node.meta["val"]` says of a value: snapshots of stand-ins, stand-ins of real tensors, numbers, in the same
+    structure."""
+    return as_val(val)
+
+
+def snapshot_fake(val: torch.Tensor, include_real: bool = False) -> torch.Tensor:
+    """A tensor as it is now, on the same storage, without gradient: a later write to its metadata does not show."""
+    snapshot: torch.Tensor = as_val(val) if _torch.is_stand_in(val) else val.detach()
+    if include_real and getattr(val, "real_tensor", None) is not None:
+        snapshot.real_tensor = val.real_tensor.detach()  # type: ignore[attr-defined]
+    return snapshot
+
+
+def is_sym_node(node: Any) -> bool:
+    """Whether a node gives a symbolic number."""
+    return isinstance(node.meta.get("val"), SYMBOLIC)

@@ -1,0 +1,465 @@
+"""ProxyTorchDispatchMode: while it is active, every operator call becomes a node of a graph.
+
+call ──► decomposition? ──► arguments as nodes ──► the result (from the fake mode, or for real) ──► node
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import operator
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from understudy import _torch
+from understudy.capture.higher_order import subgraphs
+from understudy.capture.tracer import OPEN, PLAIN, SYMBOLIC, PythonKeyTracer
+from understudy.capture.unrecorded_effects.data_reads import KnownValues, refused
+from understudy.fake.mode import FakeTensorMode
+from understudy.fake.realise import make_view
+from understudy.fake.tensor import FakeTensor
+from understudy.graph.node_values import set_val
+from understudy.ops.traits.effects import may_write
+from understudy.shapes.bindings import compute_unbacked_bindings, unbacked_symbols_in
+from understudy.shapes.env import ShapeEnv
+from understudy.spec.call import flat
+
+log = logging.getLogger(__name__)
+aten = torch.ops.aten
+Decompositions = Mapping[Any, Callable[..., Any]]
+AMBIENT: ContextVar[Decompositions | None] = ContextVar("decompositions", default=None)
+"""The decompositions of a trace that is given none."""
+UNRECORDED = frozenset(
+    {
+        torch.ops.prim.device.default, aten.sym_size.int, aten.sym_size.default, aten.sym_stride.int,
+        aten.sym_stride.default, aten.sym_numel.default, aten.sym_storage_offset.default, aten.size.default,
+        aten.stride.default,
+        aten.storage_offset.default, torch.ops.profiler._record_function_enter_new.default,
+        torch.ops.profiler._record_function_exit._RecordFunction,
+    }
+)  # fmt: skip
+"""Questions about metadata: what they answer is known, and is recorded where it is used. Marks for a profiler."""
+RECORDED_AS = {aten.lift_fresh.default: aten.lift_fresh_copy.default}
+"""A constant is copied at each run, so that no write to the copy can spoil it."""
+
+
+class OpFacts:
+    """What is known of an operator before it is called."""
+
+    __slots__ = (
+        "breaks_up",
+        "changes_metadata",
+        "decomposition",
+        "has_out",
+        "is_data_dependent",
+        "is_direct",
+        "name",
+        "op",
+        "sizes_by_data",
+        "target",
+        "writes",
+    )
+
+    def __init__(self, op: Any, decomposition: Any, keeps_composites: bool) -> None:
+        self.op = op  # alive, and so the only one with its identity
+        self.decomposition = decomposition
+        self.target = RECORDED_AS.get(op, op)
+        if isinstance(op, _torch.HigherOrderOperator):
+            self.is_direct = False
+            return
+        self.name = self.target.overloadpacket.__name__
+        self.breaks_up = not keeps_composites and op not in UNRECORDED and _torch.is_broken_up(op)
+        self.is_data_dependent = torch.Tag.data_dependent_output in op.tags or op is aten.is_nonzero.default
+        self.sizes_by_data = torch.Tag.dynamic_output_shape in op.tags
+        self.changes_metadata = torch.Tag.inplace_view in op.tags
+        self.writes = may_write(op)
+        self.has_out = _torch.has_out_arguments(op)
+        is_special = self.is_data_dependent or self.changes_metadata or self.has_out or op in UNRECORDED
+        # Above autograd, a call has to go through it.
+        is_unusual = keeps_composites or self.breaks_up or is_special
+        self.is_direct = decomposition is None and not is_unusual
+
+
+@functools.lru_cache(maxsize=4096)
+def facts_of(op: Any, keeps_composites: bool) -> OpFacts:
+    """Of an operator that is not decomposed."""
+    return OpFacts(op, None, keeps_composites)
+
+
+def is_of_integers(values: list[Any]) -> bool:
+    for value in values:  # noqa: SIM110 - a generator costs more than the loop
+        if type(value) is not int:
+            return False
+    return True
+
+
+class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
+    """Records every operator in the graph of its tracer.
+
+    With a `FakeTensorMode` active, results are stand-ins; without, operators run for real.
+    """
+
+    _mode_key = _torch.PROXY
+    supports_higher_order_operators = True
+    enable_tracing = True
+
+    def __init__(
+        self, tracer: PythonKeyTracer, tracing_mode: str = "real", pre_dispatch: bool = False,
+        _allow_fake_constant: bool = False, _error_on_data_dependent_ops: bool = True,
+        decomposition_table: Decompositions | None = None,
+    ) -> None:  # fmt: skip
+        if pre_dispatch:
+            _torch.goes_above_autograd(self)
+        self.tracer = tracer
+        self.tracing_mode = tracing_mode
+        self.pre_dispatch = pre_dispatch
+        self._allow_fake_constant = _allow_fake_constant
+        self._error_on_data_dependent_ops = _error_on_data_dependent_ops
+        ambient = AMBIENT.get() if decomposition_table is None else decomposition_table
+        self.decomposition_table = {} if ambient is None else ambient
+        self._facts: dict[int, OpFacts] = {}
+        self._values = KnownValues(tracer)
+        self._entered = threading.local()
+        self._parts: Any = None
+        tracer.constants.allow_fakes = _allow_fake_constant
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would wrap __torch_dispatch__ in a layer that costs more than the dispatch itself
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True
+
+    # The place above autograd is kept by torch for its own classes, which it asks for by isinstance.
+    def _claimed_class(self) -> Any:
+        return _torch.torch_recorder_class() if self.pre_dispatch else type(self)
+
+    __class__ = property(_claimed_class)
+
+    # --- entering and leaving ------------------------------------------------------------------------------
+
+    def __enter__(self) -> ProxyTorchDispatchMode:
+        stack = self._entered.__dict__.setdefault("stack", [])
+        graph = self.tracer.graph
+        opened = None if stack or graph in OPEN else graph
+        if opened is not None:
+            OPEN.add(graph)
+        stack.append((_torch.push_recorder(self), opened))
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        stack = self._entered.stack  # kept until the end: who was interrupted in here comes again
+        before, opened = stack[-1]
+        _torch.pop_recorder(before)
+        if opened is not None:
+            OPEN.remove(opened)
+        stack.pop()
+
+    def leave(self) -> None:
+        """If an interrupt came while it was being left."""
+        if _torch.active_recorder() is self:
+            self.__exit__()
+
+    # --- decompositions ------------------------------------------------------------------------------------
+
+    @property
+    def decomposition_table(self) -> Decompositions:
+        return self._decompositions
+
+    @decomposition_table.setter
+    def decomposition_table(self, table: Decompositions) -> None:
+        self._decompositions = table
+        self._facts = {}
+
+    @contextmanager
+    def enable_decompositions(self, table: Decompositions | None) -> Iterator[Decompositions]:
+        """Inside, operators are decomposed by this table and no other."""
+        before = self.decomposition_table
+        self.decomposition_table = {} if table is None else table
+        try:
+            yield self.decomposition_table
+        finally:
+            self.decomposition_table = before
+
+    def _facts_of(self, op: Any) -> OpFacts:
+        # torch's own tables are mappings whose `get` does not know all that they hold.
+        decomposition = self._decompositions[op] if op in self._decompositions else None  # noqa: SIM401
+        facts = (
+            facts_of(op, self.pre_dispatch)
+            if decomposition is None
+            else OpFacts(op, decomposition, self.pre_dispatch)
+        )
+        self._facts[id(op)] = facts
+        return facts
+
+    # --- one operator call ---------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The hot path: stand-ins in, one stand-in out. Everything else goes to `_slow`."""
+        fake_mode = _torch.active_fake_mode()
+        facts = self._facts.get(id(func)) or self._facts_of(func)  # the hash of an operator is slow
+        if not facts.is_direct or type(fake_mode) is not FakeTensorMode:
+            return self._slow(func, types, args, kwargs or {}, fake_mode)
+        tracer = self.tracer
+        graph = tracer.graph
+        node_args: list[Any] = []
+        for value in args:
+            kind = type(value)
+            if kind is FakeTensor:
+                node = value._node
+                node_args.append(
+                    node if node is not None and node.graph is graph else tracer.node_of_tensor(value)
+                )
+            elif kind in PLAIN or (kind is list and is_of_integers(value)):
+                node_args.append(value)
+            else:
+                if kind is not list and isinstance(value, torch.Tensor) and self._is_strange(value, kind):
+                    return NotImplemented
+                node_args.append(tracer.argument(value))
+        node_kwargs = {name: tracer.argument(value) for name, value in kwargs.items()} if kwargs else {}
+        result = fake_mode.__torch_dispatch__(func, types, args, kwargs)
+        if result is NotImplemented:  # a subclass that is an input, or made of one: it goes on from here
+            result = func(*args, **(kwargs or {}))
+        node = tracer.appender().call(facts.name, facts.target, tuple(node_args), node_kwargs)
+        tracer.node_meta.mark(node, sys._getframe(1))
+        if type(result) is FakeTensor:
+            before = result._node
+            if tracer.made is None and (before is None or before.graph is graph):
+                result._node = node
+            else:  # also: written to in place, and known in the graph around this one
+                tracer.remember(result, node)
+            node.meta["val"] = make_view(fake_mode, result, result._spec, False)
+            node.meta["tensor_meta"] = tracer.node_meta.tensor_meta(result)
+            env = fake_mode.shape_env
+            if env is not None:
+                if facts.sizes_by_data:
+                    self._note_symbols_of_before(env, result)
+                if env.pending_fresh_unbacked_symbols:
+                    self._bind_fresh(env, result, node)
+        else:
+            if facts.sizes_by_data:
+                self._note_symbols_of_before(fake_mode.shape_env, result)
+            self.track(result, node)
+        return result
+
+    def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Arithmetic on a number of torch's own. It is written down when a number reaches the graph, as it is for ours."""
+        with _torch.without_recorder():
+            return func(*args, **kwargs)
+
+    def _is_strange(self, tensor: torch.Tensor, kind: type) -> bool:
+        """A subclass with a dispatch of its own, which has to go first."""
+        if not _torch.uses_python_dispatch(kind) or self.tracer.recorded(tensor) is not None:
+            return False
+        log.debug("the recorder leaves operators on %s to its own __torch_dispatch__", kind.__name__)
+        return True
+
+    def call_higher_order(self, original: Any, op: Any, key: Any, args: Any, kwargs: Any) -> Any:
+        """A higher-order operator was called; `original` is how torch goes on with it."""
+        return subgraphs.enter(self, original, op, key, args, kwargs)
+
+    def _slow(self, func: Any, types: Any, args: Any, kwargs: Any, fake_mode: Any) -> Any:
+        if self.pre_dispatch and _torch.is_transformed():
+            return self.below_transforms(func, args, kwargs)
+        if isinstance(func, _torch.HigherOrderOperator):
+            return subgraphs.record(self, func, args, kwargs)
+        tensors = flat(torch.Tensor, args, kwargs)
+        if any(self._is_strange(t, type(t)) for t in tensors if type(t) is not FakeTensor):
+            return NotImplemented
+        facts = self._facts[id(func)]
+        # Nested tensors in strided layout have kernels of their own for composite operators.
+        breaks_up = facts.breaks_up and not any(tensor.is_nested for tensor in tensors)
+        if facts.decomposition is not None or breaks_up:
+            answer = self._taken_apart(func, facts, args, kwargs)
+            if answer is not NotImplemented:
+                return answer
+        if func in UNRECORDED:
+            return func(*args, **kwargs)
+        if self.pre_dispatch and self.tracer.keep_in_step is not None:
+            self.tracer.keep_in_step()
+        if (
+            facts.is_data_dependent
+            and (known := self._values.read(func, args, kwargs, tensors, fake_mode)) is not None
+        ):
+            return known[0]
+        if fake_mode is None:
+            return self._for_real(func, facts, args, kwargs, tensors)
+        node_args, node_kwargs = self._as_arguments(facts, args, kwargs, tensors)
+        specs = [fake._spec for fake in tensors if type(fake) is FakeTensor] if facts.has_out else None
+        result = self._result(fake_mode, func, types, args, kwargs)
+        if result is NotImplemented or (facts.is_data_dependent and is_determined(result)):
+            return result
+        if specs is not None:
+            self._read_before_resizes(tensors, specs)
+        node = self.tracer.append_call(facts.target, node_args, node_kwargs, facts.name)
+        if facts.is_data_dependent or facts.sizes_by_data:
+            self._note_symbols_of_before(env_behind(result), result)
+        self.track(result, node)
+        self._of_parts(node)
+        return result
+
+    def _read_before_resizes(self, tensors: Any, specs: Any) -> None:
+        """Sizes of a tensor that was given as `out=` are read before the call that has resized it."""
+        fakes = [fake for fake in tensors if type(fake) is FakeTensor]
+        if any(fake._spec is not spec for fake, spec in zip(fakes, specs, strict=True)):
+            self.tracer.symbols.read_all()
+
+    def _result(self, fake_mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if self.pre_dispatch:
+            return self._through_autograd(func, args, kwargs)
+        if type(fake_mode) is FakeTensorMode:
+            result = fake_mode.__torch_dispatch__(func, types, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        return func(*args, **kwargs)
+
+    def _through_autograd(self, func: Any, args: Any, kwargs: Any) -> Any:
+        # why: it is a recorder itself
+        from understudy.capture.predispatch import InnerRecorder, needs_its_parts
+
+        self._parts = None
+        with _torch.NoFunctionModes():
+            if not needs_its_parts(args, kwargs):
+                return func(*args, **kwargs)
+            inner = InnerRecorder(self)
+            with inner:
+                result = func(*args, **kwargs)
+        inner.parts.close(result)
+        self._parts = inner.parts
+        return result
+
+    def _of_parts(self, node: Node) -> None:
+        """This node stands for what was run inside of it."""
+        if self._parts is not None:
+            self._parts.belong_to(node)
+            self._parts = None
+
+    def below_transforms(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Tensors inside a transform of torch.func are wrappers: what it makes of a call is recorded, below it."""
+        with self.below_autograd(), _torch.NoFunctionModes():
+            return func(*args, **kwargs)
+
+    def below_autograd(self) -> ProxyTorchDispatchMode:
+        """A recorder of the same trace that hears of operators when autograd is done with them."""
+        return ProxyTorchDispatchMode(
+            self.tracer, self.tracing_mode, False, self._allow_fake_constant, self._error_on_data_dependent_ops,
+            self.decomposition_table,
+        )  # fmt: skip
+
+    def _as_arguments(self, facts: OpFacts, args: Any, kwargs: Any, tensors: Any) -> tuple[Any, Any]:
+        tracer = self.tracer
+        if facts.changes_metadata:
+            tracer.symbols.read_all()
+        node_args = tuple([tracer.argument(value) for value in args])
+        return node_args, {name: tracer.argument(value) for name, value in kwargs.items()}
+
+    def _taken_apart(self, func: Any, facts: OpFacts, args: Any, kwargs: Any) -> Any:
+        """By the user's decomposition, or, for what autograd would have broken up, as eager does."""
+        meta = self.tracer.node_meta
+        before = meta.original_aten
+        if before is None:
+            meta.original_aten = func
+        try:
+            with self:
+                if facts.decomposition is not None:
+                    return facts.decomposition(*args, **kwargs)
+                return func.decompose(*args, **kwargs)
+        except BaseException:
+            # An interrupt may come at the ends of `with`. C++ puts the recorder back by itself, into an empty place.
+            if not self.pre_dispatch:
+                self.leave()
+            raise
+        finally:
+            meta.original_aten = before
+
+    def _for_real(self, func: Any, facts: OpFacts, args: Any, kwargs: Any, tensors: Any) -> Any:
+        if facts.is_data_dependent and self._error_on_data_dependent_ops and tensors:
+            raise refused(func, tensors)
+        node_args, node_kwargs = self._as_arguments(facts, args, kwargs, tensors)
+        if facts.writes:
+            self.tracer.constants.before_write(func, args, kwargs)
+        known = self._values.before(func, args, kwargs, tensors)
+        result = self._through_autograd(func, args, kwargs) if self.pre_dispatch else func(*args, **kwargs)
+        node = self.tracer.append_call(facts.target, node_args, node_kwargs, facts.name)
+        self.track(result, node)
+        self._of_parts(node)
+        self._values.after(func, facts, known, args, result)
+        return result
+
+    # --- what came out ---------------------------------------------------------------------------------------
+
+    def track(self, result: Any, node: Node) -> None:
+        """The node gives this: tensors and symbols in it are known by it from now on."""
+        set_val(node, result)
+        self._track(result, node)
+        fake_mode = _torch.active_fake_mode()
+        if fake_mode is None:  # stand-ins can be traced without their mode being entered
+            env = env_behind(result)
+        else:
+            env = fake_mode.shape_env if type(fake_mode) is FakeTensorMode else None
+        if env is not None:
+            self._bind_fresh(env, result, node)
+
+    def _track(self, result: Any, node: Node) -> None:
+        if isinstance(result, torch.Tensor):
+            self.tracer.remember(result, node)
+        elif isinstance(result, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            self.tracer.symbols.bind(result, node)
+        elif isinstance(result, (list, tuple)):
+            for position, part in enumerate(result):
+                if part is not None and not isinstance(part, (int, float, str)):
+                    item = self.tracer.append_call(operator.getitem, (node, position), {}, "getitem")
+                    set_val(item, part)
+                    self._track(part, item)
+        elif isinstance(result, dict):
+            for name, part in result.items():
+                item = self.tracer.append_call(operator.getitem, (node, name), {}, "getitem")
+                set_val(item, part)
+                self._track(part, item)
+
+    def _note_symbols_of_before(self, env: ShapeEnv | None, result: Any) -> None:
+        """A stand-in knows what was read off its data before; in this graph, it is this call that tells."""
+        if env is not None:
+            known = self.tracer.symbols.readable()
+            pending = env.pending_fresh_unbacked_symbols
+            pending.extend(s for s in unbacked_symbols_in(result) if s not in known and s not in pending)
+
+    def _bind_fresh(self, env: ShapeEnv, result: Any, node: Node) -> None:
+        """Symbols that were born in this call are read off what it gave."""
+        if not env.pending_fresh_unbacked_symbols:
+            return
+        self.tracer.shape_env = env
+        bindings = compute_unbacked_bindings(env, result)
+        if bindings:
+            node.meta["unbacked_bindings"] = bindings
+        for tensor in flat(FakeTensor, (result,), {}):
+            self.tracer.symbols.bind_tensor(tensor._spec, self.tracer.node_of_tensor(tensor))
+
+
+def is_determined(value: Any) -> bool:
+    """Whether a number that was read off a tensor follows from the program, and from the sizes of its inputs."""
+    return type(value) in PLAIN or (isinstance(value, SYMBOLIC) and not unbacked_symbols_in(value))
+
+
+def env_behind(result: Any) -> ShapeEnv | None:
+    """The environment of the symbols in a result."""
+    for value in flat((FakeTensor, *SYMBOLIC), (result,), {}):
+        env = (
+            value.fake_mode.shape_env
+            if isinstance(value, FakeTensor)
+            else getattr(value.node, "shape_env", None)
+        )
+        if type(env) is ShapeEnv:
+            return env
+    return None
+
+
+_torch.hide_from_compiler(ProxyTorchDispatchMode.__torch_dispatch__)

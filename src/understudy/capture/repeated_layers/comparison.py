@@ -1,0 +1,274 @@
+"""The arguments and results of a block: what two calls must have in common, and whether a run has changed them."""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Iterator
+from operator import is_not, itemgetter
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from understudy import _torch
+from understudy.capture.lazy_state import Lent, LentTable
+from understudy.capture.repeated_layers.object_state import COMPARED, Readers, States, Unlike, Watched
+from understudy.capture.repeated_layers.reachable_code import Reach, found_at, is_own
+from understudy.fake.mode import FakeTensorMode
+from understudy.fake.tensor import FakeTensor
+from understudy.graph.borrowed_state import EVERY_MODULE_HAS
+from understudy.shapes.node import SymNode
+
+if TYPE_CHECKING:
+    from understudy.capture.tracer import PythonKeyTracer
+
+OWN_ATTRIBUTES = frozenset({"_is_param", "_is_buffer", "persistent", *FakeTensor.__annotations__})
+"""What a stand-in holds; anything else was put there by the program, and may be read by it."""
+
+
+SIMPLE = frozenset({FakeTensor, *COMPARED})
+"""Arguments that have no parts."""
+
+
+def taken_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+    """What a block was called with: the leaves, and what tells their structure."""
+    leaves = [*args, *kwargs.values()] if kwargs else list(args)
+    if SIMPLE.issuperset(map(type, leaves)):
+        return leaves, (len(args), *kwargs)
+    leaves, structure = _torch.tree_flatten((args, kwargs))
+    return leaves, str(structure)
+
+
+def key_of(tracer: PythonKeyTracer, mode: FakeTensorMode, leaves: list[Any], structure: Any) -> Key:
+    """Equal for calls that a block can't tell apart but by what its tensors hold."""
+    is_grad = torch.is_grad_enabled()
+    parts: list[Any] = [structure, is_grad, *_torch.settings()]
+    first: dict[Any, int] = {}
+    for leaf in leaves:
+        kind = type(leaf)
+        if kind is FakeTensor:
+            node, needs_grad = tracer.recorded(leaf), leaf.requires_grad
+            if node is None or leaf.fake_mode is not mode or (needs_grad and is_grad) or is_marked(leaf):
+                raise Unlike
+            if leaf._known is not None:  # the block may look at its values
+                parts += [id(leaf), leaf._version]
+            # Which of them are the same, and which share memory.
+            parts += [
+                leaf._spec, needs_grad, first.setdefault(-_torch.storage_id(leaf), len(first)),
+                first.setdefault(id(leaf), len(first)), first.setdefault(node, len(first)),
+            ]  # fmt: skip
+        elif kind in COMPARED:
+            parts += [kind, leaf or repr(leaf)]  # zeros have signs, which equality does not see
+        elif isinstance(leaf, torch.SymInt) and type(leaf.node) is SymNode:
+            parts.append(leaf.node)
+        else:
+            raise Unlike
+    return tuple(parts)
+
+
+def is_marked(tensor: FakeTensor) -> bool:
+    """Whether the program has set attributes of its own on a stand-in."""
+    return not vars(tensor).keys() <= OWN_ATTRIBUTES
+
+
+def check_unchanged(arguments: Any, leaves: list[Any], structure: Any) -> None:
+    """After a run: the lists and dicts that a block was given hold what they held before."""
+    now, form = taken_apart(*arguments)
+    if form != structure or len(now) != len(leaves) or any(map(is_not, now, leaves)):
+        raise Unlike
+    if any(is_marked(leaf) for leaf in leaves if type(leaf) is FakeTensor):
+        raise Unlike
+
+
+def check_results(result: Any, leaves: list[Any], arguments: Any, seen: Seen) -> None:
+    """That the results can be made anew: containers that nobody else has, and tensors that are not the module's."""
+    others = {*map(id, _containers(arguments)), *map(id, seen.held), *seen.containers}
+    if not others.isdisjoint(map(id, _containers(result))):
+        raise Unlike
+    own = set(map(id, seen.tensors))
+    for leaf in leaves:
+        if id(leaf) in own or (type(leaf) is FakeTensor and is_marked(leaf)):
+            raise Unlike
+
+
+def _containers(value: Any) -> Iterator[Any]:
+    """The lists and dicts in a structure. One with parts of other kinds may hold what a structure does not show."""
+    if isinstance(value, (list, dict)):
+        yield value
+    if isinstance(value, (list, tuple, dict)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _containers(part)
+    elif type(value) not in COMPARED and not isinstance(value, (torch.Tensor, torch.SymInt)):
+        raise Unlike
+
+
+# --- Which blocks are alike: all that the forward of a module can read, besides its arguments ---------------
+
+TABLES = (dict, OrderedDict, set)
+"""Of parameters, modules, hooks: most are empty."""
+DICTS: dict[Any, type] = {dict: dict, LentTable: dict, Watched: Watched}
+"""By type: which of them can be told apart."""
+HOLDING = ("_parameters", "_buffers", "_modules")
+SILENT = frozenset(name for name, value in EVERY_MODULE_HAS.items() if not value and name not in HOLDING)
+"""Attributes of every module that say nothing while they are empty: tables of hooks and the like."""
+silent_values = itemgetter(*sorted(SILENT))
+END = object()
+CONTAINERS = (tuple, list, set, frozenset, torch.Size)
+Key = tuple[Any, ...]
+
+
+class Seen:
+    """What a signature was made from."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Any] = []
+        """The tensors of a module and of what is in it, in an order that siblings share."""
+        self.held: list[Any] = []
+        """What is in the signature by its identity: while it is held, nothing else has that identity."""
+        self.calls: dict[int, int] = {}
+        """For functions that keep their results: how often they had been called."""
+        self._positions: dict[int, int] = {}
+        self.containers: set[int] = set()
+        """The lists, dicts and sets among its attributes, by identity."""
+        self.kinds: dict[type, None] = {}
+        self.modules: dict[int, int] = {}
+        """The modules that were met, by identity, and in which order."""
+
+    def position(self, tensor: Any) -> int:
+        """The same for one that was met before: tied weights."""
+        position = self._positions.setdefault(id(tensor), len(self.tensors))
+        self.tensors.append(tensor)
+        return position
+
+
+class Likeness:
+    """Compares modules by signatures. For one trace: what code reaches is looked up once."""
+
+    def __init__(self) -> None:
+        self._reaches: dict[type, Reach] = {}
+        self._readers = Readers()
+        self._telling: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self.replaced: set[int] = set()
+        """Functions that stand in for a module's own forward for the time of the trace, by identity."""
+
+    def signature(self, module: torch.nn.Module, seen: Seen) -> Key:
+        """Equal for modules whose forwards do the same."""
+        states = States(self._readers, type(module))
+        parts: list[Any] = []
+        self._walk(module, parts, seen, states)
+        parts += self._state_of_code(type(module), seen, states)
+        seen.held, seen.calls = states.held, states.calls
+        return tuple(parts)
+
+    def names_of(self, kind: type) -> set[str]:
+        """The names that the code of such blocks uses."""
+        return self._reaches[kind].names
+
+    # What a module holds is written into one flat list; END says where a module, a table or a list is over.
+
+    def _walk(self, module: torch.nn.Module, parts: list[Any], seen: Seen, states: States) -> None:
+        kind: type = type(module)
+        parts.append(kind)
+        position = len(seen.modules)
+        if seen.modules.setdefault(id(module), position) != position:
+            parts.append(seen.modules[id(module)])
+            return
+        seen.kinds[kind] = None
+        attributes = vars(module)
+        for name in self._telling_names(attributes):
+            value = attributes[name]
+            kind = type(value)
+            if kind in COMPARED:
+                parts += (name, kind, value or repr(value))
+            elif (kind not in TABLES or value) and id(value) not in self.replaced:
+                parts.append(name)
+                self._describe(value, parts, seen, states)
+        parts.append(END)
+
+    def _telling_names(self, attributes: dict[str, Any]) -> tuple[str, ...]:
+        """The attributes of a module that are to be looked at. Tables of hooks are nearly always there and empty."""
+        names = tuple(attributes)
+        known = self._telling.get(names)
+        if known is None:
+            known = self._telling[names] = (
+                tuple([name for name in names if name not in SILENT]) if attributes.keys() >= SILENT else names
+            )
+        return names if len(known) < len(names) and any(silent_values(attributes)) else known
+
+    def _describe(self, value: Any, parts: list[Any], seen: Seen, states: States) -> None:
+        kind = type(value)
+        if kind in DICTS:
+            self._describe_table(value, parts, seen, states)
+        elif kind in COMPARED:
+            parts += (kind, value or repr(value))
+        elif kind is FakeTensor:
+            if value._known is not None or value._node is not None:
+                raise Unlike  # the second: computed or written to by the program
+            parts += (seen.position(value), value._spec, value.requires_grad)
+            if is_marked(value) or value._kind is not None:
+                parts += _marks(value, states)
+        elif kind is Lent:
+            if value.fake is not None:
+                self._describe(value.fake, parts, seen, states)
+            else:
+                parts += (seen.position(value), value.spec, value.requires_grad)
+        elif isinstance(value, torch.nn.Module):
+            self._walk(value, parts, seen, states)
+        elif kind in CONTAINERS or kind is functools.partial:
+            self._describe_list(kind, value, parts, seen, states)
+        elif isinstance(value, torch.Tensor):
+            raise Unlike
+        else:
+            parts.append(states.state(value))
+
+    def _describe_table(self, table: Any, parts: list[Any], seen: Seen, states: States) -> None:
+        seen.containers.add(id(table))
+        parts.append(DICTS[type(table)])
+        for key, value in dict.items(table):
+            kind = type(value)
+            if kind in COMPARED:
+                parts += (key or repr(key), kind, value or repr(value))
+            elif kind is Lent and value.fake is None:
+                parts += (key, seen.position(value), value.spec, value.requires_grad)
+            else:
+                parts.append(key or repr(key))
+                self._describe(value, parts, seen, states)
+        parts.append(END)
+
+    def _describe_list(self, kind: type, value: Any, parts: list[Any], seen: Seen, states: States) -> None:
+        parts.append(kind)
+        if kind is functools.partial:
+            value = (value.func, len(value.args), *value.args, *value.keywords, *value.keywords.values())
+        else:
+            seen.containers.add(id(value))
+        for part in value:
+            self._describe(part, parts, seen, states)
+        parts.append(END)
+
+    def _state_of_code(self, kind: type, seen: Seen, states: States) -> Key:
+        """What the code of a block finds in globals, closures, classes and objects: counters and tables are kept there."""
+        reach = self._reaches.get(kind)
+        if reach is None or reach.is_stale:
+            reach = self._reaches[kind] = Reach()
+        strange: list[Any] = [met for met in seen.kinds if not reach.knows(met)]
+        if strange:
+            reach.add(strange, is_module=True)
+        while not reach.is_open:
+            found = list(map(states.state, found_at(reach.states)))
+            strange = [
+                value for value in states.functions.values() if not reach.knows(value) and is_own(value)
+            ]
+            if not strange:
+                tables = map(states.contents, found_at(reach.tables))
+                return *found_at(reach.members), *found, *tables, *map(len, reach.spaces)
+            reach.add(strange)
+        raise Unlike
+
+
+def _marks(tensor: FakeTensor, states: States) -> list[Any]:
+    """What a program may ask of a stand-in besides its spec."""
+    marks = [(name, value) for name, value in vars(tensor).items() if name not in OWN_ATTRIBUTES]
+    if any(isinstance(value, MethodType) for _, value in marks):
+        raise Unlike
+    return [tensor._kind, *[(name, states.state(value)) for name, value in marks]]

@@ -1,0 +1,424 @@
+"""Repeated blocks: what one layer of a model has recorded, the next ones like it record without being run.
+
+A block is a module among siblings in a `ModuleList` or `Sequential`. Siblings are alike if they have the same class, the
+same attributes, and tensors of the same specs all the way down, and if what their code refers to is unchanged. If one has
+run on inputs of the same specs, the next is written into the graph with its own parameters in their place; if it
+reads tensors besides its inputs and its own, two runs have to agree first. A block is run as usual wherever
+that could make a difference: gradients, hooks, other modes, autocast, writes in place, data-dependent sizes, changed
+attributes and globals, used-up random numbers, tensors that somebody kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+from torch.fx.node import map_aggregate
+
+from understudy import _torch
+from understudy.capture.lazy_state import Lent, resolved
+from understudy.capture.repeated_layers.comparison import (
+    Key,
+    Likeness,
+    Seen,
+    check_results,
+    check_unchanged,
+    key_of,
+    taken_apart,
+)
+from understudy.capture.repeated_layers.object_state import COMPARED, Family, Unlike
+from understudy.capture.repeated_layers.replay import Plan, described
+from understudy.fake.mode import FakeTensorMode
+from understudy.fake.tensor import FakeTensor
+from understudy.graph.borrowed_state import parts_in
+from understudy.ops.traits.effects import may_write, written_values
+from understudy.spec.call import flat
+
+if TYPE_CHECKING:
+    from understudy.capture.tracer import PythonKeyTracer
+
+LEAST = 2
+"""Siblings below which it does not pay."""
+FEWEST = 5
+"""Modules in a block below which it does not pay, either."""
+TRIES = 4
+"""Blocks of a family that were run for nothing, until the others are run without being looked at."""
+CONTAINERS = (torch.nn.ModuleList, torch.nn.Sequential)
+NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+_REPEATS: ContextVar[bool] = ContextVar("layers are written down again", default=True)
+
+
+@contextmanager
+def run_every_layer() -> Iterator[None]:
+    """Inside, `make_fx` runs every layer of a model, also those that look like one that it has recorded."""
+    token = _REPEATS.set(False)
+    try:
+        yield
+    finally:
+        _REPEATS.reset(token)
+
+
+@dataclass
+class Group:
+    """Modules that are alike, and what was recorded of them for each kind of input."""
+
+    last: dict[Key, Recording] = field(default_factory=dict)
+    known: dict[Key, Recording] = field(default_factory=dict)
+
+    def keep(self, key: Key, recording: Recording, family: Family) -> None:
+        """What was recorded last is known if it reads nothing besides, or if it reads the same as the one before."""
+        last = self.last.get(key)
+        if not recording.outside or (last is not None and last.canonical() == recording.canonical()):
+            self.known[key] = recording
+        family.misses += last is not None
+        self.last[key] = recording
+
+
+class Families:
+    """Blocks of which there are several of one kind, in some modules. None, where every layer is to be run."""
+
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+        self.blocks: list[list[torch.nn.Module]] = []
+        self.later: set[int] = set()
+        """The modules, by identity, that are in blocks after the first of their family."""
+        if _REPEATS.get():
+            for module in modules:
+                for container in parts_in(module):
+                    if isinstance(container, CONTAINERS):
+                        self._add_those_in(container)
+
+    def _add_those_in(self, container: torch.nn.Module) -> None:
+        by_kind: dict[Key, list[list[torch.nn.Module]]] = {}
+        for child in container._modules.values():
+            parts = [] if child is None else parts_in(child)
+            kind = _kind_of(parts)
+            if kind is not None:
+                by_kind.setdefault(kind, []).append(parts)
+        for family in by_kind.values():
+            if len(family) >= LEAST:
+                self.blocks.append([parts[0] for parts in family])
+                for parts in family[1:]:
+                    self.later.update(map(id, parts))
+
+
+def _kind_of(parts: list[torch.nn.Module]) -> Key | None:
+    """What blocks that consist of these must have in common, before they are looked at more closely. None for one that is
+    not worth it: a module of torch's, or a few of them, are run faster than they are compared."""
+    if len(parts) == 1:
+        kind = type(parts[0])
+        return None if kind.__module__.startswith("torch.") else (kind,)
+    if len(parts) < FEWEST:
+        return None
+    return tuple([(type(part), *[p.shape for p in part._parameters.values() if p is not None]) for part in parts])
+
+
+# --- what a block has recorded ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A stretch of the graph, the values that went in, and what came out."""
+
+    nodes: list[Node]
+    inputs: list[Node]
+    own: list[Node | None]
+    tensors: list[Any]
+    result: Any
+    structure: Any
+    prefix: str
+    counts: dict[Any, int]
+    advance: dict[Any, int]
+    """How often torch functions had been called before, and are called in it."""
+    held: list[Any]
+    appender: _torch.NodeAppender
+
+    @functools.cached_property
+    def outside(self) -> list[FakeTensor]:
+        """Tensors that the block reads and that are neither its inputs nor its own."""
+        inside = {*self.nodes, *self.inputs, *(node for node in self.own if node is not None)}
+        vals = [
+            read.meta.get("val") for node in self.nodes for read in node.all_input_nodes if read not in inside
+        ]
+        return [val for val in vals if type(val) is FakeTensor]
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """How to write it down again."""
+        return Plan(self, self.appender)
+
+    def canonical(self) -> list[Any]:
+        """Equal for recordings that differ in nothing but their inputs and own tensors."""
+        numbers: dict[Node, Any] = {node: ("node", i) for i, node in enumerate(self.nodes)}
+        numbers.update((node, ("input", i)) for i, node in enumerate(self.inputs))
+        own = {node: ("own", i) for i, node in enumerate(self.own) if node is not None}
+        numbers.update(own)
+
+        def named(part: Any) -> Any:
+            return numbers.get(part, part) if isinstance(part, Node) else (type(part), part)
+
+        calls = [
+            (
+                own.get(node, node.target),
+                map_aggregate(node.args, named),
+                map_aggregate(node.kwargs, named),
+                _specs(node.meta.get("val")),
+            )
+            for node in self.nodes
+        ]
+        return [
+            calls,
+            [named(leaf) if isinstance(leaf, Node) else leaf for leaf in self.result],
+            self.structure,
+        ]
+
+
+def _specs(val: Any) -> Any:
+    def leaf(part: Any) -> Any:
+        return part._spec if type(part) is FakeTensor else part
+
+    return map_aggregate(val, leaf)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was there before a block ran, and the tensors that it has made."""
+
+    before: Node
+    random: Any
+    counts: dict[Any, int]
+    prefix: str
+    made: list[weakref.ref[Any]]
+
+
+@dataclass(frozen=True)
+class Called:
+    """A block, what it was like before it ran, and what it was given."""
+
+    block: torch.nn.Module
+    signature: Key
+    seen: Seen
+    arguments: Any
+    leaves: list[Any]
+    structure: Any
+
+
+class Blocks:
+    """The repeated blocks of one trace."""
+
+    def __init__(self, tracer: PythonKeyTracer, mode: FakeTensorMode, recorder: Any) -> None:
+        self._tracer = tracer
+        self._mode = mode
+        self._recorder = recorder
+        self._likeness = Likeness()
+        self._groups: dict[Key, Group] = {}
+
+    def watch(self, families: list[list[torch.nn.Module]]) -> None:
+        """Listen to calls of blocks. The modules are lent: what is set on them goes when they are given back."""
+        for blocks in families:
+            family = Family(blocks)
+            for block in blocks:
+                if "forward" not in vars(block):  # else it is listened to, or has one of its own
+                    listening = vars(block)["forward"] = self._listening(block, family)
+                    self._likeness.replaced.add(id(listening))
+
+    def _listening(self, block: torch.nn.Module, family: Family) -> Callable[..., Any]:
+        forward = block.forward
+
+        @functools.wraps(forward)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if family.misses >= TRIES or not _torch.is_recorded_alone(self._mode, self._recorder):
+                return forward(*args, **kwargs)
+            try:
+                with _torch.NoFunctionModes():
+                    signature, seen = self._signature(block, family)
+                    leaves, structure = taken_apart(args, kwargs)
+                    key = key_of(self._tracer, self._mode, leaves, structure)
+                    if _is_trained(seen.tensors):
+                        raise Unlike
+            except (Unlike, TypeError):  # the latter: something that has no hash
+                family.misses += 1
+                return forward(*args, **kwargs)
+            known = self._groups[signature].known.get(key)
+            if known is None:
+                family.begin()
+                run, result = self._observed(lambda: forward(*args, **kwargs))
+                try:
+                    family.check_unread()
+                    recording = self._judged(run, result, Called(block, signature, seen, (args, kwargs), leaves, structure))
+                except (Unlike, TypeError):
+                    family.misses += 1
+                else:
+                    self._groups[signature].keep(key, recording, family)
+                return result
+            family.misses = 0
+            given = [leaf for leaf in leaves if type(leaf) is FakeTensor]
+            with _torch.NoFunctionModes():
+                result = known.plan.follow(self._tracer, self._mode, given, seen.tensors)
+            return _torch.tree_unflatten(result, known.structure)
+
+        return call
+
+    def _signature(self, block: torch.nn.Module, family: Family) -> tuple[Key, Seen]:
+        seen = Seen()
+        signature = self._likeness.signature(block, seen)
+        if signature not in self._groups:
+            if family.is_recorded and family.watch(self._likeness.names_of(type(block))):
+                seen = Seen()
+                signature = self._likeness.signature(block, seen)
+            self._groups.setdefault(signature, Group())
+        return signature, seen
+
+    # --- running and comparing ---------------------------------------------------------------------------------
+
+    def _observed(self, forward: Callable[[], Any]) -> tuple[Run, Any]:
+        """Run a block, and look at what happens meanwhile."""
+        tracer = self._tracer
+        run = Run(
+            next(iter(reversed(tracer.graph.nodes))), random.getstate(), dict(tracer.torch_fn_counts),
+            tracer.node_meta.stack_trace(), [],
+        )  # fmt: skip
+        around, tracer.made = tracer.made, run.made
+        try:
+            result = forward()
+        finally:
+            tracer.made = around
+            if around is not None:
+                around += run.made
+        tracer.node_meta.stack_trace()  # lets go of the frames in which the block ran, and so of their tensors
+        return run, result
+
+    def _judged(self, run: Run, result: Any, called: Called) -> Recording:
+        """What was recorded, if writing it down again is as good as running the block again."""
+        after, seen = Seen(), called.seen
+        seen.tensors = resolved(seen.tensors)
+        if random.getstate() != run.random or self._likeness.signature(called.block, after) != called.signature:
+            raise Unlike
+        if after.calls != seen.calls:  # with arguments that were not seen
+            raise Unlike
+        leaves, structure = _torch.tree_flatten(result)
+        check_unchanged(called.arguments, called.leaves, called.structure)
+        check_results(result, leaves, called.arguments, seen)
+        given = [leaf for leaf in called.leaves if type(leaf) is FakeTensor]
+        if _kept(run.made, [*leaves, *called.leaves]) or any(_is_determined(leaf, given) for leaf in leaves):
+            raise Unlike
+        tracer = self._tracer
+        own = [tracer.constants.existing(tensor) for tensor in seen.tensors]
+        nodes = _after(run.before)
+        recording = Recording(
+            [node for node in nodes if not _is_shared(node, own)], list(map(self._node, given)), own,
+            [*given, *seen.tensors],
+            [self._node(leaf) if isinstance(leaf, torch.Tensor) else _plain(leaf) for leaf in leaves],
+            structure, run.prefix, run.counts, _advance(run.counts, tracer.torch_fn_counts), seen.held,
+            tracer.appender(),
+        )  # fmt: skip
+        _check_pure(recording, nodes)
+        _check_calls(recording)
+        return recording
+
+    def _node(self, tensor: Any) -> Node:
+        """Of an input or a result."""
+        node = self._tracer.recorded(tensor) or self._tracer.constants.existing(tensor)
+        if node is None:
+            raise Unlike
+        return node
+
+
+def _advance(before: dict[Any, int], after: dict[Any, int]) -> dict[Any, int]:
+    return {func: count - before.get(func, 0) for func, count in after.items() if count != before.get(func, 0)}
+
+
+def _is_trained(tensors: list[Any]) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _is_determined(leaf: Any, given: list[FakeTensor]) -> bool:
+    """Whether a block gives a tensor with values that are known, other than one that it was given."""
+    return type(leaf) is FakeTensor and leaf._known is not None and not any(leaf is one for one in given)
+
+
+def _is_shared(node: Node, own: list[Node | None]) -> bool:
+    """Written down once and used by all: constants that are not a block's own, and numbers made of sizes."""
+    if node.op == "get_attr":
+        return node not in own
+    return type(node.meta.get("val")) in NUMBERS
+
+
+def _after(before: Node) -> list[Node]:
+    nodes = []
+    node = before.next
+    while node.op != "root":
+        nodes.append(node)
+        node = node.next
+    return nodes
+
+
+def _plain(leaf: Any) -> Any:
+    if type(leaf) not in COMPARED:
+        raise Unlike
+    return leaf
+
+
+def _kept(made: list[weakref.ref[Any]], expected: list[Any]) -> bool:
+    """Whether somebody holds on to a tensor that was made inside."""
+    known = {id(tensor) for tensor in expected}
+    return any(
+        tensor is not None and id(tensor) not in known for tensor in (reference() for reference in made)
+    )
+
+
+def _check_pure(recording: Recording, nodes: list[Node]) -> None:
+    """Nothing but calls that can be repeated: no writes to what was there before, no graphs inside, no sizes born here,
+    no results and parameters that were there before."""
+    if any("unbacked_bindings" in node.meta for node in nodes):
+        raise Unlike
+    inside = {*recording.nodes, *recording.inputs}
+    if not all(leaf in inside for leaf in recording.result if isinstance(leaf, Node)):
+        raise Unlike
+    earlier = {node for node in recording.own if node is not None and node not in inside}
+    if not earlier.isdisjoint(recording.inputs) or any(not earlier.isdisjoint(node.all_input_nodes) for node in nodes):
+        raise Unlike
+    targets = {id(node.target): node.target for node in recording.nodes if node.op == "call_function"}
+    writing = {identity for identity, target in targets.items() if _may_write(target)}
+    before: set[int] | None = None
+    for node in recording.nodes:
+        if node.op != "call_function" and node.op != "get_attr":
+            raise Unlike
+        if id(node.target) in writing:
+            if before is None:
+                tensors = [tensor for tensor in recording.tensors if type(tensor) is not Lent]
+                before = {_torch.storage_id(tensor) for tensor in (*tensors, *recording.outside)}
+            if not before.isdisjoint(_written_storages(node)):
+                raise Unlike
+
+
+def _check_calls(recording: Recording) -> None:
+    """That it is known which torch functions the nodes name: `x.real` and `x.shape` are both called `__get__`."""
+    names = list(map(described, recording.advance))
+    shared = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
+    for call in {node.meta.get("torch_fn") for node in recording.nodes} if shared else ():
+        if call is not None and (call[0].rpartition("_")[0], call[1]) in shared:
+            raise Unlike
+
+
+def _may_write(target: Any) -> bool:
+    if isinstance(target, _torch.HigherOrderOperator):
+        raise Unlike
+    return isinstance(target, _torch.OpOverload) and may_write(target)
+
+
+def _written_storages(node: Node) -> set[int]:
+    written = flat(Node, written_values(node.target, node.args, node.kwargs), {})
+    vals = [node.meta.get("val") for node in written]
+    if not all(type(val) is FakeTensor for val in vals):
+        raise Unlike
+    return {_torch.storage_id(val) for val in vals}

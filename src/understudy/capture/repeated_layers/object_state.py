@@ -1,0 +1,382 @@
+"""What an object holds just now: compared before and after a layer runs, and from one layer to the next."""
+
+from __future__ import annotations
+
+import contextvars
+import enum
+import functools
+import logging
+import re
+import sys
+import threading
+import types
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from understudy.capture.borrowed_modules import cell_contents
+from understudy.capture.lazy_state import LentTable
+from understudy.capture.repeated_layers.reachable_code import functions_of
+from understudy.graph.borrowed_state import EVERY_MODULE_HAS
+
+COMPARED = frozenset(
+    {int, float, bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
+"""What is the same if it is equal."""
+LARGEST = 4000
+"""Parts of objects that are looked at for one layer; more are not worth it."""
+UNCHANGING = (
+    types.ModuleType, property, staticmethod, classmethod, enum.Enum,
+    logging.Filterer, type(threading.Lock()), type(threading.RLock()),
+    re.Pattern, range, slice, type(...), type(NotImplemented), torch.finfo, torch.iinfo, types.GenericAlias,
+    types.UnionType, types.MethodDescriptorType, types.WrapperDescriptorType,
+    types.GetSetDescriptorType, types.MemberDescriptorType,
+)  # fmt: skip
+"""What is the same if it is the same object, and has no state that a forward would change."""
+NAMED_LIBRARIES = ("torch", "typing", "understudy")
+UNCHANGING_OF_NUMPY = frozenset({"generic", "ufunc", "dtype"})
+EMPTY: Mapping[str, Any] = types.MappingProxyType({})
+CACHED = type(functools.lru_cache(len))
+
+
+class Unlike(Exception):
+    """A module, an argument or a recording that can't be compared."""
+
+
+class States:
+    """The states of objects, each looked at once."""
+
+    def __init__(self, readers: Readers, block: type) -> None:
+        self.block = block
+        self.held: list[Any] = []
+        """What is told apart by its identity: while it is held, nothing else has that identity."""
+        self.functions: dict[int, Any] = {}
+        """Functions, and classes of objects, that were met."""
+        self.calls: dict[int, int] = {}
+        """For functions that keep their results: how often they were called."""
+        self._readers = readers
+        self._found: dict[int, Any] = {}
+        self._left = LARGEST
+
+    def state(self, value: Any) -> Any:
+        """Which object it is, and what it holds just now, all the way down."""
+        kind = value.__class__
+        if kind in COMPARED:
+            return kind, value or repr(value)
+        identity = id(value)
+        if kind is dict and not value:  # as most functions' own
+            self.held.append(value)
+            return identity
+        found = self._found.get(identity)
+        if found is None:
+            self.held.append(value)
+            self._found[identity] = identity  # met again inside of itself
+            read = self._readers.of(kind)
+            found = identity if read is None else (identity, *self._parts(read(self, value)))
+            self._found[identity] = found
+        return found
+
+    def _parts(self, parts: Sequence[Any]) -> list[Any]:
+        """Parts that are the same objects are the same, but those that hold others are to be looked into."""
+        self.held.append(parts)
+        self._left -= len(parts)
+        if self._left < 0:
+            raise Unlike
+        return [*map(id, parts), *[self.state(part) for part in parts if part.__class__ not in COMPARED]]
+
+    def same(self, value: Any) -> Any:
+        """One object for all equal values: of those that were made to be looked at."""
+        return self._readers.values.setdefault(value, value)
+
+    def contents(self, value: Any) -> Any:
+        """The state of what an installed package keeps in its globals: one level of it."""
+        kind = value.__class__
+        if kind in COMPARED:
+            return kind, value or repr(value)
+        parts = (
+            [value, *value.values()]
+            if isinstance(value, dict)
+            else [value, *getattr(value, "__dict__", EMPTY).values()]
+        )
+        self.held.append(parts)
+        return tuple(map(id, parts))
+
+
+Reader = Callable[[States, Any], Sequence[Any]]
+
+
+class Readers:
+    """How to look into objects, by type: None for those without state. Found once for a trace."""
+
+    def __init__(self) -> None:
+        self._readers: dict[type, Reader | None] = dict(READERS)
+        self.values: dict[Any, Any] = {}
+
+    def of(self, kind: type) -> Reader | None:
+        try:
+            return self._readers[kind]
+        except KeyError:
+            reader = self._readers[kind] = _reader_of(kind)
+            return reader
+
+
+# --- readers ----------------------------------------------------------------------------------------------------------
+
+
+def _of_dict(states: States, value: dict[Any, Any]) -> list[Any]:
+    return [*dict.keys(value), *dict.values(value)]
+
+
+def _of_sequence(states: States, value: Iterable[Any]) -> Sequence[Any]:
+    return list(value)
+
+
+def _of_partial(states: States, value: functools.partial[Any]) -> Sequence[Any]:
+    return value.func, *value.args, *value.keywords, *value.keywords.values()
+
+
+def _of_method(states: States, value: types.MethodType) -> Sequence[Any]:
+    return value.__func__, value.__self__
+
+
+def _of_function(states: States, value: Any) -> Sequence[Any]:
+    states.functions[id(value)] = value
+    return ()
+
+
+def _of_builtin(states: States, value: Any) -> Sequence[Any]:
+    states.functions[id(value)] = value
+    owner = value.__self__
+    return () if owner is None or isinstance(owner, types.ModuleType) else (owner,)
+
+
+def _of_cached(states: States, value: Any) -> Sequence[Any]:
+    for function in functions_of(value):
+        states.functions[id(function)] = function
+    hits, misses, _, size = value.cache_info()
+    if value.__wrapped__.__code__.co_argcount if hasattr(value.__wrapped__, "__code__") else True:
+        states.calls[id(value)] = hits + misses
+    return states.same(misses), states.same(size)
+
+
+def _of_tensor(states: States, value: torch.Tensor) -> Sequence[Any]:
+    return (states.same(0 if value.is_inference() else value._version),)
+
+
+def _of_variable(states: States, value: contextvars.ContextVar[Any]) -> Sequence[Any]:
+    return (value.get(None),)
+
+
+def _of_reference(states: States, value: weakref.ref[Any]) -> Sequence[Any]:
+    return (value(),)
+
+
+def _of_cell(states: States, value: types.CellType) -> Sequence[Any]:
+    return (cell_contents(value),)
+
+
+def _of_module(states: States, value: torch.nn.Module) -> Sequence[Any]:
+    """An activation that all share. A layer that knows other modules may compare itself with them."""
+    if value._parameters or value._buffers or value._modules or type(value) is states.block:
+        raise Unlike
+    states.functions[id(type(value))] = type(value)
+    return _of_dict(states, vars(value))
+
+
+def _refused(states: States, value: Any) -> Sequence[Any]:
+    raise Unlike
+
+
+READERS: dict[type, Reader | None] = {
+    dict: _of_dict,
+    OrderedDict: _of_dict,
+    defaultdict: _of_dict,
+    list: _of_sequence,
+    tuple: _of_sequence,
+    set: _of_sequence,
+    frozenset: _of_sequence,
+    deque: _of_sequence,
+    torch.Size: _of_sequence,
+    functools.partial: _of_partial,
+    types.MethodType: _of_method,
+    types.FunctionType: _of_function,
+    types.BuiltinFunctionType: _of_builtin,
+    types.MethodWrapperType: lambda states, value: (value.__self__,),
+    types.CellType: _of_cell,
+    types.MappingProxyType: lambda states, value: [*value.keys(), *value.values()],
+    bytearray: lambda states, value: (states.same(bytes(value)),),
+    contextvars.ContextVar: _of_variable,
+    weakref.ReferenceType: _of_reference,
+    torch.Generator: _refused,
+    CACHED: _of_cached,
+}
+BASES: dict[type, Reader] = {
+    OrderedDict: _of_dict,
+    defaultdict: _of_dict,
+    dict: _of_dict,
+    list: lambda states, value: list(list.__iter__(value)),
+    tuple: lambda states, value: list(tuple.__iter__(value)),
+    set: lambda states, value: list(set.__iter__(value)),
+    frozenset: lambda states, value: list(frozenset.__iter__(value)),
+    deque: lambda states, value: list(deque.__iter__(value)),
+    str: lambda states, value: (states.same(str.__str__(value)),),
+    int: lambda states, value: (states.same(int.__int__(value)),),
+    float: lambda states, value: (states.same(float.__float__(value)),),
+}
+"""What is inside of an object of a class that is made of one of these."""
+
+
+def _reader_of(kind: type) -> Reader | None:
+    if issubclass(kind, torch.nn.Module):
+        return _of_module
+    if issubclass(kind, torch.Tensor):
+        return _of_tensor
+    if issubclass(kind, type):
+        return _of_function
+    if (
+        issubclass(kind, UNCHANGING)
+        or kind.__module__.partition(".")[0] in NAMED_LIBRARIES
+        or _is_a_number(kind)
+    ):
+        return None
+    base = next((base for base in BASES if issubclass(kind, base)), object)
+    slots = _slots_of(kind)
+    if kind.__basicsize__ > _known_size(kind, base, len(slots)):
+        return _refused
+    contents = BASES.get(base)
+
+    def read(states: States, value: Any) -> list[Any]:
+        states.functions[id(kind)] = kind
+        parts = [] if contents is None else list(contents(states, value))
+        parts += [getattr(value, name, None) for name in slots]
+        attributes = getattr(value, "__dict__", None)
+        return parts if attributes is None else [*parts, *_of_dict(states, attributes)]
+
+    return read
+
+
+def _is_a_number(kind: type) -> bool:
+    """Of numpy's, or what computes with them: neither changes."""
+    return kind.__module__ == "numpy" and not UNCHANGING_OF_NUMPY.isdisjoint(
+        base.__name__ for base in kind.__mro__
+    )
+
+
+def _slots_of(kind: type) -> list[str]:
+    return [
+        name
+        for owner in kind.__mro__
+        for name, value in vars(owner).items()
+        if isinstance(value, types.MemberDescriptorType)
+    ]
+
+
+def _known_size(kind: type, base: type, slots: int) -> int:
+    """Of an object with nothing but its attributes and what is in its base. A larger one holds what Python can't see."""
+    pointer = object.__basicsize__ // 2
+    return base.__basicsize__ + pointer * (slots + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0))
+
+
+# --- Attributes in which blocks differ, such as the number of a layer: whether a run of a block reads them ---
+
+READING = torch.nn.Module.__getattr__.__code__
+
+
+LOOKING_INSIDE = frozenset({"__dict__", "vars", "__getattribute__"})
+"""How code finds attributes without asking for them."""
+
+
+class Watched(LentTable):
+    """A module's table of parameters, with some attributes behind it. Python asks the table for an attribute that the
+    module itself does not hold; so a read is heard of, and what is never read makes no difference."""
+
+    def __init__(self, module: torch.nn.Module, reads: set[str]) -> None:
+        super().__init__()
+        for name in module._parameters:  # what is pending, stays so
+            self[name] = dict.__getitem__(module._parameters, name)
+        self._attributes = vars(module)
+        self._reads = reads
+        self.hidden: dict[str, Any] = {}
+        self._attributes["_parameters"] = self
+
+    def hide(self, name: str) -> None:
+        self.hidden[name] = self._attributes.pop(name)
+
+    def show(self, name: str) -> None:
+        self._attributes[name] = self.hidden.pop(name)
+
+    def __contains__(self, name: object) -> bool:
+        if name not in self.hidden:
+            return super().__contains__(name)
+        self._reads.add(str(name))
+        if sys._getframe(1).f_code is READING:
+            return True
+        self.show(str(name))  # somebody sets or deletes it
+        return False
+
+    def __missing__(self, name: str) -> Any:
+        return self.hidden[name]
+
+
+class Family:
+    """Siblings of one kind. If they are not alike, the attributes in which they differ can be watched."""
+
+    def __init__(self, blocks: list[torch.nn.Module]) -> None:
+        self._blocks = blocks
+        self.is_recorded = False
+        self.misses = 0
+        """Blocks that were run although one like them should have been known."""
+        self._tables: list[Watched] = []
+        self._is_watched = False
+        self.reads: set[str] = set()
+
+    def watch(self, names: set[str]) -> bool:
+        """Hide the attributes in which the blocks differ. Says whether there are any; only once. `names`: those that the
+        code of the blocks uses."""
+        if self._is_watched or not LOOKING_INSIDE.isdisjoint(names):
+            return False
+        self._is_watched = True
+        for modules in zip(*(block.modules() for block in self._blocks), strict=True):
+            self._hide(modules, _differing(modules))
+        return bool(self._tables)
+
+    def _hide(self, modules: tuple[torch.nn.Module, ...], names: list[str]) -> None:
+        for module in dict.fromkeys(modules) if names else ():
+            table = Watched(module, self.reads)
+            for name in names:
+                table.hide(name)
+            self._tables.append(table)
+
+    def begin(self) -> None:
+        """Before a block is run and recorded."""
+        self.misses += self.is_recorded
+        self.is_recorded = True
+        self.reads.clear()
+
+    def check_unread(self) -> None:
+        """After a run: what was read makes a difference from now on."""
+        if self.reads:
+            for table in self._tables:
+                for name in self.reads & table.hidden.keys():
+                    table.show(name)
+            raise Unlike
+
+
+def _differing(modules: tuple[torch.nn.Module, ...]) -> list[str]:
+    """The plain attributes that all of them have and that are not the same in all."""
+    if any(type(module).__getattr__ is not torch.nn.Module.__getattr__ for module in modules):
+        return []
+    tables = list(map(vars, modules))
+    names = [
+        name
+        for name, value in tables[0].items()
+        if name not in EVERY_MODULE_HAS and type(value) in COMPARED and all(name in table for table in tables)
+        and not any(hasattr(type(module), name) for module in modules)  # it would be found there
+    ]  # fmt: skip
+    return [
+        name for name in names if len({(type(table[name]), table[name]) for table in tables}) > 1
+        and all(type(table[name]) in COMPARED for table in tables)
+    ]  # fmt: skip

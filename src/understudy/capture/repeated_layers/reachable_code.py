@@ -1,0 +1,294 @@
+"""What the code of a layer can reach besides its arguments and its module: functions, classes, and places of state.
+
+Names decide: a function reaches the globals that it names, its closure and its defaults; in the modules and classes that
+it reaches, it reaches what some function that was met calls by that name.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+
+from understudy.capture.borrowed_modules import cell_contents
+from understudy.lines import is_the_users
+
+Place = tuple[Any, Any]
+"""A namespace and a name in it, or a cell of a closure and None."""
+MEMBERS = (
+    FunctionType, BuiltinFunctionType, ModuleType, type, property, staticmethod, classmethod, functools.cached_property,
+)  # fmt: skip
+"""What is the same if it is the same object, and is followed for what it reaches."""
+NOT_FOLLOWED = frozenset({"torch", "numpy", "understudy", "typing", "abc"})
+HIDDEN: dict[str, frozenset[str] | None] = {
+    "random": None,
+    "time": None,
+    "secrets": None,
+    "uuid": None,
+    "numpy": frozenset({"random"}),
+    "numpy.random": None,
+    "torch": frozenset(
+        {"initial_seed", "seed", "manual_seed", "get_rng_state", "set_rng_state", "default_generator"}
+    ),
+    "torch.random": None,
+    "os": frozenset({"urandom", "getpid"}),
+    "sys": frozenset({"_getframe", "modules", "getrefcount"}),
+    "inspect": frozenset({"currentframe", "stack"}),
+}
+"""Module → the names in it that lead to state that can't be looked at; None for all of them."""
+REVEALING = frozenset({"id", "globals", "eval", "exec", "__import__"})
+"""Built-in functions with which code finds what it does not name."""
+ASKING = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"})
+MAKING = frozenset({"__init__", "__new__", "__post_init__"})
+"""What runs when an object is made. Objects that are met have been made."""
+SHOWING = frozenset({"__repr__", "__str__", "extra_repr"})
+"""What shows a module to a reader: no forward computes with that."""
+ENVIRONMENT = frozenset({"environ", "getenv"})
+IGNORED = frozenset(
+    {"__name__", "__file__", "__qualname__", "__class__", "__spec__", "__builtins__", "__path__", "__doc__", "__module__",
+     "__annotations__", "__dict__", "__weakref__", "_abc_impl", "__orig_bases__"}
+)  # fmt: skip
+"""What every module, class or function has."""
+
+
+@functools.lru_cache(maxsize=8192)
+def names_in(code: CodeType) -> tuple[frozenset[str], bool]:
+    """The names that a function uses, those inside it too, as names or as text; and whether it can reach others."""
+    names, is_revealing = set(code.co_names), False
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            inner, reveals = names_in(constant)
+            names |= inner
+            is_revealing |= reveals
+        elif type(constant) is str and constant.isidentifier():
+            names.add(constant)
+    if not REVEALING.isdisjoint(code.co_names):
+        is_revealing |= any(
+            step.argval in REVEALING and step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+            for step in dis.get_instructions(code)
+        )
+    return frozenset(names), is_revealing
+
+
+@functools.lru_cache(maxsize=8192)
+def attributes_of(code: CodeType, name: str) -> frozenset[str]:
+    """What a function asks of the global of this name. All that it names, where that does not show."""
+    found: set[str] = set()
+    is_asked = False
+    for step in dis.get_instructions(code):
+        if is_asked:
+            if step.opname not in ASKING:
+                return names_in(code)[0]
+            found.add(step.argval)
+        is_asked = step.argval == name and step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType) and name in names_in(constant)[0]:
+            found |= attributes_of(constant, name)
+    return frozenset(found)
+
+
+class Reach:
+    """All that some classes and functions reach. It grows as more of them are met."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.members: list[Place] = []
+        """Where functions, classes and modules are found."""
+        self.states: list[Place] = []
+        """Where everything else is found."""
+        self.tables: list[Place] = []
+        """The same, in the globals and classes of installed packages."""
+        self.spaces: list[Any] = []
+        """Namespaces: what is added to one may be state, too."""
+        self.is_open = False
+        """Whether some of it can't be looked at."""
+        self._met: dict[int, Any] = {}
+        self._found: set[tuple[int, Any]] = set()
+        self._waiting: list[FunctionType] = []
+        self._owners: list[Any] = []
+        self._libraries: set[str] = set()
+        self._sizes: list[int] = []
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether there are names now that were not there before."""
+        return self._sizes != list(map(len, self.spaces))
+
+    def knows(self, value: Any) -> bool:
+        return id(value) in self._met
+
+    def add(self, values: Iterable[Any], *, is_module: bool = False) -> None:
+        """Follow functions, and the classes of objects that were met. Of a module's class, all of it is followed."""
+        for value in values:
+            if isinstance(value, type):
+                self._class(value, is_module)
+            else:
+                self._function(value)
+        done = -1
+        while self._waiting or done != len(self._owners) * len(self.names):
+            done = len(self._owners) * len(self.names)
+            while self._waiting:
+                self._follow(self._waiting.pop())
+            for space in list(self._owners):
+                for name in self.names & space.keys():
+                    self._reached(space, name, space[name])
+        for name in self._libraries:
+            leading = HIDDEN.get(name, frozenset())
+            self.is_open |= leading is None or not leading.isdisjoint(self.names)
+            if name == "os" and not ENVIRONMENT.isdisjoint(self.names) and self._meets(os.environ):
+                self.states.append((CellType(os.environ), None))
+        self._sizes = list(map(len, self.spaces))
+
+    def _class(self, kind: type, is_module: bool) -> None:
+        if not self._meets(kind):
+            return
+        for owner in kind.__mro__:
+            if owner is torch.nn.Module or not is_followed(owner.__module__):
+                continue
+            space = vars(owner)
+            if self._meets(space):
+                self.spaces.append(space)
+                self._owners += [] if is_module else [space]
+            for name, value in space.items():
+                is_implied = name.startswith("__") and isinstance(value, FunctionType)
+                if (is_module or is_implied) and name not in MAKING and not (is_module and name in SHOWING):
+                    self._reached(space, name, value)
+
+    def _meets(self, value: Any) -> bool:
+        """Whether for the first time."""
+        is_new = id(value) not in self._met
+        self._met[id(value)] = value
+        return is_new
+
+    def _function(self, function: Any) -> None:
+        if not self._meets(function):
+            return
+        if isinstance(function, FunctionType) and is_the_users(function.__code__.co_filename):
+            self._waiting.append(function)
+            return
+        leading = HIDDEN.get(getattr(function, "__module__", None) or "", frozenset())
+        self.is_open |= leading is None or function.__name__ in leading
+
+    def _follow(self, function: FunctionType) -> None:
+        names, is_revealing = names_in(function.__code__)
+        self.names |= names - MAKING
+        self.is_open |= is_revealing
+        space = function.__globals__
+        if self._meets(space):
+            self.spaces.append(space)
+        for cell in function.__closure__ or ():
+            self._reached(cell, None, cell_contents(cell))
+        for name in names & space.keys():
+            value = space[name]
+            self._reached(space, name, value)
+            if isinstance(value, (ModuleType, type)) and is_own(value):
+                self._asked(value, attributes_of(function.__code__, name))
+        for name in names & sys.modules.keys() if is_own(function) else ():  # imported inside
+            self._module(sys.modules[name])
+            if is_own(sys.modules[name]):
+                self._asked(sys.modules[name], names)
+        for value in extras_of(function) if is_own(function) else ():
+            self.states.append((CellType(value), None))
+
+    def _asked(self, owner: Any, names: frozenset[str]) -> None:
+        for part in owner.__mro__ if isinstance(owner, type) else (owner,):
+            space = vars(part)
+            for name in names & space.keys():
+                self._reached(space, name, space[name])
+                if isinstance(space[name], ModuleType) and is_own(space[name]):
+                    self._asked(space[name], names)
+
+    def _reached(self, place: Any, name: Any, value: Any) -> None:
+        key = (id(place), name)
+        if key in self._found or name in IGNORED:
+            return
+        self._found.add(key)
+        is_bound = isinstance(value, BuiltinFunctionType) and not isinstance(
+            value.__self__, (ModuleType, type(None))
+        )
+        if is_bound or not isinstance(value, MEMBERS):
+            (self.states if name is None or _is_own(_owner_of(place)) else self.tables).append((place, name))
+            return
+        if name is None or is_own(value) or _is_own(_owner_of(place)):
+            self.members.append((place, name))
+        if isinstance(value, ModuleType):
+            self._module(value)
+        elif isinstance(value, type):
+            if is_own(value):
+                self._class(value, is_module=False)
+                self._asked(value, MAKING)
+        else:
+            for function in functions_of(value):
+                self._function(function)
+
+    def _module(self, module: ModuleType) -> None:
+        if not self._meets(module):
+            return
+        if is_followed(module.__name__):
+            self.spaces.append(vars(module))
+        else:
+            self._libraries.add(module.__name__)
+
+
+def extras_of(function: FunctionType) -> list[Any]:
+    """What a function carries with it, and may use as state: defaults and attributes."""
+    extras = [
+        value
+        for value in function.__defaults__ or ()
+        if type(value) not in (int, float, bool, str, type(None))
+    ]
+    return [*extras, *filter(None, (function.__kwdefaults__,)), function.__dict__]
+
+
+def functions_of(value: Any) -> Iterator[Any]:
+    """What is called when this is called, or asked for."""
+    if isinstance(value, (staticmethod, classmethod, MethodType)):
+        yield from functions_of(value.__func__)
+    elif isinstance(value, property):
+        yield from (function for function in (value.fget, value.fset) if function is not None)
+    elif isinstance(value, functools.cached_property):
+        yield value.func
+    else:
+        yield value
+        wrapped = getattr(value, "__wrapped__", None)
+        if wrapped is not None:
+            yield wrapped
+
+
+def found_at(places: Iterable[Place]) -> list[Any]:
+    """What is there now."""
+    return [cell_contents(place) if name is None else place.get(name) for place, name in places]
+
+
+def _owner_of(space: Any) -> str:
+    """The name of the module that a namespace, of a module or of a class, belongs to."""
+    return str(space.get("__module__") or space.get("__name__"))
+
+
+def is_own(value: Any) -> bool:
+    """Whether a function, class or module belongs to the program, not to an installed package."""
+    return _is_own(getattr(value, "__module__", None) or getattr(value, "__name__", ""))
+
+
+@functools.cache
+def _is_own(module: str) -> bool:
+    found = sys.modules.get(module)
+    return is_followed(module) and "-packages" not in (getattr(found, "__file__", None) or "")
+
+
+@functools.cache
+def is_followed(module: str) -> bool:
+    """Whether a module is the user's, or of a library that the user has chosen."""
+    found = sys.modules.get(module)
+    if found is None or module.partition(".")[0] in NOT_FOLLOWED:
+        return found is None
+    file = getattr(found, "__file__", None)
+    if file is None:
+        return module not in sys.builtin_module_names
+    return is_the_users(file)

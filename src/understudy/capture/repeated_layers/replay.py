@@ -1,0 +1,355 @@
+"""The tensors that the nodes of a recorded block give: their specs and which of them share memory, to make them anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.fx import Node
+from torch.fx.node import map_aggregate
+
+from understudy import _torch
+from understudy.capture.lazy_state import LateMeta, Lent, Pending
+from understudy.fake.mode import FakeTensorMode
+from understudy.fake.realise import can_be_made_again, make_again, make_new, make_view
+from understudy.fake.tensor import FakeTensor
+from understudy.graph.node_values import snapshot
+from understudy.spec.call import flat
+
+if TYPE_CHECKING:
+    from understudy.capture.repeated_layers.layers import Recording
+    from understudy.capture.tracer import PythonKeyTracer
+
+@dataclass(slots=True)
+class Val:
+    """A tensor that a node gives: its spec, and the number of its storage."""
+
+    spec: Any
+    storage: int
+    is_simple: bool
+    """Made the short way: on a storage that nobody but the block's own values have."""
+
+
+class Values:
+    """What the steps of a block give."""
+
+    def __init__(self, tensors: list[Any], outside: list[FakeTensor]) -> None:
+        self._numbers: dict[Any, int] = {}
+        self.of_tensors = [self._number(tensor) for tensor in tensors]
+        self.outside = {self._number(val): val for val in outside}
+        self.from_before = {*self.of_tensors, *self.outside}
+        self.steps: list[Any] = []
+        self.first: dict[int, int] = {}
+        """The step that gives the first tensor on a storage, by the storage's number."""
+
+    def _number(self, tensor: Any) -> int:
+        key = tensor if type(tensor) is Lent else _torch.storage_id(tensor)
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def __len__(self) -> int:
+        """How many storages there are."""
+        return len(self._numbers)
+
+    def add(self, val: Any) -> bool:
+        """What the next step gives. Says whether it can be made at any time."""
+        if type(val) is FakeTensor:
+            self.steps.append(self._described(val))
+            return can_be_made_again(val._spec)
+        tensors = flat(FakeTensor, (val,), {})
+
+        def described(part: Any) -> Any:
+            return self._described(part) if type(part) is FakeTensor else part
+
+        self.steps.append(map_aggregate(val, described))
+        return val is not None and all(can_be_made_again(tensor._spec) for tensor in tensors)
+
+    def _described(self, tensor: FakeTensor) -> Val:
+        storage = self._number(tensor)
+        self.first.setdefault(storage, len(self.steps))
+        is_simple = storage not in self.from_before and can_be_made_again(tensor._spec)
+        return Val(tensor._spec, storage, is_simple)
+
+
+class Made:
+    """The values of one stretch of nodes that were written after a recorded block, each made once."""
+
+    def __init__(self, values: Values, mode: FakeTensorMode, given: list[FakeTensor], own: list[Any]) -> None:
+        self._values = values
+        self._mode = mode
+        self._is_inference = torch.is_inference_mode_enabled()
+        self._bases: list[Any] = [None] * len(values)
+        for storage, val in values.outside.items():
+            self._bases[storage] = val
+        for position, (storage, tensor) in enumerate(zip(values.of_tensors, (*given, *own), strict=True)):
+            if storage in values.first:
+                # The inputs themselves are not held on to: who looks whether they are still used would be misled.
+                self._bases[storage] = snapshot(tensor) if position < len(given) else tensor
+        self._made: dict[int, Any] = {}
+
+    def make(self, step: int) -> Any:
+        """What a step gives."""
+        if step not in self._made:
+            if torch.is_inference_mode_enabled() is self._is_inference:
+                self._made[step] = self._all(step)
+            else:
+                with torch.inference_mode(self._is_inference):
+                    self._made[step] = self._all(step)
+        return self._made[step]
+
+    def _all(self, step: int) -> Any:
+        vals: Any = self._values.steps[step]
+        if type(vals) is Val:
+            return self._tensor(vals, step)
+
+        def made(part: Any) -> Any:
+            return self._tensor(part, step) if type(part) is Val else part
+
+        return map_aggregate(vals, made)
+
+    def _tensor(self, val: Val, step: int) -> FakeTensor:
+        base = self._bases[val.storage]
+        if type(base) is Lent:
+            base = self._bases[val.storage] = base.stand_in()
+        if base is None:
+            first = self._values.first[val.storage]
+            if first != step:
+                self.make(first)
+                base = self._bases[val.storage]
+        is_short = val.is_simple and not self._is_inference
+        if base is None:
+            fake = make_again(self._mode, val.spec, None) if is_short else make_new(self._mode, val.spec)
+            self._bases[val.storage] = fake
+            return fake
+        return make_again(self._mode, val.spec, base) if is_short else make_view(self._mode, base, val.spec)
+
+
+# --- A recorded block as a plan: what it takes to write it into the graph once more, prepared once ----------
+
+NONE = -1
+set_meta = _torch.set_node_meta
+AGGREGATES = (list, tuple, dict, slice)
+PLAIN = frozenset({int, bool, float, type(None)})
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value of the recording is an argument: the number under which this run's node is found."""
+
+    slot: int
+
+
+class Call(NamedTuple):
+    """A call of a torch function: how many of its kind come before it in the block."""
+
+    func: Any
+    name: str
+    kind: str
+    before: int
+
+
+class Step(NamedTuple):
+    """A node, without what differs from run to run."""
+
+    slot: int
+    own: int
+    """Which of the block's own tensors it reads, NONE for a call."""
+    name: str
+    bucket: dict[Node, None]
+    """Where the graph keeps such calls."""
+    target: Any
+    arguments: Callable[[list[Any]], tuple[Any, ...]]
+    """Picks the arguments of the call out of the values of a run."""
+    kwargs: dict[str, Any]
+    has_places: bool
+    """Whether there are any among the kwargs."""
+    meta: dict[str, Any]
+    """With what differs from run to run pending."""
+    value: int
+    """Under which number the values of a run have what it gives, if that can't be made later; else NONE."""
+
+
+class Written:
+    """One run of a block that was not run: knows what its nodes say, for the time when somebody reads it."""
+
+    __slots__ = ("_calls", "_counts", "_prefix", "_traces", "_values")
+
+    def __init__(self, values: Made, traces: list[str], prefix: str, calls: list[Call], counts: dict[Any, int]) -> None:
+        self._values = values
+        self._traces = traces
+        self._prefix = prefix
+        self._calls = calls
+        self._counts = counts
+
+    def made(self, pending: Pending) -> Any:
+        if pending.kind == "val":
+            return self._values.make(pending.number)
+        if pending.kind == "stack_trace":  # the lines around a block are its own, those inside are the same each time
+            return self._prefix + self._traces[pending.number]
+        call = self._calls[pending.number]
+        return f"{call.name}_{self._counts.get(call.func, 0) + call.before}", call.kind
+
+
+class Plan:
+    """The steps of a block, and how to follow them."""
+
+    def __init__(self, known: Recording, appender: _torch.NodeAppender) -> None:
+        self._known = known
+        self._appender = appender
+        nodes = dict.fromkeys((*known.inputs, *filter(None, known.own), *known.nodes))
+        self._slots = {node: Place(i) for i, node in enumerate(nodes)}
+        self._values: list[Any] = [None] * len(nodes)  # behind them, arguments that are the same in every run
+        self._gives = Values(known.tensors, known.outside)
+        self._traces: dict[str, Pending] = {}
+        self._calls: dict[tuple[str, str], Pending] = {}
+        self._functions = {described(func): func for func in known.advance}
+        self._own_of = {node: i for i, node in enumerate(known.own) if node is not None}
+        inside = set(known.nodes)
+        self._read_before = [(self._slots[node].slot, i) for node, i in self._own_of.items() if node not in inside]
+        self._steps = list(map(self._step, known.nodes))
+        self._lines_inside = [trace[len(known.prefix) :] for trace in self._traces]
+        self._call_list = list(map(self._call, self._calls))
+
+    # --- preparing -----------------------------------------------------------------------------------------------
+
+    def _step(self, node: Node) -> Step:
+        slot = self._slots[node].slot
+        if node.op == "get_attr":
+            return Step(slot, self._own_of[node], "", {}, None, _none_at_all, {}, False, {}, NONE)
+        val = node.meta.get("val")
+        number = NONE if val is None else len(self._gives.steps)
+        is_late = val is not None and self._gives.add(val)
+        kwargs = map_aggregate(node.kwargs, self._placed) if node.kwargs else node.kwargs
+        has_places = bool(kwargs) and _has_places(kwargs)
+        return Step(
+            slot, NONE, _base_name(node.target), self._appender.bucket(node.target), node.target,
+            self._arguments(node.args), kwargs, has_places,
+            {name: self._pending(name, value, number) for name, value in node.meta.items()},
+            NONE if is_late else number,
+        )  # fmt: skip
+
+    def _arguments(self, args: tuple[Any, ...]) -> Callable[[list[Any]], tuple[Any, ...]]:
+        placed = [self._placed_all(part) if isinstance(part, AGGREGATES) else self._placed(part) for part in args]
+        if any(isinstance(part, AGGREGATES) and _has_places(part) for part in placed):
+            return lambda values: tuple(_filled(placed, values))
+        positions = [part.slot if type(part) is Place else self._same_in_all(part) for part in placed]
+        if len(positions) == 1:
+            (position,) = positions
+            return lambda values: (values[position],)
+        return itemgetter(*positions) if positions else _none_at_all
+
+    def _same_in_all(self, argument: Any) -> int:
+        self._values.append(argument)
+        return len(self._values) - 1
+
+    def _placed_all(self, aggregate: Any) -> Any:
+        is_flat = isinstance(aggregate, (list, tuple)) and PLAIN.issuperset(map(type, aggregate))
+        return aggregate if is_flat else map_aggregate(aggregate, self._placed)
+
+    def _placed(self, part: Any) -> Any:
+        return self._slots.get(part, part) if type(part) is Node else part
+
+    def _pending(self, name: str, value: Any, number: int) -> Any:
+        """What a node says, or what stands for it if that differs from run to run."""
+        if value is None or name not in ("val", "stack_trace", "torch_fn"):
+            return value
+        if name == "val":
+            return Pending(name, number)
+        known = self._traces if name == "stack_trace" else self._calls
+        found = known.get(value)
+        if found is None:
+            found = known[value] = Pending(name, len(known))
+        return found
+
+    def _call(self, call: tuple[str, str]) -> Call:
+        name, _, number = call[0].rpartition("_")
+        func = self._functions.get((name, call[1]))
+        return Call(func, name, call[1], int(number) - self._known.counts.get(func, 0))
+
+    # --- following -----------------------------------------------------------------------------------------------
+
+    def follow(
+        self, tracer: PythonKeyTracer, mode: FakeTensorMode, given: list[FakeTensor], tensors: list[Any]
+    ) -> list[Any]:
+        """Write the block down for these inputs and tensors of its own; gives the leaves of its result."""
+        slots = self._values.copy()
+        for node, fake in zip(self._known.inputs, given, strict=True):
+            slots[self._slots[node].slot] = tracer.node_of_tensor(fake)
+        constants = tracer.constants
+
+        def node_of(tensor: Any) -> Node:
+            return constants.node_of_lent(tensor) if type(tensor) is Lent else constants.node_of(tensor)
+
+        for slot, i in self._read_before:
+            slots[slot] = node_of(tensors[i])
+        values = Made(self._gives, mode, given, tensors)
+        counts = tracer.torch_fn_counts
+        written = Written(
+            values, self._lines_inside, tracer.node_meta.stack_trace(), self._call_list, counts.copy()
+        )
+        for func, count in self._known.advance.items():
+            counts[func] = counts.get(func, 0) + count
+        add = self._appender.add
+        for slot, own, name, bucket, target, arguments, kwargs, has_places, same, value in self._steps:
+            if own != NONE:
+                slots[slot] = node_of(tensors[own])
+                continue
+            if has_places:
+                kwargs = _filled(kwargs, slots)
+            node = slots[slot] = add(name, bucket, target, arguments(slots), kwargs)
+            meta = LateMeta(same)
+            meta.source = written
+            if value != NONE:
+                meta["val"] = values.make(value)
+            set_meta(node, meta)
+        return self._results(tracer, mode, slots, given)
+
+    def _results(
+        self, tracer: PythonKeyTracer, mode: FakeTensorMode, slots: list[Any], given: list[FakeTensor]
+    ) -> list[Any]:
+        made: dict[Node, Any] = dict(zip(self._known.inputs, given, strict=True))
+        for leaf in self._known.result:
+            if isinstance(leaf, Node) and leaf not in made:
+                node = slots[self._slots[leaf].slot]
+                val = node.meta["val"]
+                made[leaf] = make_view(mode, val, val._spec)
+                tracer.remember(made[leaf], node)
+        return [made[leaf] if isinstance(leaf, Node) else leaf for leaf in self._known.result]
+
+
+def _filled(arguments: Any, slots: list[Any]) -> Any:
+    """Arguments with the nodes of this run in their places."""
+
+    def filled(part: Any) -> Any:
+        return slots[part.slot] if type(part) is Place else part
+
+    return map_aggregate(arguments, filled)
+
+
+def _has_places(part: Any) -> bool:
+    if isinstance(part, (list, tuple)) and PLAIN.issuperset(map(type, part)):
+        return False
+    found: list[Any] = []
+
+    def note(leaf: Any) -> None:
+        if type(leaf) is Place:
+            found.append(leaf)
+
+    map_aggregate(part, note)
+    return bool(found)
+
+
+def _none_at_all(values: list[Any]) -> tuple[Any, ...]:
+    return ()
+
+
+def _base_name(target: Any) -> str:
+    return str(target.overloadpacket.__name__ if isinstance(target, _torch.OpOverload) else target.__name__)
+
+
+def described(func: Any) -> tuple[str, str]:
+    """A torch function as nodes name it."""
+    name = getattr(func, "__name__", str(func))
+    return name, f"{type(func).__name__}.{name}"

@@ -1,0 +1,308 @@
+"""PythonKeyTracer: the graph that is being recorded, and which node stands for which value."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import ExitStack
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node, Proxy
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
+
+from understudy import _torch
+from understudy.capture.constants import Constants
+from understudy.capture.unrecorded_effects import global_state
+from understudy.errors import Context, UnsupportedOperatorException
+from understudy.fake.tensor import FakeTensor
+from understudy.graph.node_values import NodeMeta
+from understudy.graph.symbol_nodes import SymbolNodes
+from understudy.lines import user_line
+from understudy.shapes.node import SymNode
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+PLAIN = frozenset(
+    {int, float, bool, complex, str, type(None), type(...), torch.dtype, torch.layout, torch.memory_format,
+     torch.device, range, type(NotImplemented)}
+)  # fmt: skip
+"""What is an argument of a node as it is."""
+
+
+class PythonKeyTracer(torch.fx.Tracer):
+    """Records the operators of a program as the nodes of a graph.
+
+    A stand-in carries the node that made it; every other tensor is remembered weakly. `root` holds the constants.
+    """
+
+    def __init__(self, graph: Graph | None = None, root: torch.nn.Module | None = None) -> None:
+        super().__init__(autowrap_modules=())  # type: ignore[arg-type]
+        self.root = torch.nn.Module() if root is None else root
+        self.graph = Graph(tracer_cls=type(self)) if graph is None else graph
+        self.shape_env: Any = None
+        self.tensor_attrs: dict[Any, str] = {}
+        self.symbols = SymbolNodes(self)
+        self.constants = Constants(self)
+        self.node_meta = NodeMeta()
+        self.known_values: MutableMapping[torch.Tensor, torch.Tensor] = WeakTensorKeyDictionary()
+        self.script_object_tracker: MutableMapping[Any, Proxy] = WeakIdKeyDictionary()
+        self.generators: dict[int, tuple[torch.Generator, Node]] = {}
+        self.parts: list[Any] = []
+        self.keep_in_step: Callable[[], None] | None = None
+        """Before the next call is recorded."""
+        self._others: MutableMapping[torch.Tensor, Node] = WeakTensorKeyDictionary()
+        self._appender: _torch.NodeAppender | None = None
+        self.made: list[weakref.ref[torch.Tensor]] | None = None
+        """While somebody wants to know: the tensors that were made."""
+        self.strays: Any = None
+        """What knows the stand-ins of real tensors, where stand-ins are traced."""
+        self.torch_fn_counts: dict[Any, int] = {}
+        self.proxy_module_inputs = False
+        self.enable_thunkify = False
+
+    # --- nodes ---------------------------------------------------------------------------------------------
+
+    def append_call(self, target: Any, args: Any, kwargs: Any, name: str | None = None) -> Node:
+        """Add a call to the graph. Its arguments are nodes and numbers already."""
+        node = self.append_bare(name or self.graph._target_to_str(target), target, args, kwargs)
+        self.node_meta.mark(node)
+        return node
+
+    def append_bare(self, name: str, target: Any, args: Any, kwargs: Any) -> Node:
+        """A call that says nothing yet of where it comes from."""
+        return self.appender().call(name, target, args, kwargs)
+
+    def append_read(self, target: str) -> Node:
+        """What reads an attribute of the graph module."""
+        return self.appender().read(target)
+
+    def appender(self) -> _torch.NodeAppender:
+        appender = self._appender
+        if appender is None or appender.graph is not self.graph:
+            appender = self._appender = _torch.NodeAppender(self.graph)
+        return appender
+
+    @property
+    def torch_fn_metadata(self) -> Any:
+        """The torch function that was called last."""
+        return None if self.node_meta.torch_call is None else self.node_meta.torch_call[0]
+
+    def trace(self, root: Any, concrete_args: Any = None) -> Graph:
+        """As torch has it. A graph module that comes out of a pickle is made by this, from its code."""
+        if not isinstance(root, _torch.CodeOnlyModule):
+            return super().trace(root, concrete_args)
+        with KeepsCalls(self), ExitStack() as stack:
+            for place, name in (*BESIDES_TENSORS, *_higher_order_in(root.forward.__code__)):
+                self._keep(stack, place, name)
+            return super().trace(root, concrete_args)
+
+    def _keep(self, stack: ExitStack, place: Any, name: str) -> None:
+        """What torch has in this place is a function of which no mode hears: calls of it are calls of the graph."""
+        original = getattr(place, name)
+
+        def recorded(*args: Any, **kwargs: Any) -> Proxy:
+            return self.create_proxy("call_function", original, args, kwargs)
+
+        stack.callback(setattr, place, name, original)
+        setattr(place, name, recorded)
+
+    def placeholder(self, name: str, default: tuple[Any, ...] = ()) -> Node:
+        return self.graph.create_node("placeholder", name, default, {}, name=name)
+
+    # --- which node is it ----------------------------------------------------------------------------------
+
+    def remember(self, tensor: torch.Tensor, node: Node) -> None:
+        """From now on, this tensor is what this node gives."""
+        if self.made is not None:
+            self.made.append(weakref.ref(tensor))
+        if type(tensor) is FakeTensor:
+            before = tensor._node
+            if before is None or before.graph is self.graph or before.graph is not self._outer_graph(before):
+                tensor._node = node
+                return
+        self._others[tensor] = node
+
+    def _outer_graph(self, node: Node) -> Graph | None:
+        """The graph of a node, if it is still being recorded: a tensor must not lose its node there."""
+        return node.graph if node.graph in OPEN else None
+
+    def recorded(self, tensor: torch.Tensor) -> Node | None:
+        """The node that made this tensor, None if this graph did not."""
+        if type(tensor) is FakeTensor:
+            node: Node | None = tensor._node
+            if node is not None and node.graph is self.graph:
+                return node
+        return self._others.get(tensor)
+
+    def node_of_tensor(self, tensor: torch.Tensor) -> Node:
+        """The node that made this tensor; a constant of the module if it was not made here."""
+        node = self.recorded(tensor)
+        return self.constants.node_of(tensor) if node is None else node
+
+    def argument(self, value: Any) -> Any:
+        """What stands for a value among the arguments of a node."""
+        kind = type(value)
+        if kind in PLAIN:
+            return value
+        if kind is FakeTensor or isinstance(value, torch.Tensor):
+            return self.node_of_tensor(value)
+        if kind is list or kind is tuple:
+            return kind([self.argument(part) for part in value])
+        if kind is torch.Size:
+            return [self.argument(part) for part in value]
+        if kind is dict:
+            return {key: self.argument(part) for key, part in value.items()}
+        if isinstance(value, SYMBOLIC):
+            return self.argument_of_symbol(value)
+        if isinstance(value, Proxy):
+            return value.node
+        if isinstance(value, slice):
+            return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
+        if isinstance(value, torch.ScriptObject) and value in self.script_object_tracker:
+            return self.script_object_tracker[value].node
+        if isinstance(value, torch.Generator):
+            return global_state.made_by(value, self) or self.constants.node_of_object(value, "_generator")
+        if isinstance(value, torch.UntypedStorage):
+            raise UnsupportedOperatorException(
+                "a storage was given to an operator, which a graph can't hold: what is copied or loaded (copy.deepcopy, "
+                "torch.load) has to be made before the trace",
+                context=Context(line=user_line()),
+            )
+        return self.create_arg(value)
+
+    def argument_of_symbol(self, value: Any) -> Any:
+        node = value.node
+        if type(node) is not SymNode:
+            return self.symbols.node_of_foreign(value)
+        if self.shape_env is None:
+            self.shape_env = node.shape_env
+        return self.symbols.node_of(node)
+
+    def knows_symbol(self, value: Any) -> bool:
+        """Whether the graph can compute a symbolic number."""
+        return self.symbols.can_compute(value)
+
+    # --- as torch.fx calls it ------------------------------------------------------------------------------
+
+    def call_module(self, m: torch.nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: Any) -> Any:
+        return attr_val
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, torch.Tensor):
+            return self.node_of_tensor(a)
+        if isinstance(a, SYMBOLIC):
+            return self.argument_of_symbol(a)
+        return super().create_arg(a)
+
+    def create_node(
+        self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None
+    ) -> Node:
+        node = super().create_node(kind, target, args, kwargs, name, type_expr)
+        if kind not in ("placeholder", "output"):
+            self.node_meta.mark(node)
+        return node
+
+    def unwrap_proxy(self, e: Any) -> Any:
+        """The proxy of a value, the value itself if it has none."""
+        if isinstance(e, torch.Tensor):
+            node = self.recorded(e)
+            return e if node is None else self.proxy(node)
+        if isinstance(e, SYMBOLIC):
+            node = self.argument_of_symbol(e)
+            return self.proxy(node) if isinstance(node, Node) else e
+        return self.script_object_tracker.get(e, e) if isinstance(e, torch.ScriptObject) else e
+
+    @property
+    def tensor_tracker(self) -> TensorTracker:
+        """Tensor → node, as a mapping, for code that knows torch's tracer."""
+        return TensorTracker(self)
+
+
+class TensorTracker:
+    """`tensor in tracker`, `tracker[tensor]`: what the graph knows about a tensor."""
+
+    def __init__(self, tracer: PythonKeyTracer) -> None:
+        self._tracer = tracer
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return self._tracer.recorded(tensor) is not None
+
+    def __getitem__(self, tensor: torch.Tensor) -> Any:
+        node = self._tracer.recorded(tensor)
+        if node is None:
+            raise KeyError(tensor)
+        return ProxyTensor(self._tracer.proxy(node), self._tracer.known_values.get(tensor))
+
+    def get(self, tensor: torch.Tensor, default: Any = None) -> Any:
+        node = self._tracer.recorded(tensor)
+        return default if node is None else self[tensor]
+
+    def __setitem__(self, tensor: torch.Tensor, value: Any) -> None:
+        self._tracer.remember(tensor, value.proxy.node)
+
+
+class KeepsCalls(TorchFunctionMode):
+    """While code is read: a call that is given no tensor of the graph is one of its calls all the same. Run at once, it
+    would be a constant, as random numbers that are always the same, or zeros that are written to; and sizes of the graph
+    in a list are nothing that C++ takes."""
+
+    def __init__(self, tracer: PythonKeyTracer) -> None:
+        self._tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, _torch.OpOverload) or func in CHANGES_OF_STATE:
+            return self._tracer.create_proxy("call_function", func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def _higher_order_in(code: CodeType) -> Iterator[tuple[Any, str]]:
+    """Where torch has the higher-order operators that are named in the code of a graph."""
+    for name in code.co_names:
+        if isinstance(getattr(torch.ops.higher_order, name, None), _torch.HigherOrderOperator):
+            yield torch.ops.higher_order, name
+
+
+BESIDES_TENSORS = (
+    *((torch.random, name) for name in _torch.RANDOM_STATE),
+    _torch.PLACES["torch._C.Generator"],
+)
+"""As the code of a graph names them."""
+CHANGES_OF_STATE = (_torch.set_grad_enabled, _torch.enter_autocast, _torch.exit_autocast)
+
+
+class ProxyTensor:
+    """What the tracer knows of a tensor: its proxy, and its value if that is determined."""
+
+    __slots__ = ("constant", "proxy")
+
+    def __init__(self, proxy: Proxy, constant: torch.Tensor | None) -> None:
+        self.proxy = proxy
+        self.constant = constant
+
+
+class OpenGraphs:
+    """The graphs that are being recorded just now, in any thread."""
+
+    def __init__(self) -> None:
+        self._graphs: list[Graph] = []
+
+    def __contains__(self, graph: Graph) -> bool:
+        return any(other is graph for other in self._graphs)
+
+    def __iter__(self) -> Iterator[Graph]:
+        return iter(self._graphs)
+
+    def add(self, graph: Graph) -> None:
+        self._graphs.append(graph)
+
+    def remove(self, graph: Graph) -> None:
+        self._graphs = [other for other in self._graphs if other is not graph]
+
+
+OPEN = OpenGraphs()

@@ -1,0 +1,260 @@
+"""Reads of data that no operator tells of, while real tensors are traced.
+
+`x.tolist()`, `x.numpy()` and their like read memory in C++. The graph would hold what they found fixed; so they are
+refused as `x.item()` is, if what is read depends on what the graph is given, on its parameters or on chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+
+from understudy import _torch
+from understudy.errors import Context, DataDependentOutputException
+from understudy.fake.tensor import FakeTensor
+from understudy.lines import user_line
+from understudy.spec.call import flat, mapped
+
+if TYPE_CHECKING:
+    from understudy.capture.recorder import OpFacts
+    from understudy.capture.tracer import PythonKeyTracer
+
+HINT = (
+    'trace it with tracing_mode="symbolic", where such a value is a symbol; or let it be fixed: '
+    "make_fx(..., _error_on_data_dependent_ops=False)"
+)
+
+
+def refused(what: Any, tensors: Iterable[torch.Tensor], hint: str = HINT) -> DataDependentOutputException:
+    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+    return DataDependentOutputException(
+        f"{what} is data-dependent: a value of a tensor that is being traced was asked for, and the graph would hold it "
+        "fixed",
+        func=what,
+        context=Context(str(what), shapes, user_line(), hint),
+    )
+
+
+# --- which functions read, and what ---------------------------------------------------------------------------------
+
+
+def _first(args: Any, kwargs: Any) -> list[Any]:
+    return list(args[:1])
+
+
+def _places(args: Any, kwargs: Any) -> list[Any]:
+    return [value for value in (*args[1:2], *kwargs.values()) if isinstance(value, torch.Tensor)]
+
+
+def _within_lists(args: Any, kwargs: Any) -> list[Any]:
+    given = [value for value in (*args, *kwargs.values()) if isinstance(value, (list, tuple))]
+    return list(flat(torch.Tensor, (given,), {}))
+
+
+def _past_dispatch(args: Any, kwargs: Any) -> list[Any]:
+    """C++ reads a number, for `torch.Tensor([x[0], x[1]])`; in a call of the program, an operator tells of it."""
+    return list(args[:1]) if _torch.is_past_dispatch() else []
+
+
+STACK = "torch.stack makes a tensor of tensors, and is recorded"
+READS: dict[Any, tuple[str, Callable[[Any, Any], list[Any]], str]] = {
+    torch.Tensor.tolist: ("Tensor.tolist", _first, HINT),
+    torch.Tensor.numpy: ("Tensor.numpy", _first, HINT),
+    torch.Tensor.__array__: ("Tensor.__array__", _first, HINT),
+    torch.Tensor.__dlpack__: ("Tensor.__dlpack__", _first, HINT),
+    torch.tensor_split: ("torch.tensor_split", _places, HINT),
+    torch.Tensor.tensor_split: ("Tensor.tensor_split", _places, HINT),
+    torch.tensor: ("torch.tensor of a list of tensors", _within_lists, STACK),
+    torch.as_tensor: ("torch.as_tensor of a list of tensors", _within_lists, STACK),
+    torch.asarray: ("torch.asarray of a list of tensors", _within_lists, STACK),
+    torch.Tensor.new_tensor: ("Tensor.new_tensor of a list of tensors", _within_lists, STACK),
+    torch.Tensor.new: ("Tensor.new of a list of tensors", _within_lists, STACK),
+    torch.sparse_coo_tensor: ("torch.sparse_coo_tensor of a list of tensors", _within_lists, STACK),
+    torch.sparse_csr_tensor: ("torch.sparse_csr_tensor of a list of tensors", _within_lists, STACK),
+    torch.sparse_compressed_tensor: (
+        "torch.sparse_compressed_tensor of a list of tensors",
+        _within_lists,
+        STACK,
+    ),
+    torch.Tensor.__float__: ("a tensor made of a list of tensors", _past_dispatch, STACK),
+    torch.Tensor.__int__: ("a tensor made of a list of tensors", _past_dispatch, STACK),
+    torch.Tensor.__index__: ("a tensor made of a list of tensors", _past_dispatch, STACK),
+    torch.Tensor.__bool__: ("a tensor made of a list of tensors", _past_dispatch, STACK),
+    torch.Tensor.__complex__: ("a tensor made of a list of tensors", _past_dispatch, STACK),
+}
+"""Function → its name, the tensors whose values it reads, what to do."""
+
+
+def check(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> None:
+    """Refuse a read of what is not determined."""
+    recorder = _torch.active_recorder()
+    if _torch.active_fake_mode() is not None or not getattr(recorder, "_error_on_data_dependent_ops", False):
+        return
+    name, reads, hint = READS[func]
+    tensors = [value for value in reads(args, kwargs) if isinstance(value, torch.Tensor)]
+    if any(varies(tracer, tensor) for tensor in tensors):
+        raise refused(name, tensors, hint)
+
+
+def varies(tracer: PythonKeyTracer, tensor: torch.Tensor) -> bool:
+    """Whether a run of the graph may find another value: it depends on inputs, parameters or chance."""
+    tensor = _torch.innermost(tensor)  # inside of a transform
+    node = tracer.recorded(tensor) if tensor.numel() else None
+    todo = [] if node is None or tensor in tracer.known_values else [node]
+    seen: set[Node] = set()
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op == "placeholder" or _is_parameter(node) or _is_drawn(node):
+            return True
+        todo += node.all_input_nodes
+    return False
+
+
+def _is_parameter(node: Node) -> bool:
+    return node.op == "get_attr" and not str(node.target).startswith("_tensor_constant")
+
+
+def _is_drawn(node: Node) -> bool:
+    return (
+        isinstance(node.target, _torch.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+    )
+
+
+# --- Tensors that are made of lists with tensors or symbolic numbers in them: `torch.tensor([x[0], x[1]])` ---
+# C++ reads the values past every dispatch, and a graph would hold what it found fixed. Here they are stacked.
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat)
+OPTIONS = frozenset({"dtype", "device", "requires_grad"})
+MAKERS = {torch.tensor: 0, torch.as_tensor: 0, torch.asarray: 0, torch.Tensor.new_tensor: 1}
+"""Function → where its data stands among its arguments."""
+
+
+def made(tracer: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    place = MAKERS[func]
+    data = args[place] if len(args) > place else None
+    if not isinstance(data, (list, tuple, *SYMBOLIC)) or not _is_to_be_stacked(tracer, data):
+        return func(*args, **kwargs)
+    shape = _shape(data)
+    if shape is None or len(args) != place + 1 or not kwargs.keys() <= OPTIONS:
+        check(tracer, func, args, kwargs)
+        return func(*args, **kwargs)
+    example = _example(func, args, kwargs, data)
+    leaves = [_leaf(value, example.dtype) for value in _leaves(data)]
+    result = torch.stack(leaves).view(shape) if shape else leaves[0]
+    device = kwargs.get("device", args[0].device if place else None)
+    result = result if device is None else result.to(device)
+    return result.requires_grad_() if example.requires_grad else result
+
+
+def _is_to_be_stacked(tracer: Any, data: Any) -> bool:
+    tensors = flat(torch.Tensor, (data,), {})
+    if _torch.active_fake_mode() is not None:
+        is_of_stand_ins = any(type(_torch.innermost(tensor)) is FakeTensor for tensor in tensors)
+        return is_of_stand_ins or bool(flat(SYMBOLIC, (data,), {}))
+    return any(varies(tracer, tensor) for tensor in tensors)
+
+
+def _shape(data: Any) -> tuple[int, ...] | None:
+    """The shape of nested lists of numbers and of tensors that are one; None if they are not that."""
+    if not isinstance(data, (list, tuple)):
+        is_number = isinstance(data, (bool, int, float, complex, *SYMBOLIC))
+        return () if is_number or (isinstance(data, torch.Tensor) and data.dim() == 0) else None
+    shapes = {_shape(part) for part in data}
+    inner = shapes.pop() if len(shapes) == 1 else None
+    return None if inner is None else (len(data), *inner)
+
+
+def _leaves(data: Any) -> list[Any]:
+    if not isinstance(data, (list, tuple)):
+        return [data]
+    return [leaf for part in data for leaf in _leaves(part)]
+
+
+def _example(func: Any, args: Any, kwargs: Any, data: Any) -> torch.Tensor:
+    """What torch makes of such a list, with other values: it says the dtype, and refuses what it would refuse."""
+
+    def zeros(part: Any) -> Any:
+        if isinstance(part, (list, tuple)):
+            return [zeros(value) for value in part]
+        if isinstance(part, torch.Tensor):
+            return torch.zeros((), dtype=part.dtype)
+        return (0 if isinstance(part, torch.SymInt) else 0.0) if isinstance(part, SYMBOLIC) else part
+
+    options = {name: value for name, value in kwargs.items() if name != "device"}
+    with _torch.no_modes(), _torch.NoFunctionModes():
+        of = [torch.zeros((), dtype=value.dtype) for value in args[: MAKERS[func]]]
+        example: torch.Tensor = func(*of, zeros(data), **options)
+    return example
+
+
+def _leaf(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value.detach().to(device="cpu", dtype=dtype)
+    return torch.scalar_tensor(value, dtype=dtype)
+
+
+# --- Determined values while real tensors are traced: literals, and what is computed from nothing but literals ---
+
+LARGEST = 1
+"""Elements of a tensor whose value is followed."""
+
+
+class KnownValues:
+    """Values of small real tensors that do not depend on the inputs. The fake mode follows those of stand-ins itself."""
+
+    def __init__(self, tracer: PythonKeyTracer) -> None:
+        self._tracer = tracer
+
+    def read(self, func: Any, args: Any, kwargs: Any, tensors: Any, fake_mode: Any) -> tuple[Any] | None:
+        """The answer to a question about data, if all of the data is determined."""
+        values = self._tracer.known_values
+        if not tensors or not all(type(t) is not FakeTensor and t in values for t in tensors):
+            return None
+        args, kwargs = mapped(values.__getitem__, torch.Tensor, (tuple(args), dict(kwargs)))
+        with _torch.no_modes():
+            return (func(*args, **kwargs),)
+
+    def before(self, func: Any, args: Any, kwargs: Any, tensors: Any) -> Any:
+        """The arguments with values in the place of tensors, None if one of them is not determined."""
+        values = self._tracer.known_values
+        if not tensors or not all(t in values for t in tensors):
+            if _torch.is_mutable(func):
+                self._forget(tensors)
+            return None
+        return mapped(values.__getitem__, torch.Tensor, (tuple(args), dict(kwargs)))
+
+    def after(self, func: Any, facts: OpFacts, known: Any, args: Any, result: Any) -> None:
+        values = self._tracer.known_values
+        if func is torch.ops.aten.lift_fresh.default:
+            if result.numel() <= LARGEST:
+                with _torch.no_modes():
+                    values[result] = args[0].clone()
+            return
+        if known is None:
+            return
+        results = flat(torch.Tensor, (result,), {})
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self._forget(results)
+        elif all(tensor.numel() <= LARGEST for tensor in results):
+            with _torch.no_modes():
+                computed = func(*known[0], **known[1])
+            for tensor, value in zip(results, flat(torch.Tensor, (computed,), {}), strict=True):
+                values[tensor] = value
+
+    def _forget(self, tensors: Any) -> None:
+        """What is written from elsewhere is not determined any more, nor is what shares memory with it."""
+        values = self._tracer.known_values
+        written = (
+            {_torch.storage_id(tensor) for tensor in tensors if tensor.layout is torch.strided}
+            if values
+            else ()
+        )
+        for tensor in list(values) if written else ():
+            if _torch.storage_id(tensor) in written:
+                del values[tensor]

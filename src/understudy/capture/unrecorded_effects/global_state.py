@@ -1,0 +1,277 @@
+"""What programs do without an operator that tells: the recorder hears of it here.
+
+torch.get_rng_state, set_rng_state, manual_seed    become nodes: a checkpointed region that is run again puts the
+                                                   generator's state back first, to draw the same numbers twice
+torch.set_default_dtype                            becomes one, too: operators that make tensors may leave it to that
+Parameter(x), x as one of a subclass               shares its memory with x
+torch.from_dlpack(x)                               so does that
+x.data = y                                         from then on x is what y is
+x.as_subclass(Kind)                                x, as an object of another class: what operators on such ones give
+Function.apply(x)                                  x may be a real tensor that has a stand-in
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Graph, Node
+
+from understudy import _torch
+from understudy._torch import while_active
+from understudy.capture.unrecorded_effects import data_reads
+from understudy.fake.tensor import FakeTensor
+from understudy.graph.node_values import set_val
+from understudy.ops.traits.effects import draws_numbers
+
+if TYPE_CHECKING:
+    from understudy.capture.tracer import PythonKeyTracer
+
+aten = torch.ops.aten
+Function = Callable[..., Any]
+
+
+def active_tracer() -> Any:
+    """The tracer of this thread; None if there is none, or it is not ours."""
+    tracer = getattr(_torch.active_recorder(), "tracer", None)
+    return tracer if hasattr(tracer, "append_call") else None
+
+
+# --- the random generator --------------------------------------------------------------------------------------
+
+STATES = tuple(getattr(torch, name) for name in _torch.RANDOM_STATE)
+
+
+def _recorded(place: str, target: Function) -> None:
+    @while_active(place)
+    def patch(original: Function) -> Function:
+        @functools.wraps(original)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            tracer = active_tracer()
+            if tracer is None:
+                return original(*args, **kwargs)
+            node_args = tracer.argument(args)
+            node_kwargs = {name: tracer.argument(value) for name, value in kwargs.items()}
+            with _torch.no_modes():
+                result = original(*args, **kwargs)
+            node = tracer.append_call(target, node_args, node_kwargs)
+            if isinstance(result, torch.Tensor):
+                set_val(node, result)
+                tracer.remember(result, node)
+            return result
+
+        return called
+
+
+for _function in STATES:
+    for _module in ("torch", "torch.random"):
+        _recorded(f"{_module}.{_function.__name__}", _function)
+_recorded("set_default_dtype", torch.set_default_dtype)
+
+
+def forget_needless_states(graph: Graph) -> None:
+    """Without a random number in the graph, the generator's state is of no interest."""
+    states = [node for target in STATES for node in graph.find_nodes(op="call_function", target=target)]
+    if not states or any(
+        isinstance(node.target, _torch.OpOverload) and draws_numbers(node.target, node.args, node.kwargs)
+        for node in graph.nodes
+    ):
+        return
+    for node in reversed(list(graph.nodes)):
+        if node in states and not node.users:
+            graph.erase_node(node)
+
+
+# --- tensors that are others -----------------------------------------------------------------------------------
+
+
+@while_active("making a subclass")
+def subclass_of(original: Function) -> Any:
+    """`torch.nn.Parameter(x)` is made so, too."""
+
+    @functools.wraps(original)
+    def made(kind: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(kind, data, *args, **kwargs)
+        tracer = active_tracer()
+        if tracer is None or type(result) is FakeTensor:
+            return result
+        source = tracer.recorded(data)
+        if source is not None:
+            node = tracer.append_call(aten.detach.default, (source,), {})
+            set_val(node, result)
+            tracer.remember(result, node)
+        return result
+
+    return staticmethod(made)
+
+
+@while_active("torch.from_dlpack")
+@while_active("torch.utils.dlpack.from_dlpack")
+def from_dlpack(original: Function) -> Function:
+    @functools.wraps(original)
+    def converted(ext_tensor: Any, *, device: Any = None, copy: bool | None = None) -> Any:
+        tracer = active_tracer() if isinstance(ext_tensor, torch.Tensor) else None
+        if tracer is None or tracer.recorded(ext_tensor) is None or not _is_plain(ext_tensor):
+            return original(ext_tensor, device=device, copy=copy)
+        result = aten.alias.default(ext_tensor)
+        result = result.clone() if copy else result
+        return result if device is None else result.to(device)
+
+    return converted
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its memory can be handed on as it is."""
+    has_bits = tensor.is_conj() or tensor.is_neg()
+    return tensor.layout is torch.strided and not has_bits and not tensor.requires_grad
+
+
+@while_active("torch.to_dlpack")
+@while_active("torch.utils.dlpack.to_dlpack")
+def to_dlpack(original: Function) -> Function:
+    @functools.wraps(original)
+    def handed_out(tensor: torch.Tensor) -> Any:
+        if type(tensor) is FakeTensor:
+            return tensor.__dlpack__()  # which says that there is no data
+        tracer = active_tracer()
+        if tracer is not None:
+            data_reads.check(tracer, torch.Tensor.__dlpack__, (tensor,), {})
+        return original(tensor)
+
+    return handed_out
+
+
+@while_active("as_subclass")
+def as_subclass(original: Function) -> Function:
+    """Called as well for what operators on tensors of a class without a dispatch of its own give."""
+
+    @functools.wraps(original)
+    def converted(tensor: torch.Tensor, kind: Any) -> Any:
+        if type(tensor) is FakeTensor and not issubclass(FakeTensor, kind):
+            claimed: Any = aten.alias.default(tensor)
+            if claimed.claim(kind):
+                return claimed
+        result = original(tensor, kind)
+        tracer = active_tracer()
+        source = None if tracer is None or result is tensor else tracer.recorded(tensor)
+        if source is not None:
+            tracer.remember(result, source)
+        return result
+
+    return converted
+
+
+@while_active("applying a function of autograd")
+def apply_function(original: Any) -> Any:
+    @functools.wraps(original)
+    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        tracer = active_tracer()
+        if tracer is not None and tracer.strays is not None:
+            args, kwargs = tracer.strays.replaced(args, kwargs)
+        return original.__func__(cls, *args, **kwargs)
+
+    return classmethod(applied)
+
+
+@while_active("tolist")
+def tolist(original: Function) -> Function:
+    """Functions of torch that are written in Python read lists, too, and of those a mode for functions does not hear."""
+
+    @functools.wraps(original)
+    def read(tensor: torch.Tensor) -> Any:
+        tracer = active_tracer() if type(tensor) is not FakeTensor else None
+        if tracer is not None:
+            data_reads.check(tracer, original, (tensor,), {})
+        return original(tensor)
+
+    return read
+
+
+SET_DATA: Function = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+def set_data(tracer: PythonKeyTracer, tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """An input is told as well, if it takes part in no gradient: a graph can't write to it otherwise."""
+    if type(tensor) is FakeTensor and not hasattr(tensor, "_spec"):  # it is being made
+        SET_DATA(tensor, data)
+        return
+    before = tracer.recorded(tensor)
+    tracer.symbols.read_all()
+    node = tracer.node_of_tensor(data)
+    SET_DATA(tensor, data)
+    is_told = before is not None and before.op == "placeholder" and not tensor.requires_grad
+    target, args = (aten.set_.source_Tensor, (before, node)) if is_told else (aten.detach.default, (node,))
+    node = tracer.append_call(target, args, {})
+    set_val(node, tensor)
+    tracer.remember(tensor, node)
+
+
+# --- Random generators that a program makes itself: `torch.Generator().manual_seed(0)` ----------------------
+# Each run of the graph makes its own, as each run of the program does. Nothing tells of calls of a generator's methods, so
+# one that is made while a trace runs is of a class that says what was done to it.
+
+NATIVE = torch.Generator
+
+
+class Kind(type(NATIVE)):  # type: ignore[misc]
+    """Whatever is a generator is one of these, too: programs ask by the name under which they found the class."""
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, NATIVE)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        tracer = active_tracer()
+        if tracer is None:
+            return NATIVE(*args, **kwargs)
+        generator = super().__call__(*args, **kwargs)
+        node = tracer.append_call(NATIVE, (), {"device": generator.device}, "generator")
+        node.meta["val"] = None
+        tracer.generators[_torch.generator_id(generator)] = generator, node
+        return generator
+
+
+class Recorded(NATIVE, metaclass=Kind):
+    """A generator that was made in a trace."""
+
+    def manual_seed(self, seed: int) -> Recorded:
+        self._told("manual_seed", seed)
+        return self
+
+    def seed(self) -> int:
+        number: int = self._told("seed")
+        return number
+
+    def set_state(self, new_state: torch.Tensor) -> Recorded:
+        self._told("set_state", new_state)
+        return self
+
+    def get_state(self) -> torch.Tensor:
+        state: torch.Tensor = self._told("get_state")
+        return state
+
+    def _told(self, method: str, *args: Any) -> Any:
+        tracer = active_tracer()
+        source = None if tracer is None else made_by(self, tracer)
+        given = () if source is None else tracer.argument(args)
+        with _torch.no_modes():
+            result = getattr(NATIVE, method)(self, *args)
+        if source is not None:
+            node = tracer.create_node("call_method", method, (source, *given), {})
+            node.meta["val"] = None
+            if isinstance(result, torch.Tensor):
+                set_val(node, result)
+                tracer.remember(result, node)
+        return result
+
+
+def made_by(generator: Any, tracer: PythonKeyTracer) -> Node | None:
+    """The node that makes a generator; None if it was there before. C++ hands on others around the same state."""
+    return tracer.generators.get(_torch.generator_id(generator), (None, None))[1]
+
+
+@while_active("torch.Generator")
+@while_active("torch._C.Generator")
+def recorded_class(original: Any) -> Callable[..., Any]:
+    return Recorded

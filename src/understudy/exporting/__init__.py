@@ -1,0 +1,4 @@
+"""exporting: captured graphs for the tools of torch.
+
+    interop  to_torch
+"""

@@ -1,0 +1,156 @@
+"""Autocast on devices that are not here.
+
+C++ casts only tensors whose device it knows, and a stand-in for `cuda:0` is none of those. So stand-ins carry an
+autocast dispatch key of their own (one that belongs to a backend without users: `AutocastIPU`), on which the kernels of
+this file are registered. They ask torch whether autocast is on for the device that the tensors *say* they are on, cast
+as torch documents for that operator, and go on below the key.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from understudy import _torch
+from understudy.fake.native import on_first_device
+from understudy.fake.tensor import FakeTensor
+from understudy.ops.nn.attention_cuda import PATHS
+from understudy.ops.traits.autocast import (
+    BANNED,
+    FLOAT32,
+    FLOAT32_BY_DTYPE,
+    LOWER_PRECISION,
+    WIDEST,
+    WITHOUT_AUTOCAST,
+)
+from understudy.spec.call import flat, mapped
+
+UNCAST = [name for name in PATHS if name not in LOWER_PRECISION]
+
+
+_LOW = (torch.float16, torch.bfloat16)
+_libraries: list[Any] = []
+_registering = threading.Lock()
+_casts = threading.local()
+
+
+def register_kernels() -> None:
+    """Once, when the first device that is not here is named."""
+    with _registering:
+        if not _libraries:
+            _libraries.extend(_torch.kernel_libraries(_torch.SPARE_AUTOCAST))
+            for policy, names in (
+                (_lower, LOWER_PRECISION),
+                (_to_float32, FLOAT32),
+                (_by_dtype, FLOAT32_BY_DTYPE),
+                (_widest, WIDEST),
+                (_banned, BANNED),
+                (_as_they_are, UNCAST),
+            ):
+                for name in names:
+                    _libraries[0].impl(name, _kernel(_torch.operator_named(name), policy))
+
+
+Policy = Callable[[Any, str, Any, Any], tuple[Any, Any]]
+
+
+def _kernel(op: Any, policy: Policy) -> Callable[..., Any]:
+    path = PATHS.get(op.overloadpacket.__name__)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        device_type = _casting_device(args, kwargs)
+        with _torch.below(_torch.SPARE_AUTOCAST_KEYS):
+            if device_type is not None:
+                args, kwargs = policy(op, device_type, args, kwargs)
+            answer = NotImplemented if path is None else path(*args, **kwargs)
+            return op(*args, **kwargs) if answer is NotImplemented else answer
+
+    return kernel
+
+
+def _casting_device(args: Any, kwargs: Any) -> str | None:
+    """The device type for which autocast is on, if these tensors are on such a device."""
+    for tensor in flat(torch.Tensor, args, kwargs):
+        device_type = _torch.inner_device(tensor).type
+        if device_type not in ("cpu", "meta"):
+            is_on = device_type not in WITHOUT_AUTOCAST and torch.is_autocast_enabled(device_type)
+            return device_type if is_on else None
+    return None
+
+
+def _lower(op: Any, device_type: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    dtype = torch.get_autocast_dtype(device_type)
+    return _cast_all(args, kwargs, dtype)
+
+
+def _to_float32(op: Any, device_type: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    return _cast_all(args, kwargs, torch.float32)
+
+
+def _by_dtype(op: Any, device_type: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """These take dtype=: they compute in float32 without a copy of their input."""
+    if args[0].dtype in _LOW and kwargs.get("dtype") is None:
+        return _with_dtype(op, args, kwargs)
+    return args, kwargs
+
+
+def _with_dtype(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    position = _torch.argument_names(op).index("dtype")
+    if position < len(args):
+        if args[position] is not None:
+            return args, kwargs
+        return (*args[:position], torch.float32, *args[position + 1 :]), kwargs
+    return args, {**kwargs, "dtype": torch.float32}
+
+
+def _widest(op: Any, device_type: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    tensors = flat(torch.Tensor, args, kwargs)
+    wide = any(t.dtype is torch.float32 for t in tensors)
+    return _cast_all(args, kwargs, torch.float32 if wide else torch.get_autocast_dtype(device_type))
+
+
+def _as_they_are(op: Any, device_type: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    return args, kwargs
+
+
+def _banned(op: Any, device_type: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    raise RuntimeError(f"{op} under autocast: {BANNED[op.overloadpacket.__name__]}")
+
+
+def _cast_all(args: Any, kwargs: Any, dtype: torch.dtype) -> tuple[Any, Any]:
+    result: tuple[Any, Any] = mapped(lambda t: _cast(t, dtype), torch.Tensor, (tuple(args), dict(kwargs)))
+    return result
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if not tensor.is_floating_point() or tensor.dtype in (dtype, torch.float64):
+        return tensor
+    if _torch.inner_device(tensor).type in ("cpu", "meta"):
+        return tensor
+    if dtype in _LOW and tensor.dtype is torch.float32 and tensor.requires_grad and tensor.is_leaf:
+        return _cast_once(tensor, dtype)
+    return tensor.to(dtype)
+
+
+def _cast_once(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Weights are cast once in an autocast region, as torch's own cache does."""
+    if not torch.is_autocast_cache_enabled() or type(weight) is not FakeTensor:
+        return weight.to(dtype)
+    cache: dict[int, Any] = _casts.__dict__.setdefault("cache", {})
+    found = cache.get(id(weight))
+    if found is not None and found[1].dtype is dtype and (found[1].requires_grad or not torch.is_grad_enabled()):
+        return found[1]
+    cast = weight.to(dtype)
+    cache[id(weight)] = (weight, cast)
+    return cast
+
+
+def forget_casts() -> None:
+    """At the end of the outermost autocast region, and when a mode is left."""
+    _casts.__dict__.pop("cache", None)
+
+
+on_first_device.append(register_kernels)

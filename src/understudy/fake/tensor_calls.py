@@ -1,0 +1,325 @@
+"""Calls that need tensors, not only their specs: reading values, lifting literals, taking over storages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from understudy import _torch
+from understudy.errors import (
+    ArgumentError,
+    Context,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    MetadataMismatchError,
+    UnsupportedOperatorException,
+)
+from understudy.fake.handlers import REAL_HANDLERS, handles
+from understudy.fake.native import canonical
+from understudy.fake.realise import extent, make_new, make_zeros
+from understudy.fake.tensor import FakeTensor
+from understudy.fake.values.data_dependent import symbolic_item, symbolic_list
+from understudy.fake.values.determined import Filled, Known, started
+from understudy.fake.values.sizes_in_tensors import values_of
+from understudy.infer.plan import Plan, do_cross, is_resizing, span
+from understudy.lines import user_line
+from understudy.shapes.sizes import from_torch
+from understudy.spec import Same, TensorSpec, is_dense, same_shape
+from understudy.spec.call import Call
+from understudy.spec.error_context import hint_for, with_line
+
+if TYPE_CHECKING:
+    from understudy.fake.mode import FakeTensorMode
+
+NUMBERS = frozenset({int, float, bool, complex})
+SYMBOLIC_DTYPES: dict[type, Any] = {torch.SymInt: torch.int64, torch.SymBool: torch.bool, torch.SymFloat: None}
+"""None: the default one."""
+LIFTED = NUMBERS | SYMBOLIC_DTYPES.keys()
+
+# --- values --------------------------------------------------------------------------------------------------
+
+
+@handles("aten::_local_scalar_dense", "aten::item")
+def item(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    fake = args[0]
+    if (symbols := values_of(fake)) is not None and len(symbols.flat) == 1:
+        return symbols.flat[0]
+    value = mode.value_of(fake)
+    if value is not None:
+        with _torch.PastDispatch():
+            return value.item()
+    symbol = symbolic_item(mode, func, fake)
+    if symbol is not NotImplemented:
+        return symbol
+    is_open = mode.allow_scalar_outputs  # and yet there is no symbol for it
+    raise _no_value(fake, func, "reads a value", AS_TWO_SYMBOLS if is_open else "")
+
+
+@handles("aten::equal")
+def equal(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    a, b = args
+    if not same_shape(a._spec.shape, b._spec.shape):
+        return False
+    first, second = mode.value_of(a), mode.value_of(b)
+    if first is not None and second is not None:
+        with _torch.no_modes():
+            return torch.equal(first, second)
+    raise _no_value(a, func, "compares values", AS_A_SYMBOL if mode.allow_scalar_outputs else "")
+
+
+AS_TWO_SYMBOLS = "symbols are real: x.real.item() and x.imag.item() are two"
+AS_A_SYMBOL = "(a == b).all().item() is the same as a symbol; or keep the decision out of the code that runs on stand-ins"
+
+
+def _no_value(fake: FakeTensor, func: Any, what: str, hint: str = "") -> DataDependentOutputException:
+    error = DataDependentOutputException(f"{func} {what}, and {fake._spec} has no data", func=func)
+    error.located(Context(str(func), str(fake._spec), user_line(), hint or hint_for(error)), func)
+    return error
+
+
+def tolist(mode: FakeTensorMode, fake: FakeTensor) -> Any:
+    if (numbers := values_of(fake)) is not None:
+        return numbers.nested()
+    value = mode.value_of(fake)
+    if value is not None:
+        with _torch.no_modes():
+            return value.tolist()
+    symbols = symbolic_list(mode, fake)
+    if symbols is not NotImplemented:
+        return symbols
+    raise _no_value(fake, torch.ops.aten._local_scalar_dense.default, "(Tensor.tolist) reads values")
+
+
+def dynamic_size(mode: FakeTensorMode, op: Any, least: int, most: int | None) -> Any:
+    """`ctx.new_dynamic_size(min=..., max=...)` in the fake of a custom operator."""
+    env = mode.shape_env
+    if env is None or not env.settings.allow_dynamic_output_shape_ops:
+        raise DynamicOutputShapeException(f"the size of what {op} returns depends on values", func=op)
+    asked = f"{op}: ctx.new_dynamic_size(min={least}, max={most})"
+    if isinstance(least, torch.SymInt) or isinstance(most, torch.SymInt):
+        raise ArgumentError(f"{asked}: min and max have to be plain integers, not SymInt")
+    if least < 0:
+        raise ArgumentError(f"{asked}: min has to be greater than or equal to 0, as sizes are")
+    return env.create_unbacked_symint(low=least, high=most, what=str(op))
+
+
+# --- literals ------------------------------------------------------------------------------------------------
+
+
+@handles("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift", table=REAL_HANDLERS)
+def lift(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """`torch.tensor([1, 2])`: torch makes a real tensor and hands it over here, once."""
+    real = args[0]
+    fake = make_new(mode, _spec_of_dense(real))
+    if real.device.type == "cpu":
+        with _torch.PastDispatch():
+            mode.remember_literal(fake, real.detach().clone(memory_format=torch.preserve_format))
+    return fake
+
+
+def lifted_numbers(mode: FakeTensorMode, func: Any, args: Any) -> Any:
+    """A call on nothing but numbers where tensors are expected: the same arguments with tensors on the CPU, else None.
+
+    C++ hands Python numbers that it had wrapped into tensors over as numbers again.
+    """
+    if not args or type(args[0]) not in LIFTED or any(type(value) is FakeTensor for value in args):
+        return None
+    if not _torch.takes_tensor(func, 0):
+        return None
+
+    def lifted(position: int, value: Any) -> Any:
+        if type(value) not in LIFTED or not _torch.takes_tensor(func, position):
+            return value
+        if type(value) in SYMBOLIC_DTYPES:
+            dtype = SYMBOLIC_DTYPES[type(value)] or torch.get_default_dtype()
+            spec = TensorSpec((), dtype=dtype, device=torch.device("cpu"))
+            fake = make_new(mode, spec)
+            fake._known = started(torch.ops.aten.scalar_tensor.default, (value,), {"dtype": dtype}, spec)
+            return fake
+        with _torch.PastDispatch():
+            real = torch.tensor(value)
+        fake = make_new(mode, _spec_of_dense(real))
+        mode.remember_literal(fake, real)
+        return fake
+
+    return tuple([lifted(position, value) for position, value in enumerate(args)])
+
+
+def _spec_of_dense(real: torch.Tensor) -> TensorSpec:
+    return TensorSpec(tuple(real.shape), real.stride(), dtype=real.dtype, device=canonical(real.device))
+
+
+@handles("aten::lift_fresh", "aten::lift")
+def lift_fake(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    return args[0]
+
+
+# --- what C++ asks -------------------------------------------------------------------------------------------
+
+
+@handles("prim::device")
+def device(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    return args[0]._spec.device
+
+
+@handles("aten::is_pinned")
+def is_pinned(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    return False
+
+
+@handles("aten::_pin_memory", "aten::pin_memory")
+def pin_memory(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    return mode.__torch_dispatch__(torch.ops.aten.clone.default, (), (args[0],), {})
+
+
+@handles("aten::record_stream")
+def record_stream(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    return None
+
+
+# --- higher-order operators ----------------------------------------------------------------------------------
+
+
+def higher_order(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """torch registers what each higher-order operator does on fakes by itself, or by the class of its own mode."""
+    registered = _torch.registered_higher_order_fake(func)
+    if registered is not None:
+        with mode:
+            return registered(*args, **kwargs)
+    implementation = func.python_key_table.get(_torch.torch_fake_mode_class())
+    if implementation is None:
+        raise UnsupportedOperatorException(f"the higher-order operator {func} says nothing about fakes", func=func)
+    return implementation(mode, *args, **kwargs)
+
+
+def count_writes(written: list[FakeTensor]) -> None:
+    torch.autograd.graph.increment_version([fake for fake in written if not fake.is_inference()])
+
+
+def check_apart(op: Any, inputs: list[FakeTensor], plan: Plan) -> None:
+    """Refuse to write to memory that the same call reads. A tensor that is resized counts as it is afterwards."""
+    specs = [fake._spec for fake in inputs]
+    for outcome in plan.outcomes if isinstance(plan.outcomes, tuple) else (plan.outcomes,):
+        if isinstance(outcome, Same) and outcome.spec is not None:
+            specs[outcome.of] = outcome.spec
+    for target in plan.written:
+        for read in range(len(inputs)):
+            if read in plan.written or _torch.storage_id(inputs[read]) != _torch.storage_id(inputs[target]):
+                continue
+            if inputs[read] is inputs[target] or _overlap(specs[read], specs[target]):
+                error = ArgumentError(f"{op}: what is written to, {specs[target]}, shares memory with {specs[read]}")
+                raise with_line(error, str(op), ", ".join(map(str, specs)))
+
+
+def _overlap(a: TensorSpec, b: TensorSpec) -> bool:
+    """Whether two dense tensors on one storage share a place in memory; of others, eager does not try to find out."""
+    if a.numel == 0 or b.numel == 0 or not all(is_dense(spec.shape, spec.stride) for spec in (a, b)):
+        return False
+    (a_first, a_end), (b_first, b_end) = span(a), span(b)
+    return bool(a_first < b_end and b_first < a_end)
+
+
+def check_crossing(op: Any, inputs: list[FakeTensor], plan: Plan) -> None:
+    """Refuse to write elements in one order that are read in another, as in `x.add_(x.t())`."""
+    for target, read in plan.crossing:
+        written, fake = inputs[target], inputs[read]
+        if _torch.storage_id(fake) != _torch.storage_id(written):
+            continue
+        if fake is written and is_resizing(plan.outcomes):
+            what = f"{written._spec} is read and written, and does not have the shape of the result"
+        elif fake is not written and do_cross(fake._spec, written._spec):
+            what = (
+                f"some elements of what is written to, {written._spec}, and of {fake._spec} are a single memory "
+                "location; clone one of them first"
+            )
+        else:
+            continue
+        raise with_line(ArgumentError(f"{op}: {what}"), str(op), ", ".join(str(each._spec) for each in inputs))
+
+
+@handles("aten::as_strided", "aten::as_strided_", "aten::as_strided_copy")
+def within_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    fake, shape, stride = args[:3]
+    offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
+    return _checked_view(func, fake, shape, stride, offset, _torch.native_storage(fake).nbytes())
+
+
+@handles("aten::as_strided_scatter")
+def scattered_within_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Into a copy of the whole storage; of a tensor that overlaps itself, into one of its elements."""
+    fake, _, shape, stride = args[:4]
+    spec = fake._spec
+    if spec.is_symbolic:
+        return NotImplemented
+    offset = args[4] if len(args) > 4 else kwargs.get("storage_offset")
+    is_expanded = any(size > 1 and step == 0 for size, step in zip(spec.shape, spec.stride, strict=True))
+    held = spec.numel * spec.itemsize if is_expanded else _torch.native_storage(fake).nbytes()
+    return _checked_view(func, fake, shape, stride, offset, held)
+
+
+def _checked_view(func: Any, fake: FakeTensor, shape: Any, stride: Any, offset: Any, held: int) -> Any:
+    """Only the storage tells whether a view ends within it. Where sizes are symbols, it has no size of its own."""
+    numbers = (*shape, *stride, 0 if offset is None else offset)
+    if fake._spec.is_symbolic or fake._spec.sparse is not None or any(type(number) is not int for number in numbers):
+        return NotImplemented
+    if len(shape) != len(stride) or any(number < 0 for number in numbers):
+        return NotImplemented  # the rule says what is wrong
+    view = fake._spec.viewed(shape, stride, offset)
+    if extent(fake._spec) * view.itemsize <= held < extent(view) * view.itemsize and view.numel != 0:
+        error = ArgumentError(
+            f"{func.overloadpacket.__name__}: {view} is out of bounds: it reaches to byte {extent(view) * view.itemsize:,}, "
+            f"the storage of {fake._spec} has {held:,}"
+        )
+        raise with_line(error, str(func), f"{fake._spec}, {list(shape)}, {list(stride)}, {offset}")
+    return NotImplemented
+
+
+@handles("aten::_sparse_mm_reduce_impl_backward")
+def sparse_mm_reduce_backward(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """The real kernel trusts the positions that it is given, and these are not known: it must not run on zeros."""
+    sparse, _, weight, _, _, (of_sparse, of_weight) = args
+    return (
+        make_new(mode, sparse._spec) if of_sparse else None,
+        make_new(mode, weight._spec.like()) if of_weight else None,
+    )
+
+
+# --- checks --------------------------------------------------------------------------------------------------
+
+
+def crosscheck(call: Call, cached: Plan, fresh: Plan) -> None:
+    if cached != fresh:
+        raise MetadataMismatchError(
+            f"the cache and a fresh inference differ for {call}:\n"
+            f"  cached {cached.outcomes}\n  fresh  {fresh.outcomes}",
+            func=call.op,
+        )
+
+
+# --- Zeros that C++ knows to be zeros: forward-mode gradients of what does not vary -------------------------
+
+
+class KnownZeros(Known):
+    """Of a tensor without memory: what is viewed of it is such a one again."""
+
+    __slots__ = ()
+    is_zeros = True
+
+
+@handles("aten::_efficientzerotensor")
+def zero_tensor(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Where sizes are symbols, C++ would fix them for such a tensor. Inside of torch.func.jvp ordinary zeros serve as well;
+    outside, C++ may take them for a number, whose value it reads.
+
+    Answered here at any rate: a plan would be found by modes of the other kind.
+    """
+    spec = TensorSpec(
+        tuple([from_torch(size) for size in args[0]]),
+        dtype=kwargs.get("dtype") or torch.get_default_dtype(),
+        device=canonical(kwargs.get("device") or torch.get_default_device()),
+    )
+    has_symbols = mode.shape_env is not None and not mode.static_shapes
+    if spec.is_symbolic or (has_symbols and _torch.is_inside_jvp()):
+        return make_new(mode, spec)
+    return make_zeros(mode, spec, KnownZeros(Filled(spec, 0)))

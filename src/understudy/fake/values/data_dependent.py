@@ -1,0 +1,403 @@
+"""Calls whose answer lies in the data, where that data is determined.
+
+Inference refuses them: it sees specs only. What the mode then asks here is whether the tensors that decide have known
+values. If so, the answer is as sure as any: `x[torch.tensor([True, False, True])]` has two rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from understudy import _torch
+from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch, UnderstudyError
+from understudy.fake.handlers import handles
+from understudy.fake.realise import make_new
+from understudy.fake.tensor import FakeTensor
+from understudy.ops.indexing.advanced import check_masks
+from understudy.ops.nn.class_losses import ctc_losses
+from understudy.ops.shared.dims import wrap_dim
+from understudy.ops.shared.dtypes import (
+    BOOL,
+    COMPLEX_HALF,
+    INTEGERS,
+    NUMBERS,
+    REAL_NUMBERS,
+    UNSIGNED,
+    check_any_dtype,
+    check_cpu_dtype,
+)
+from understudy.shapes.sizes import from_torch, to_torch
+from understudy.shapes.torch_api.names import constrain_range
+from understudy.spec import TensorSpec, broadcast_shapes, contiguous_strides, product, same_shape
+from understudy.spec.call import flat, mapped
+from understudy.spec.error_context import with_line
+
+if TYPE_CHECKING:
+    from understudy.fake.mode import FakeTensorMode
+
+aten = torch.ops.aten
+
+
+def answer(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """What the call gives, or `NotImplemented` if values that nobody knows decide."""
+    inputs = flat(FakeTensor, args, kwargs)
+    if inputs and all(is_known(fake) for fake in inputs) and not _torch.written_arguments(func):
+        return _computed(mode, func, args, kwargs, inputs)
+    special = BY_SOME.get(func.name())
+    return NotImplemented if special is None else special(mode, *args, **kwargs)
+
+
+def is_known(fake: FakeTensor) -> bool:
+    return fake._known is not None and fake._known.content is not None
+
+
+def _computed(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any, inputs: list[FakeTensor]) -> Any:
+    """Run the operator on the values."""
+    real_args, real_kwargs = mapped(mode.value_of, FakeTensor, (tuple(args), dict(kwargs)))
+    with _torch.no_modes(), torch.no_grad():
+        result = func(*real_args, **real_kwargs)
+    device = inputs[0]._spec.device
+    return mapped(lambda real: _with_value(mode, real, device), torch.Tensor, result)
+
+
+def _with_value(mode: FakeTensorMode, real: torch.Tensor, device: torch.device) -> FakeTensor:
+    spec = TensorSpec(tuple(real.shape), real.stride(), dtype=real.dtype, device=device)
+    fake = make_new(mode, spec)
+    mode.remember_literal(fake, real)
+    return fake
+
+
+# --- calls in which only some of the tensors decide -------------------------------------------------------------
+
+
+def _positions(mode: FakeTensorMode, mask: FakeTensor) -> list[FakeTensor] | None:
+    """A mask as one list of positions for each of its dimensions."""
+    if not is_known(mask):
+        return None
+    found = answer(mode, aten.nonzero.default, (mask,), {})
+    return list(aten.unbind.int(found, 1))
+
+
+def check_masks_of(func: Any, fake: FakeTensor, indices: Any) -> None:
+    specs = [None if entry is None else entry._spec for entry in indices]
+    try:
+        check_masks(str(func), fake._spec, specs)
+    except DimensionError as error:
+        raise with_line(error, str(func), ", ".join(map(str, (fake._spec, specs)))) from None
+
+
+def _index(mode: FakeTensorMode, x: FakeTensor, indices: list[FakeTensor | None]) -> Any:
+    """Masks among the indices become positions."""
+    check_masks_of(aten.index.Tensor, x, indices)
+    expanded: list[FakeTensor | None] = []
+    for index in indices:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            expanded.append(index)
+            continue
+        positions = _positions(mode, index)
+        if positions is None:
+            return NotImplemented
+        expanded.extend(positions)
+    with mode:
+        return aten.index.Tensor(x, expanded)
+
+
+def _masked_select(mode: FakeTensorMode, x: FakeTensor, mask: FakeTensor) -> Any:
+    if not is_known(mask):
+        return NotImplemented
+    with mode:
+        x, mask = torch.broadcast_tensors(x, mask)
+        return aten.index.Tensor(x, [mask])
+
+
+def _pack_padded_sequence(mode: FakeTensorMode, x: FakeTensor, lengths: FakeTensor, batch_first: bool) -> Any:
+    if not is_known(lengths):
+        return NotImplemented
+    spec = x._spec
+    with _torch.no_modes(), torch.no_grad():
+        steps = torch.empty(spec.shape[:2])
+        data, sizes = aten._pack_padded_sequence.default(steps, mode.value_of(lengths), batch_first)
+    packed = make_new(mode, spec.like((data.shape[0], *spec.shape[2:])))
+    return packed, readable(mode, sizes)
+
+
+def readable(mode: FakeTensorMode, real: torch.Tensor) -> FakeTensor:
+    """A stand-in on real data: C++ reads the sizes of packed sequences past every dispatch."""
+    with _torch.PastDispatch():
+        fake: Any = _torch.make_subclass(FakeTensor, real.clone())
+    fake._spec = TensorSpec(tuple(real.shape), dtype=real.dtype, device=real.device)
+    fake.fake_mode = mode
+    mode.remember_literal(fake, real)
+    return fake
+
+
+def with_tensors_of_lengths(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments of `torch.ctc_loss` with tensors in the place of lists of lengths: of these, C++ makes tensors past
+    every dispatch, which nobody could tell what is in them."""
+
+    def as_tensor(value: Any) -> Any:
+        is_list = isinstance(value, (list, tuple)) and all(type(part) is int for part in value)
+        return torch.tensor(value, dtype=torch.int64) if is_list else value
+
+    return tuple(map(as_tensor, args)), {name: as_tensor(value) for name, value in kwargs.items()}
+
+
+def _ctc_loss(
+    mode: FakeTensorMode, log_probs: FakeTensor, targets: FakeTensor, input_lengths: Any, target_lengths: Any,
+    blank: int = 0, zero_infinity: bool = False,
+) -> Any:  # fmt: skip
+    counts = [
+        len(x) if isinstance(x, (list, tuple)) else x._spec.numel for x in (input_lengths, target_lengths)
+    ]
+    of_inputs, of_targets = (_numbers_of(mode, lengths) for lengths in (input_lengths, target_lengths))
+    if of_targets is None:
+        return NotImplemented
+    losses = ctc_losses(log_probs._spec, targets._spec, counts, of_inputs or (), of_targets, blank)
+    return tuple(make_new(mode, spec) for spec in losses)
+
+
+def _numbers_of(mode: FakeTensorMode, lengths: Any) -> Any:
+    """None if nobody knows them."""
+    if not isinstance(lengths, FakeTensor):
+        return lengths
+    return mode.tolist(lengths) if is_known(lengths) else None
+
+
+BY_SOME: dict[str, Callable[..., Any]] = {
+    "aten::index.Tensor": _index,
+    "aten::masked_select": _masked_select,
+    "aten::_pack_padded_sequence": _pack_padded_sequence,
+    "aten::_ctc_loss": _ctc_loss,
+    "aten::_ctc_loss.Tensor": _ctc_loss,
+}
+
+
+# --- Operators whose answer is in the data, for modes that have a shape environment: the answer is a symbol ---
+# Asking the same question of the same tensor twice gives the same symbol, until the tensor is written to or the mode's
+# epoch moves on (`FakeTensor.nonzero_memo` and its siblings).
+
+MASKS = (torch.bool, torch.uint8)
+
+
+def symbolic_item(mode: FakeTensorMode, func: Any, fake: FakeTensor) -> Any:
+    """`.item()`: a symbol of the tensor's kind, NotImplemented if the mode makes none."""
+    env = mode.shape_env
+    if env is None or not env.settings.allow_scalar_outputs:
+        return NotImplemented
+    if fake.item_memo is None:
+        dtype, what = fake._spec.dtype, f".item() of {fake._spec}"
+        if dtype is torch.bool:
+            fake.item_memo = memo = env.create_unbacked_symbool(what=what)
+        elif dtype.is_floating_point:
+            fake.item_memo = memo = env.create_unbacked_symfloat(what=what)
+        elif dtype.is_complex:
+            return NotImplemented
+        else:
+            fake.item_memo = memo = env.create_unbacked_symint(what=what)
+        return memo if fake.item_memo is None else fake.item_memo
+    return fake.item_memo
+
+
+def fresh_size(
+    mode: FakeTensorMode, func: Any, fake: FakeTensor, *question: Any, low: int = 0, high: Any = None
+) -> Any:
+    """The size that a data-dependent operator gives on this tensor: a node, NotImplemented if the mode makes none.
+
+    `question` names what is counted: the same question of the same tensor has the same answer.
+    """
+    env = mode.shape_env
+    if env is None or not env.settings.allow_dynamic_output_shape_ops:
+        return NotImplemented
+    most = high if type(high) is int else None
+    if most is not None and most <= low:
+        return most
+    found = fake.recall_size(question)
+    if found is None:
+        found = env.create_unbacked_symint(low=low, high=most, what=f"{func} of {fake._spec}")
+        fake.remember_size(question, found)
+    return from_torch(found)
+
+
+@contextmanager
+def told(func: Any, *fakes: FakeTensor | None) -> Iterator[None]:
+    """Refusals inside get their context: the call, and the line that made it."""
+    try:
+        yield
+    except UnderstudyError as error:
+        specs = ", ".join(str(fake._spec) for fake in fakes if fake is not None)
+        raise with_line(error, str(func), specs) from None
+
+
+@handles("aten::nonzero")
+def nonzero(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    spec = args[0]._spec
+    with told(func, args[0]):
+        check_cpu_dtype("nonzero", spec, NUMBERS | BOOL | COMPLEX_HALF)
+    count = fresh_size(mode, func, args[0], "nonzero", high=spec.numel)
+    if count is NotImplemented:
+        return NotImplemented
+    args[0].nonzero_memo = to_torch(count)
+    stride = (1, count) if spec.device.type == "cpu" else None
+    return make_new(mode, TensorSpec((count, spec.ndim), stride, dtype=torch.int64, device=spec.device))
+
+
+@handles("aten::masked_select")
+def masked_select(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    fake, mask = args
+    with told(func, fake, mask):
+        if mask._spec.dtype is not torch.bool:
+            raise DtypeError(f"masked_select: a mask is of b8, not {mask._spec}")
+        shape = broadcast_shapes(fake._spec.shape, mask._spec.shape)
+    # A mask that is repeated has its Trues as often.
+    times = () if same_shape(shape, mask._spec.shape) else (shape,)
+    count = fresh_size(mode, func, mask, "nonzero", *times, high=product(shape))
+    return NotImplemented if count is NotImplemented else make_new(mode, fake._spec.like((count,)))
+
+
+@handles("aten::index.Tensor", "aten::index_put", "aten::index_put_", "aten::_unsafe_index.Tensor")
+def index(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """A mask among the indices stands for the positions where it is true."""
+    indices = args[1]
+    if mode.shape_env is None or not any(i is not None and i.dtype in MASKS for i in indices):
+        return NotImplemented
+    check_masks_of(func, args[0], indices)
+    expanded: list[Any] = []
+    # What is put into a tensor is nowhere in the result: how many positions there are is then nobody's concern.
+    is_put = "index_put" in func.name()
+    births = mode.shape_env.ignore_fresh_unbacked_symbols() if is_put else nullcontext()
+    with mode, births:
+        for entry in indices:
+            is_mask = entry is not None and entry.dtype in MASKS
+            expanded.extend(entry.nonzero().unbind(1) if is_mask else [entry])
+        return func(args[0], expanded, *args[2:], **kwargs)
+
+
+@handles("aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::unique_dim_consecutive")
+def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    fake, spec = args[0], args[0]._spec
+    names = _torch.argument_names(func)
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    dim = given.get("dim")
+    with told(func, fake):
+        check_cpu_dtype("unique", spec, REAL_NUMBERS | UNSIGNED | BOOL)
+        if dim is not None:
+            if not spec.ndim:
+                raise DimensionError(f"unique: {spec} has no dimension {dim}")
+            dim = wrap_dim(dim, spec.ndim)
+    if mode.shape_env is not None and dim is not None and spec.shape[dim] == 0:
+        # There is nothing to compare: the kernel makes a fresh tensor, and does not move its dimensions.
+        integers = spec.like((0,), dtype=torch.int64)
+        return make_new(mode, spec.like()), make_new(mode, integers), make_new(mode, integers)
+    if mode.shape_env is not None and dim is not None and any(type(size) is int and size == 0 for size in spec.shape):
+        raise with_line(ShapeMismatch(f"{func}: there is nothing in the slices of {spec} to compare"), str(func), spec)
+    among = spec.numel if dim is None else spec.shape[dim]
+    count = fresh_size(mode, func, fake, "consecutive" in func.name(), "unique", dim, high=among)
+    if count is NotImplemented:
+        return NotImplemented
+    fake.unique_memo = to_torch(count)
+    distinct = spec.like((count,)) if dim is None else _with_slices(spec, dim % spec.ndim, count)
+    inverse_shape = spec.shape if dim is None else (spec.shape[dim],)
+    integers = spec.like((0,), dtype=torch.int64)
+    is_flat = dim is None or (func.name() == "aten::unique_consecutive" and spec.ndim == 1)
+    gives_all = not is_flat and spec.device.type == "cpu"  # the kernel has them anyway
+    results = (
+        make_new(mode, distinct),
+        make_new(mode, integers.like(inverse_shape) if gives_all or given.get("return_inverse") else integers),
+        make_new(mode, integers.like((count,)) if gives_all or given.get("return_counts") else integers),
+    )
+    return results[:2] if func.name() == "aten::_unique" else results
+
+
+def _with_slices(spec: TensorSpec, dim: int, count: Any) -> TensorSpec:
+    """So many slices along a dimension, which the kernel stacks in front and then moves to their place."""
+    others = [i for i in range(spec.ndim) if i != dim]
+    stacked = contiguous_strides((count, *(spec.shape[i] for i in others)))
+    shape, stride = list(spec.shape), list(stacked[1:])
+    shape[dim] = count
+    stride.insert(dim, stacked[0])
+    return spec.like(shape, stride=stride)
+
+
+@handles("aten::repeat_interleave.Tensor")
+def repeat_interleave(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    repeats = args[0]
+    with told(func, repeats):
+        if repeats._spec.ndim != 1:
+            raise ShapeMismatch(f"repeat_interleave: how often is told by one dimension, not by {repeats._spec}")
+        check_any_dtype("repeat_interleave", repeats._spec, (torch.int64, torch.int32))
+    size = kwargs.get("output_size")
+    count = from_torch(size) if size is not None else fresh_size(mode, func, repeats, "sum")
+    return NotImplemented if count is NotImplemented else make_new(mode, repeats._spec.like((count,)))
+
+
+@handles("aten::bincount")
+def bincount(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    fake = args[0]
+    weights = args[1] if len(args) > 1 else kwargs.get("weights")
+    least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
+    with told(func, fake, weights):
+        _check_counted(fake._spec, None if weights is None else weights._spec, least)
+    count = fresh_size(mode, func, fake, "bins", least, low=least)
+    if count is NotImplemented:
+        return NotImplemented
+    dtype = torch.int64 if weights is None else (torch.float32 if weights.dtype is torch.float32 else torch.float64)
+    return make_new(mode, fake._spec.like((count,), dtype=dtype))
+
+
+def _check_counted(spec: TensorSpec, weights: TensorSpec | None, least: int) -> None:
+    if spec.ndim != 1:
+        raise ShapeMismatch(f"bincount: numbers in one dimension are counted, not {spec}")
+    check_any_dtype("bincount", spec, INTEGERS)
+    if least < 0:
+        raise ArgumentError(f"bincount: minlength must not be negative, got {least}")
+    if weights is not None and (weights.ndim != 1 or weights.shape[0] != spec.shape[0]):
+        raise ShapeMismatch(f"bincount: {weights} are no weights for {spec}: one for each number")
+
+
+@handles("aten::_ctc_loss.Tensor")
+def ctc_loss(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """The losses, and a table of two columns for each step of the longest target, and one more."""
+    log_probs, _, input_lengths, target_lengths = args[:4]
+    if mode.shape_env is None or is_known(target_lengths) or log_probs._spec.ndim != 3:
+        return NotImplemented
+    with told(func, *args[:4]):
+        for lengths in (input_lengths._spec, target_lengths._spec):
+            if lengths.ndim != 1 or lengths.shape[0] != log_probs._spec.shape[1]:
+                raise ShapeMismatch(f"ctc_loss: {lengths} are no lengths for the batch of {log_probs._spec}")
+    columns = fresh_size(mode, func, target_lengths, "columns", low=1)
+    if columns is NotImplemented:
+        return NotImplemented
+    spec = log_probs._spec
+    length, batch, _ = spec.shape
+    return make_new(mode, spec.like((batch,))), make_new(mode, spec.like((batch, length, columns)))
+
+
+def symbolic_list(mode: FakeTensorMode, fake: FakeTensor) -> Any:
+    """`tolist()`: a symbol for each element. A list has a length, so sizes have to be what they are in the example."""
+    if mode.shape_env is None:
+        return NotImplemented
+    for size in fake._spec.shape:
+        int(size)
+    with mode:
+        return _nested(fake)
+
+
+def _nested(fake: Any) -> Any:
+    return [_nested(part) for part in fake.unbind()] if fake.ndim else fake.item()
+
+
+@handles("aten::sym_constrain_range")
+def constrain_number(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """A promise about a number that data decides."""
+    if isinstance(args[0], (int, torch.SymInt)):
+        constrain_range(args[0], min=kwargs.get("min"), max=kwargs.get("max"))
+
+
+@handles("aten::sym_constrain_range_for_size")
+def constrain_size(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """As `constrain_number`, for a size, which is at least 0."""
+    constrain_number(mode, func, args, {**kwargs, "min": max(kwargs.get("min") or 0, 0)})

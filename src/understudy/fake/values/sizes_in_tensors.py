@@ -1,0 +1,214 @@
+"""Tensors of a few integers that are made of sizes: `torch.tensor(x.shape).max().item()` is a symbol, not a number.
+
+What such a tensor holds is known as an expression (`known`). The usual way to read it is to compute it, which fixes every
+symbol in it. Here it is evaluated with the symbols, by the operators in the tables; any other is left to the usual way.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from understudy import _torch
+from understudy.fake.tensor import FakeTensor
+from understudy.fake.values.determined import SYMBOLIC, Event, Filled, Outcome, Part, on_storage
+from understudy.spec import TensorSpec
+
+Function = Callable[..., Any]
+LARGEST = 32
+"""Elements of a tensor that is looked into."""
+INTEGERS = (torch.int64, torch.bool)
+"""What Python's integers and symbols compute with as the kernels do."""
+
+
+class NotFollowed(Exception):
+    """An operator or a tensor that is not looked into."""
+
+
+class Values:
+    """The elements of a small tensor, row by row."""
+
+    def __init__(self, shape: tuple[int, ...], flat: list[Any]) -> None:
+        self.shape, self.flat = shape, flat
+
+    def nested(self) -> Any:
+        """As `tolist()` gives them: in lists, or the one number."""
+        items = self.flat
+        for size in reversed(self.shape):
+            items = [items[i : i + size] for i in range(0, len(items), size)] if size else []
+        return items[0] if items else []
+
+
+def values_of(fake: FakeTensor) -> Values | None:
+    """What a tensor holds, if that is known and made of symbols; None otherwise."""
+    known = fake._known
+    if known is None or known.content is None or fake.fake_mode.shape_env is None:
+        return None
+    try:
+        values = Reading().of(Part(known.content, fake._spec))
+    except NotFollowed:
+        return None
+    return values if any(isinstance(value, SYMBOLIC) for value in values.flat) else None
+
+
+class Reading:
+    """One evaluation, in which each call is evaluated once."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, Values] = {}
+
+    def of(self, part: Part) -> Values:
+        spec, content, places = part.spec, part.content, _places(part.spec)
+        if type(part) is not Part or spec.conj or spec.neg:
+            raise NotFollowed
+        if isinstance(content, Filled):
+            return Values(spec.shape, [content.value] * len(places))
+        if isinstance(content, Outcome) and content.event.op is not None:
+            if content.event.is_write or content.spec.dtype is not spec.dtype:
+                raise NotFollowed
+            stored = dict(zip(_places(content.spec), self._result(content.event).flat, strict=True))
+            if not stored.keys() >= set(places):
+                raise NotFollowed
+            return Values(spec.shape, [stored[place] for place in places])
+        with _torch.PastDispatch():
+            return Values(spec.shape, on_storage(content.storage(), spec).flatten().tolist())
+
+    def _result(self, event: Event) -> Values:
+        found = self._found.get(id(event))
+        if found is None:
+            follow = FOLLOWED.get(event.op.name())
+            if follow is None:
+                raise NotFollowed
+            found = self._found[id(event)] = follow(self, *event.args, **event.kwargs)
+        return found
+
+
+def _places(spec: TensorSpec) -> list[int]:
+    """Where the elements are in the storage."""
+    numbers = (*spec.shape, *spec.stride, spec.offset)
+    if (
+        spec.dtype not in INTEGERS
+        or not all(type(number) is int for number in numbers)
+        or spec.numel > LARGEST
+    ):
+        raise NotFollowed
+    steps = [[i * stride for i in range(size)] for size, stride in zip(spec.shape, spec.stride, strict=True)]
+    return [spec.offset + sum(place) for place in itertools.product(*steps)]
+
+
+# --- operators ---------------------------------------------------------------------------------------------------
+
+
+def _integers(reading: Reading, operand: Any) -> Values:
+    """A tensor, or a number that is computed with as a tensor of no dimension."""
+    if isinstance(operand, Part):
+        if operand.spec.dtype is torch.bool:
+            raise NotFollowed
+        return reading.of(operand)
+    if type(operand) is int or isinstance(operand, torch.SymInt):
+        return Values((), [operand])
+    raise NotFollowed
+
+
+def _elementwise(function: Function) -> Function:
+    def follow(reading: Reading, *operands: Any, alpha: Any = 1, **other: Any) -> Values:
+        if any(value is not None for value in other.values()) or type(alpha) is not int:
+            raise NotFollowed
+        given = [_integers(reading, operand) for operand in operands]
+        shapes = {values.shape for values in given if values.shape}
+        if len(shapes) > 1:
+            raise NotFollowed
+        shape = shapes.pop() if shapes else ()
+        rows = [values.flat if values.shape else values.flat * _count(shape) for values in given]
+        scale = (alpha,) if alpha != 1 else ()
+        return Values(shape, [function(*row, *scale) for row in zip(*rows, strict=True)])
+
+    return follow
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    return functools.reduce(operator.mul, shape, 1)
+
+
+def _whole(function: Function, empty: int | None) -> Function:
+    """A reduction of all elements."""
+
+    def follow(reading: Reading, operand: Any, dtype: Any = None) -> Values:
+        values = _integers(reading, operand)
+        if dtype not in (None, torch.int64) or (empty is None and not values.flat):
+            raise NotFollowed
+        start = () if empty is None else (empty,)
+        return Values((), [functools.reduce(function, values.flat, *start)])
+
+    return follow
+
+
+def _copied(reading: Reading, operand: Any, *, dtype: Any = None, **other: Any) -> Values:
+    return _integers(reading, operand)  # of what dtype it comes out was looked at
+
+
+def _one(reading: Reading, value: Any, **options: Any) -> Values:
+    return _integers(reading, value)
+
+
+def _full(reading: Reading, shape: Any, value: Any, **options: Any) -> Values:
+    return Values(tuple(shape), _integers(reading, value).flat * _count(shape))
+
+
+def _joined(reading: Reading, tensors: Any, dim: int = 0) -> Values:
+    given = [_integers(reading, tensor) for tensor in tensors]
+    if dim != 0:
+        raise NotFollowed
+    shape = (sum(values.shape[0] for values in given), *given[0].shape[1:])
+    return Values(shape, [value for values in given for value in values.flat])
+
+
+def _stacked(reading: Reading, tensors: Any, dim: int = 0) -> Values:
+    given = [_integers(reading, tensor) for tensor in tensors]
+    if dim != 0:
+        raise NotFollowed
+    return Values((len(given), *given[0].shape), [value for values in given for value in values.flat])
+
+
+def _divided(reading: Reading, a: Any, b: Any, *, rounding_mode: Any = None) -> Values:
+    if rounding_mode != "floor":
+        raise NotFollowed
+    return FLOORED(reading, a, b)
+
+
+FLOORED = _elementwise(lambda a, b: a // b)
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+FOLLOWED: dict[str, Function] = {
+    "aten::scalar_tensor": _one,
+    "aten::full": _full,
+    "aten::stack": _stacked,
+    "aten::cat": _joined,
+    "aten::clone": _copied,
+    "aten::_to_copy": _copied,
+    "aten::add.Tensor": _elementwise(lambda a, b, scale=1: a + scale * b),
+    "aten::sub.Tensor": _elementwise(lambda a, b, scale=1: a - scale * b),
+    "aten::rsub.Scalar": _elementwise(lambda a, b, scale=1: b - scale * a),
+    "aten::mul.Tensor": _elementwise(operator.mul),
+    "aten::neg": _elementwise(operator.neg),
+    "aten::floor_divide": FLOORED,
+    "aten::div.Tensor_mode": _divided,
+    "aten::remainder.Tensor": _elementwise(operator.mod),
+    "aten::remainder.Scalar": _elementwise(operator.mod),
+    "aten::maximum": _elementwise(torch.sym_max),
+    "aten::minimum": _elementwise(torch.sym_min),
+    "aten::max": _whole(torch.sym_max, None),
+    "aten::min": _whole(torch.sym_min, None),
+    "aten::sum": _whole(operator.add, 0),
+    "aten::prod": _whole(operator.mul, 1),
+    **{
+        f"aten::{name}.{kind}": _elementwise(getattr(operator, name))
+        for name in COMPARISONS
+        for kind in ("Tensor", "Scalar")
+    },
+}
+"""By name: a function of the arguments of a call, in which tensors are parts of what is known."""

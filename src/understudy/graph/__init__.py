@@ -1,0 +1,8 @@
+"""graph: what capture, prop and meta share.
+
+    borrowed_state  the tensors of a module, replaced for the time of a run; interrupts and garbage collection wait
+    node_values     `val` and `tensor_meta` of a node
+    node_origins    stack traces of nodes, and errors that name a node and the user's line
+    symbol_nodes    symbolic numbers as nodes
+    show            show: a graph as a table
+"""

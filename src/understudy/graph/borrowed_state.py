@@ -1,0 +1,211 @@
+"""What has to wait while a graph is recorded: Python's collector of garbage, which would look through all that has been
+recorded, again and again, and find nothing to free; and the user's interrupt, while things are put back in their places.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from understudy.errors import UnderstudyError
+from understudy.fake.convert import PLAIN_TYPES
+from understudy.fake.mode import FakeTensorMode
+from understudy.fake.torch_api import is_fake
+
+
+class Pause:
+    """Lasts until the last of those who want it so, in any thread, is done."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wanted: set[object] = set()
+        self._was_enabled = False
+
+    def begin(self, wish: object) -> None:
+        with self._lock:
+            if not self._wanted:
+                self._was_enabled = gc.isenabled()
+            self._wanted.add(wish)
+            gc.disable()
+
+    def end(self, wish: object) -> None:
+        with self._lock:
+            if self._wanted == {wish} and self._was_enabled:
+                gc.enable()
+            self._wanted.discard(wish)
+
+
+_PAUSE = Pause()
+
+
+def to_the_end(step: Callable[[], None]) -> None:
+    """Run it, from its beginning once more if it is interrupted: it must not matter what of it was done before."""
+    try:
+        step()
+    except BaseException:
+        step()
+        raise
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    wish = object()
+    try:
+        _PAUSE.begin(wish)
+        yield
+    finally:
+        to_the_end(lambda: _PAUSE.end(wish))
+
+
+# --- The tensors of a module, replaced by stand-ins for the time of a run -----------------------------------
+
+TABLES = ("_parameters", "_buffers")
+EVERY_MODULE_HAS = vars(torch.nn.Module())
+NO_TENSORS = frozenset({bool, int, float, str, dict, set, list, tuple, type(None), OrderedDict})
+"""What most attributes of a module are: told by their type at a tenth of what `isinstance` costs."""
+
+
+def named_parts(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """`module.named_modules()`, without a generator in a generator for each level."""
+    found: dict[int, tuple[str, torch.nn.Module]] = {}
+    _add_parts("", module, found)
+    return list(found.values())
+
+
+def _add_parts(path: str, part: torch.nn.Module, found: dict[int, tuple[str, torch.nn.Module]]) -> None:
+    found[id(part)] = path, part
+    inner_parts = part._modules
+    if inner_parts:
+        prefix = f"{path}." if path else ""
+        for name, inner in inner_parts.items():
+            if inner is not None and id(inner) not in found:
+                _add_parts(prefix + name, inner, found)
+
+
+def parts_in(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """`module.modules()`, as a list: the module itself comes first."""
+    return [part for _, part in named_parts(module)]
+
+
+class Lending:
+    """Which thread has put stand-ins into a module. Another thread that wants to, waits: it would take the stand-ins
+    for the module's own tensors."""
+
+    LONGEST_WAIT = 60.0
+
+    def __init__(self) -> None:
+        self._thread_of: dict[torch.nn.Module, int] = {}
+        self._changed = threading.Condition()
+
+    def take(self, modules: list[torch.nn.Module]) -> None:
+        me = threading.get_ident()
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._are_free(modules, me), self.LONGEST_WAIT):
+                name = type(modules[0]).__name__
+                raise UnderstudyError(
+                    f"{name}: another thread has been tracing this module for a minute: trace a copy of it"
+                )
+            self._thread_of.update(dict.fromkeys(modules, me))
+
+    def _are_free(self, modules: list[torch.nn.Module], me: int) -> bool:
+        return all(self._thread_of.get(module, me) == me for module in modules)
+
+    def give(self, modules: Iterable[torch.nn.Module]) -> None:
+        with self._changed:
+            for module in modules:
+                self._thread_of.pop(module, None)
+            self._changed.notify_all()
+
+
+LENDING = Lending()
+
+
+class BorrowedState:
+    """While modules are lent, their parameters, buffers and tensor attributes are stand-ins.
+
+    `give_back` leaves every module as it was, whatever its forward did to it meanwhile.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._allowed_reals = mode.allow_non_fake_inputs
+        self._before: dict[torch.nn.Module, dict[str, Any]] = {}
+        self._taken: list[torch.nn.Module] = []
+        self.replaced: dict[torch.nn.Module, list[tuple[str, torch.Tensor, Any]]] = {}
+        """For each module: name, real tensor and stand-in of what it was lent with."""
+
+    def borrow(self, module: torch.nn.Module) -> torch.nn.Module:
+        if module not in self._before:
+            self.borrow_parts(module)
+        return module
+
+    def borrow_parts(self, module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+        """Lends a module, and gives what it consists of, by names."""
+        LENDING.take([module])  # before its parts are looked at: another thread may have replaced some
+        self._taken.append(module)
+        named = named_parts(module)
+        parts = [part for _, part in named if part not in self._before]
+        LENDING.take(parts)
+        self._taken += parts
+        for part in parts:
+            self._borrow_one(part)
+        return named
+
+    def _borrow_one(self, module: torch.nn.Module) -> None:
+        if isinstance(module, torch.jit.ScriptModule):
+            self._keep_one(module)
+            return
+        attributes = vars(module)
+        self._before[module] = attributes.copy()
+        is_plain = NO_TENSORS.issuperset(map(type, attributes.values()))
+        replaced = self.replaced[module] = []
+        for name in TABLES:  # the module's own are left alone
+            table = attributes[name]
+            is_empty = not table and type(table) is dict
+            attributes[name] = {} if is_empty else self._lent_table(module, table, replaced)
+        if is_plain:
+            return
+        for name, value in list(attributes.items()):
+            if type(value) not in NO_TENSORS and isinstance(value, torch.Tensor):
+                fake = attributes[name] = self._stand_in(value)
+                replaced.append((name, value, fake))
+
+    def _lent_table(self, module: torch.nn.Module, table: dict[str, Any], replaced: list[Any]) -> dict[str, Any]:
+        """The table for the time in which the module is lent."""
+        lent = table.copy() if type(table) is dict else copy.copy(table)
+        for name, value in table.items():
+            if value is not None:
+                fake = lent[name] = self._stand_in(value)
+                replaced.append((name, value, fake))
+        return lent
+
+    def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._mode.from_tensor(tensor, static_shapes=True) if self._is_real(tensor) else tensor
+
+    def _keep_one(self, module: torch.nn.Module) -> None:
+        """C++ holds what a scripted module computes with, and would not take stand-ins: they are made as it computes."""
+        self._mode.allow_non_fake_inputs = True
+        tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        self.replaced[module] = [(name, tensor, tensor) for name, tensor in tensors]
+
+    @staticmethod
+    def _is_real(tensor: torch.Tensor) -> bool:
+        return type(tensor) in PLAIN_TYPES or not is_fake(tensor)
+
+    def give_back(self) -> None:
+        for module, attributes in self._before.items():
+            now = vars(module)
+            now.clear()
+            now.update(attributes)
+        self._mode.allow_non_fake_inputs = self._allowed_reals
+        self._before.clear()
+        self.replaced.clear()
+        LENDING.give(self._taken)
+        self._taken.clear()

@@ -1,0 +1,180 @@
+"""Where in the user's program a node comes from: the lines that led there, written out once for each place."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import re
+from types import CodeType, FrameType
+from typing import Any
+
+from torch.fx import Node
+
+from understudy import _torch
+from understudy.errors import Context, UnderstudyError
+from understudy.fake.inputs import describe_tensors
+from understudy.lines import is_the_users, short_path
+from understudy.spec.error_context import hint_for
+
+NOWHERE = 0
+USERS, BOUNDARY, OTHER = "the user's code", "where a trace begins", "other code"
+
+
+class Places:
+    """Stack traces by number. A place is the place around it and one more line.
+
+    Walking up all frames for each operator would cost as much as recording it. The frames in which modules are called
+    are remembered while they last: a walk ends at the first that is still the same, for then all around it is too.
+    """
+
+    def __init__(self) -> None:
+        self._texts: list[str] = [""]
+        self._inner: dict[tuple[int, int, int], int] = {}
+        self._kinds: dict[int, str] = {}
+        self._code: list[CodeType] = []  # kept alive, so that its identity stays its own
+        self._calls: list[tuple[FrameType, int]] = []
+        self._depth: dict[int, int] = {}
+
+    def forget(self) -> None:
+        self._calls.clear()
+        self._depth.clear()
+
+    def here(self, frame: Any) -> str:
+        """The text of the place that this frame has come to."""
+        kinds, module_call = self._kinds, _torch.MODULE_CALL
+        new: list[Any] = []
+        place = NOWHERE
+        kept = 0
+        while frame is not None:
+            code = frame.f_code
+            if code is module_call:
+                depth = self._depth.get(id(frame), -1)
+                if depth >= 0 and self._calls[depth][0] is frame:
+                    kept, place = depth + 1, self._calls[depth][1]
+                    break
+                new.append(frame)
+            else:
+                # By identity: the hash of a code object covers all of its code.
+                kind = kinds.get(id(code)) or self._kind_of(code)
+                if kind is USERS:
+                    new.append(frame)
+                elif kind is BOUNDARY:
+                    break
+            frame = frame.f_back
+        if kept < len(self._calls):
+            for call, _ in self._calls[kept:]:
+                del self._depth[id(call)]
+            del self._calls[kept:]
+        for frame in reversed(new):
+            if frame.f_code is module_call:
+                self._depth[id(frame)] = len(self._calls)
+                self._calls.append((frame, place))
+            else:
+                key = (place, id(frame.f_code), frame.f_lasti)
+                place = self._inner.get(key) or self._written_out(key, frame)
+        return self._texts[place]
+
+    def _kind_of(self, code: CodeType) -> str:
+        self._code.append(code)
+        kind = USERS if is_the_users(code.co_filename) else BOUNDARY if code in BOUNDARIES else OTHER
+        self._kinds[id(code)] = kind
+        return kind
+
+    def _written_out(self, key: tuple[int, int, int], frame: FrameType) -> int:
+        code = frame.f_code
+        outer, text = self._texts[key[0]], _line_of(code.co_filename, frame.f_lineno, code.co_name)
+        self._inner[key] = len(self._texts)
+        self._texts.append(f"{outer}\n{text}" if outer else text)
+        return self._inner[key]
+
+
+@functools.lru_cache(maxsize=10_000)
+def _line_of(file: str, line: int, function: str) -> str:
+    source = linecache.getline(file, line).strip()
+    text = f'File "{file}", line {line}, in {function}'
+    return f"{text}\n    {source}" if source else text
+
+
+BOUNDARIES: set[CodeType] = set()
+"""What is outside of these is not part of the program that is recorded."""
+
+
+def begins_here(function: Any) -> Any:
+    """Mark a function that calls the user's program."""
+    BOUNDARIES.add(function.__code__)
+    return function
+
+
+# --- Errors of a propagation: which node, which line of the user's code stands behind it, what went into it ---
+
+FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)[^\n]*\n(?P<source>[^\n]*)')
+LIKE_BUILTIN = (TypeError, ValueError, IndexError, KeyError, NotImplementedError, AttributeError, AssertionError)
+"""Errors that can be caught under their own names after they were located."""
+
+
+class PropagationError(UnderstudyError, RuntimeError):
+    """A node that could not be run on stand-ins. `node` is the node; the error itself is the `__cause__`.
+
+    It is also an error of the kind that happened: `except ShapeMismatch:` and `except IndexError:` catch it.
+    """
+
+    node: Node
+
+    def __str__(self) -> str:
+        lines = [self.reason, f"  node:    {described(self.node)}"]
+        where = self.node.meta.get("nn_module_stack")
+        if where:
+            path = [entry[0] for entry in where.values() if entry and entry[0]]
+            lines += [f"  in:      {path[-1]}"] if path else []
+        return "\n".join([*lines, *self.context.lines()])
+
+
+def described(node: Node) -> str:
+    """`%mm = call_function aten.mm.default`"""
+    return f"%{node.name} = {node.op} {_name_of(node.target)}"
+
+
+def _name_of(target: Any) -> str:
+    if isinstance(target, (str, _torch.OpOverload)):
+        return str(target)
+    return getattr(target, "__name__", None) or str(target)
+
+
+def at_node(error: Exception, node: Node, inputs: tuple[Any, Any]) -> Exception:
+    """The error to raise from `error`, which running this node gave."""
+    if isinstance(error, PropagationError):
+        return error  # an inner graph knows more
+    reason, hint = (error.reason, hint_for(error)) if isinstance(error, UnderstudyError) else (str(error), "")
+    context = Context(
+        _name_of(node.target),
+        describe_tensors(*inputs),
+        line_behind(node) or (error.context.line if isinstance(error, UnderstudyError) else ""),
+        (error.context.hint if isinstance(error, UnderstudyError) else "") or hint,
+    )
+    kind: Any = type(error)
+    located = _kind_like(kind)(reason or kind.__name__, func=node.target, context=context)
+    located.node = node
+    return located
+
+
+@functools.cache
+def _kind_like(kind: Any) -> type[PropagationError]:
+    """`PropagationError`, as an error of this kind as well."""
+    if issubclass(kind, UnderstudyError):
+        bases: tuple[type, ...] = (PropagationError, kind)
+    else:
+        bases = (PropagationError, *[builtin for builtin in LIKE_BUILTIN if issubclass(kind, builtin)][:1])
+    if len(bases) == 1 or issubclass(PropagationError, bases[1]):
+        return PropagationError
+    members = {"__module__": __name__, "__doc__": PropagationError.__doc__, "__str__": PropagationError.__str__}
+    return type("PropagationError", bases, members)
+
+
+def line_behind(node: Node) -> str:
+    """The innermost line of the user's code that the node was made from: `model.py:12: y = x @ w`."""
+    shown = ""
+    for frame in FRAME.finditer(node.stack_trace or ""):
+        if is_the_users(frame["file"]):
+            place, source = f"{short_path(frame['file'])}:{frame['line']}", frame["source"].strip()
+            shown = f"{place}: {source}" if source and not source.startswith('File "') else place
+    return shown

@@ -1,0 +1,350 @@
+"""What is written into a node: `val`, and `tensor_meta` on request."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import operator
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx import traceback as fx_traceback
+from torch.fx.node import map_aggregate
+from torch.fx.passes.shape_prop import TensorMetadata
+
+from understudy import _torch
+from understudy.fake.convert import spec_of_real
+from understudy.fake.mode import FakeTensorMode
+from understudy.fake.realise import make_new, make_view
+from understudy.fake.tensor import FakeTensor
+from understudy.fake.torch_api import is_fake
+from understudy.graph.node_origins import Places
+from understudy.shapes.node import SymNode
+from understudy.shapes.sizes import surely_equal
+from understudy.spec import TensorSpec
+from understudy.spec.call import flat
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+NUMBERS = (*SYMBOLIC, int, float)
+
+
+def snapshot(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as it is now, on the same storage, without gradient."""
+    if type(tensor) is FakeTensor:
+        return make_view(tensor.fake_mode, tensor, tensor._spec, is_asked=False)
+    return tensor.detach()
+
+
+def itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def val_of(value: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same structure with tensors and numbers in it, None for all else; None if it has neither."""
+    if type(value) is FakeTensor:
+        return of_tensor(value)
+    is_empty = True
+
+    def leaf(part: Any) -> Any:
+        nonlocal is_empty
+        if isinstance(part, torch.Tensor):
+            is_empty = False
+            return of_tensor(part)
+        if isinstance(part, NUMBERS):
+            is_empty = False
+            return part
+        return None
+
+    val = map_aggregate(value, leaf)
+    return None if is_empty else val
+
+
+def in_stand_ins(mode: FakeTensorMode, value: Any) -> Any:
+    """The value with each real tensor in it converted, with static shapes."""
+
+    def convert(part: Any) -> Any:
+        if not isinstance(part, torch.Tensor) or is_fake(part):
+            return part
+        return mode.from_tensor(part, static_shapes=True)
+
+    if type(value) is FakeTensor or type(value) in NUMBERS:
+        return value
+    if isinstance(value, torch.Tensor):
+        return convert(value)
+    leaves, _ = _torch.tree_flatten(value)
+    if all(convert(leaf) is leaf for leaf in leaves):
+        return value
+    return _torch.tree_map(convert, value)
+
+
+def spec_of_val(val: Any) -> Any:
+    """The same structure with specs in the place of tensors."""
+
+    def leaf(part: Any) -> Any:
+        return part._spec if type(part) is FakeTensor else part
+
+    return map_aggregate(val, leaf)
+
+
+def is_complete(mode: FakeTensorMode, val: Any) -> bool:
+    """Whether a `val` is the whole value: stand-ins of this mode and numbers, and no place of something else."""
+    if isinstance(val, (list, tuple)):
+        return all(is_complete(mode, part) for part in val)
+    if isinstance(val, dict):
+        return all(is_complete(mode, part) for part in val.values())
+    return mode.is_our_fake(val) or isinstance(val, NUMBERS)
+
+
+def needs_attention(mode: FakeTensorMode, value: Any) -> tuple[bool, bool]:
+    """Whether autograd, and whether something else in C++, has a say in calls with this value."""
+    if type(value) is FakeTensor:
+        spec = value._spec
+        return value.requires_grad, spec.conj or spec.neg or value.fake_mode is not mode
+    if isinstance(value, (list, tuple)):
+        parts = [needs_attention(mode, part) for part in value]
+        return any(grad for grad, _ in parts), any(odd for _, odd in parts)
+    is_strange = isinstance(value, (torch.Tensor, dict))
+    return is_strange, is_strange
+
+
+# --- comparing two runs ---------------------------------------------------------------------------------------------
+
+
+def is_alike(old: Any, new: Any) -> bool:
+    """Whether nothing that is computed from one differs when computed from the other."""
+    if type(old) is not type(new):
+        return False
+    if type(old) is FakeTensor:
+        # Values that are followed may decide what comes out downstream, so they count as different.
+        return (
+            old._spec is new._spec
+            and old._known is None
+            and new._known is None
+            and old.requires_grad == new.requires_grad
+        )
+    if isinstance(old, (list, tuple)):
+        return len(old) == len(new) and all(map(is_alike, old, new))
+    if isinstance(old, dict):
+        return old.keys() == new.keys() and all(is_alike(old[key], new[key]) for key in old)
+    if isinstance(old, SYMBOLIC):
+        return type(old.node) is SymNode and old.node is new.node
+    if isinstance(
+        old, (int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+    ):
+        return old == new
+    return old is new
+
+
+def storages_of(value: Any) -> list[int]:
+    """The storages of the tensors in a value, in order."""
+    if type(value) is FakeTensor:
+        return [_torch.storage_id(value)]
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    nested = [list(part.values()) if isinstance(part, dict) else part for part in values]
+    return [_torch.storage_id(fake) for fake in flat(FakeTensor, nested, {})]
+
+
+# --- tensor_meta ----------------------------------------------------------------------------------------------------
+
+ORDERS = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}
+"""The dimensions from the innermost on, where channels come last."""
+FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
+
+
+def tensor_meta_of(value: Any) -> Any:
+    """What `torch.fx`'s shape propagation writes: a `TensorMetadata` for each tensor; None if there is none."""
+    from torch.fx.passes.shape_prop import TensorMetadata  # why: only on request
+
+    if type(value) is FakeTensor and value._spec.is_symbolic and value._spec.layout is torch.strided:
+        spec, strides = value._spec, value.stride()
+        return TensorMetadata(
+            value.shape, spec.dtype, value.requires_grad, strides, _surely_format(spec), is_quantized=False, qparams={}
+        )
+    is_empty = True
+
+    def leaf(part: Any) -> Any:
+        nonlocal is_empty
+        if not isinstance(part, torch.Tensor):
+            return part
+        is_empty = False
+        strided = part.layout is torch.strided
+        return TensorMetadata(
+            shape=part.shape,
+            dtype=part.dtype,
+            requires_grad=part.requires_grad,
+            stride=part.stride() if strided else (),
+            memory_format=_memory_format(part) if strided else None,
+            is_quantized=False,
+            qparams={},
+        )
+
+    meta = map_aggregate(value, leaf)
+    return None if is_empty else meta
+
+
+@functools.lru_cache(maxsize=4096)
+def tensor_meta_of_numbers(spec: TensorSpec, requires_grad: bool) -> Any:
+    """The `TensorMetadata` of a tensor in strided layout whose sizes are numbers."""
+    from torch.fx.passes.shape_prop import TensorMetadata  # why: only on request
+
+    memory_format = torch.contiguous_format if spec.numel == 0 else _surely_format(spec)
+    return TensorMetadata(
+        torch.Size(spec.shape), spec.dtype, requires_grad, spec.stride, memory_format, is_quantized=False, qparams={}
+    )
+
+
+def _memory_format(tensor: torch.Tensor) -> torch.memory_format | None:
+    if type(tensor) is FakeTensor and tensor._spec.is_symbolic:
+        return _surely_format(tensor._spec)
+    for memory_format, dims in zip(FORMATS, (None, 4, 5), strict=True):
+        if (dims is None or tensor.ndim == dims) and tensor.is_contiguous(memory_format=memory_format):
+            return memory_format
+    return None
+
+
+def _surely_format(spec: TensorSpec) -> torch.memory_format | None:
+    """Of symbolic sizes: as far as it is known. Nothing is to become a guard because it was written down."""
+    if _surely_packed(spec, range(spec.ndim - 1, -1, -1)):
+        return torch.contiguous_format
+    if spec.ndim in ORDERS and _surely_packed(spec, ORDERS[spec.ndim]):
+        return FORMATS[spec.ndim - 3]
+    return None
+
+
+def _surely_packed(spec: TensorSpec, order: Sequence[int]) -> bool:
+    expected: Any = 1
+    for dim in order:
+        if surely_equal(spec.shape[dim], 1):
+            continue
+        if not surely_equal(spec.stride[dim], expected):
+            return False
+        expected = expected * spec.shape[dim]
+    return True
+
+
+# --- What is written into a recorded node: what it gives, and where in the user's program it comes from -----
+
+has_preserved_node_meta = fx_traceback.has_preserved_node_meta
+CARRIED = tuple(
+    "stack_trace nn_module_stack torch_fn source_fn_stack recompute ac_graph_id has_backward_hook from_node "
+    "quantization_tag _numeric_debug_handle custom partitioner_tag arg_kwarg_vals seq_nr autograd_backward".split()
+)
+"""What is taken over from the node of another graph that is being run, under `preserve_node_meta`."""
+
+
+class NodeMeta:
+    """Where the program is just now: the user's lines, the torch function, the operator that is being decomposed."""
+
+    def __init__(self) -> None:
+        self.torch_call: tuple[Any, int] | None = None
+        self._torch_fn: tuple[Any, tuple[str, str]] = (None, ("", ""))
+        self.original_aten: Any = None
+        self.module_stack: Any = None
+        self._places = Places()
+        self._tensor_metas: tuple[dict[Any, TensorMetadata], ...] = ({}, {})
+
+    def mark(self, node: Node, frame: Any = None) -> None:
+        """Say where a node comes from: from the program that runs in this frame, the caller's if none is given."""
+        meta = node.meta
+        if has_preserved_node_meta():
+            self._carry_over(node)
+        if self.original_aten is not None:
+            meta["original_aten"] = self.original_aten
+        if "stack_trace" not in meta:
+            trace = self._places.here(sys._getframe(1) if frame is None else frame)
+            if trace:
+                meta["stack_trace"] = trace
+        call = self.torch_call
+        if call is not None and "torch_fn" not in meta:
+            meta["torch_fn"] = self._torch_fn[1] if self._torch_fn[0] is call else self._described_call(call)
+        if self.module_stack is not None and "nn_module_stack" not in meta:
+            stack = self.module_stack()
+            if stack:
+                meta["nn_module_stack"] = stack
+
+    def _described_call(self, call: tuple[Any, int]) -> tuple[str, str]:
+        func, count = call
+        name = getattr(func, "__name__", None) or str(func)
+        self._torch_fn = call, (f"{name}_{count}", f"{type(func).__name__}.{name}")
+        return self._torch_fn[1]
+
+    def _carry_over(self, node: Node) -> None:
+        """Under `preserve_node_meta`, a node says what the node says that is being run, and which operator it is of."""
+        current = fx_traceback.get_current_meta()
+        for name in CARRIED:
+            value = current.get(name)
+            if value is not None:
+                node.meta[name] = copy.copy(value)
+        if fx_traceback.GRADIENT_ACC_SPECIAL_STACK in current.get("stack_trace", ""):
+            node.meta["is_gradient_acc"] = node.meta["autograd_backward"] = True
+        # By the number of autograd's node a call of a backward pass finds the call that it is the gradient of.
+        backward = current["grad_fn_seq_nr"] if current.get("in_grad_fn", 0) > 0 else ()
+        node.meta["seq_nr"] = backward[-1] if backward else _torch.count_autograd_nodes() - 1
+        if isinstance(node.target, _torch.OpOverload):
+            node.meta["original_aten"] = node.target
+        elif node.target is operator.getitem and "original_aten" in (source := node.args[0]).meta:  # type: ignore[union-attr]
+            node.meta["original_aten"] = source.meta["original_aten"]  # type: ignore[union-attr]
+
+    def stack_trace(self) -> str:
+        """The user's lines that led here, outermost first."""
+        return self._places.here(sys._getframe(2))
+
+    def close(self) -> None:
+        """The trace is over: let go of what the program was holding."""
+        self._places.forget()
+
+    def tensor_meta(self, fake: FakeTensor, with_gradient: bool = False) -> Any:
+        """One for each spec: results of operators need no gradient themselves, parameters may."""
+        found = self._tensor_metas[with_gradient].get(fake._spec)
+        return self._described_tensor(fake, with_gradient) if found is None else found
+
+    def tensor_meta_of_spec(self, spec: TensorSpec, with_gradient: bool) -> Any:
+        """The same for a tensor in strided layout with plain sizes, of which there is no stand-in."""
+        metas = self._tensor_metas[with_gradient]
+        found = metas.get(spec)
+        if found is None:
+            found = metas[spec] = tensor_meta_of_numbers(spec, with_gradient)
+        return found
+
+    def _described_tensor(self, fake: FakeTensor, with_gradient: bool) -> Any:
+        spec = fake._spec
+        if not spec.is_symbolic and spec.layout is torch.strided:
+            return self.tensor_meta_of_spec(spec, with_gradient)
+        found = self._tensor_metas[with_gradient][spec] = tensor_meta_of(fake)
+        return found
+
+
+_FOR_REAL_TENSORS = FakeTensorMode()
+"""The mode of the stand-ins that say what a real tensor is."""
+
+
+def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """What `val` says of a tensor: of a stand-in, as it is now; of a real one, all but its data."""
+    if type(tensor) is FakeTensor:
+        return snapshot(tensor)
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or is_fake(tensor):
+        return tensor.detach()
+    if any(isinstance(size, torch.SymInt) for size in tensor.shape):  # one of torch's: no other has its sizes
+        return tensor.detach()
+    return make_new(_FOR_REAL_TENSORS, spec_of_real(tensor))
+
+
+def as_val(value: Any) -> Any:
+    """What `val` says of a value: the same structure of stand-ins and numbers, None for what is neither."""
+    return val_of(value, stand_in)
+
+
+def set_val(node: Node, value: Any) -> None:
+    """`val` and `tensor_meta` of a node that gives this value."""
+    if type(value) is FakeTensor:
+        node.meta["val"] = snapshot(value)
+        node.meta["tensor_meta"] = tensor_meta_of(value)
+        return
+    val = as_val(value)
+    if val is not None or isinstance(value, (bool, str)) or value is None:
+        node.meta["val"] = val if val is not None else value
+    if isinstance(value, torch.Tensor) and not (value.is_nested and value.layout is torch.strided):
+        node.meta["tensor_meta"] = tensor_meta_of(value)  # rows of several lengths have no shape

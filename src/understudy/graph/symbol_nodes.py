@@ -1,0 +1,398 @@
+"""Symbolic numbers in a graph.
+
+Arithmetic on sizes is not recorded as it happens. A symbolic number is known by its expression, which is interned; when
+one is an argument of a recorded call, the nodes that compute it are made from its expression, each once. So only what
+reaches the graph is in it, and two ways to the same size are one node.
+
+Where the symbols themselves come from: the sizes, strides and offsets of inputs, numbers among the inputs, and results
+that data decides.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.fx import Node
+
+from understudy import _torch
+from understudy.errors import UntrackedValueError
+from understudy.shapes.algebra.conditions import Condition
+from understudy.shapes.algebra.expr import Expr
+from understudy.shapes.algebra.floats import FUNCTIONS, Combination, FloatCondition, FloatExpr
+from understudy.shapes.bindings import symbols_in
+from understudy.shapes.env import ShapeEnv
+from understudy.shapes.node import SymNode
+from understudy.spec import TensorSpec
+
+aten = torch.ops.aten
+Source = tuple[Any, tuple[Any, ...]]
+"""A target and its arguments, the node that they read among them."""
+RELATIONS: dict[str, Callable[..., Any]] = {
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+}  # fmt: skip
+INTEGER_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "floordiv": operator.floordiv, "mod": operator.mod, "min": torch.sym_min, "max": torch.sym_max,
+    "abs": operator.abs, "pow": operator.pow,
+}  # fmt: skip
+FLOAT_OPERATIONS: dict[str, Callable[..., Any]] = {
+    **INTEGER_OPERATIONS,
+    "to_float": torch.sym_float, "add": operator.add, "sub": operator.sub, "mul": operator.mul,
+    "truediv": operator.truediv, "neg": operator.neg, "round": round,
+    "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc,
+    "and": operator.and_, "or": operator.or_, "xor": operator.xor, "ite": torch.sym_ite,
+    **{name: _torch.symbolic_function(name) for name in FUNCTIONS},
+}  # fmt: skip
+
+
+class GraphBuilder(Protocol):
+    """What builds the graph: a tracer, which knows the environment of the symbols and appends calls."""
+
+    shape_env: Any
+    graph: Any
+    node_meta: Any
+
+    def append_call(self, target: Any, args: Any, kwargs: Any) -> Node: ...
+
+
+class SymbolNodes:
+    """The nodes of one graph that are symbolic numbers."""
+
+    def __init__(self, tracer: GraphBuilder) -> None:
+        self._tracer = tracer
+        self._nodes: dict[SymNode, Any] = {}
+        self._sources: dict[SymNode, Source] = {}
+        self._promised: dict[SymNode, Callable[[], Any]] = {}
+        self._foreign: Foreign | None = None
+        self.simplifies = True
+        """Whether a number is written as the plain one that it can only be."""
+
+    # --- where symbols come from -----------------------------------------------------------------------------
+
+    def bind(self, symbolic: Any, node: Node) -> None:
+        """This node is this symbolic number. A second name for the same number never replaces the first."""
+        number = self._named(symbolic)
+        if number is not None:
+            self._nodes.setdefault(number, node)
+
+    def _named(self, symbolic: Any) -> SymNode | None:
+        """What a number is known by, None for one that is not to be found."""
+        if type(symbolic.node) is SymNode:
+            return symbolic.node
+        if not is_foreign(symbolic):
+            return None
+        self._foreign = self._foreign or Foreign(self)
+        return self._foreign.named(symbolic)
+
+    def node_of_foreign(self, symbolic: Any) -> Any:
+        """The node for a number that is none of ours; the number itself if there is none."""
+        node = None if self._foreign is None or not is_foreign(symbolic) else self._foreign.node_of(symbolic)
+        return symbolic if node is None else node
+
+    def bind_tensor(self, spec: TensorSpec, node: Node) -> None:
+        """The sizes, strides and offset of this tensor can be read off this node."""
+        for dim, size in enumerate(spec.shape):
+            if type(size) is SymNode:
+                self._sources.setdefault(size, (aten.sym_size.int, (node, dim)))
+        for dim, step in enumerate(spec.stride):
+            if type(step) is SymNode and not self._follows_from_sizes(step):
+                self._sources.setdefault(step, (aten.sym_stride.int, (node, dim)))
+        if type(spec.offset) is SymNode:
+            self._sources.setdefault(spec.offset, (aten.sym_storage_offset.default, (node,)))
+
+    def _follows_from_sizes(self, number: SymNode) -> bool:
+        """Whether it is computed from sizes that can be read: that holds for other layouts, too."""
+        symbols = getattr(number.value, "symbols", ())
+        env = number.shape_env
+        return bool(symbols) and all(env.node(symbol, int) in self._sources for symbol in symbols)
+
+    def bind_symbols_of(self, wrapper: torch.Tensor, node: Node) -> None:
+        """As `bind_tensor`, for a tensor that is no stand-in itself but has symbolic sizes."""
+        strides = wrapper.stride() if wrapper.layout is torch.strided else ()
+        for target, numbers in ((aten.sym_size.int, wrapper.shape), (aten.sym_stride.int, strides)):
+            for dim, number in enumerate(numbers):
+                known = self._named(number) if isinstance(number, torch.SymInt) else None
+                if known is not None:
+                    self._sources.setdefault(known, (target, (node, dim)))
+
+    def bind_later(self, symbolic: Any, node: Callable[[], Any]) -> None:
+        """As `bind`, where the node is made when the number first reaches the graph."""
+        if type(symbolic.node) is SymNode and not self.has(symbolic):
+            self._promised[symbolic.node] = node
+
+    def has(self, symbolic: Any) -> bool:
+        return any(symbolic.node in known for known in (self._nodes, self._sources, self._promised))
+
+    def can_compute(self, symbolic: Any) -> bool:
+        """Whether there is a node for a number, or one can be made from those that there are."""
+        number = symbolic.node
+        if type(number) is not SymNode or number.is_plain:
+            return False
+        if self.has(symbolic):
+            return True
+        return symbols_in(symbolic) <= self.readable()
+
+    def readable(self) -> set[Expr]:
+        """The symbols that there are nodes for, or can be."""
+        found: set[Expr] = set()
+        for known in (self._nodes, self._sources, self._promised):
+            found.update(*(getattr(other.value, "symbols", ()) for other in known))
+        return found
+
+    def read_all(self) -> None:
+        """A tensor is about to change its metadata: read now what could be read off it.
+
+        Which one it is does not matter: it may be known by another node by now, and what is read in vain goes as dead code.
+        """
+        for number in list(self._sources):
+            if number not in self._nodes:
+                self.node_of(number)
+
+    # --- from a number to its node -----------------------------------------------------------------------------
+
+    def node_of(self, number: SymNode) -> Any:
+        """The node that computes a symbolic number; the number itself if it is plain."""
+        if number.is_plain:
+            return number.value
+        found = self._nodes.get(number)
+        if found is None:
+            source = self._sources.get(number)
+            promised = self._promised.pop(number, None)
+            if promised is not None:
+                found = promised()
+            elif self.simplifies and isinstance(fixed := number.shape_env.simplify(number.value), int):
+                found = fixed  # a guard leaves it no other value
+            else:
+                found = self._read(number, source) if source is not None else self._computed(number)
+            self._nodes[number] = found
+        return found
+
+    def in_terms_of(self, env: Any, number: SymNode) -> Any:
+        """`node_of` a number of another environment than the trace's."""
+        before, self._tracer.shape_env = self._tracer.shape_env, env
+        try:
+            return self.node_of(number)
+        finally:
+            self._tracer.shape_env = before
+
+    def _read(self, number: SymNode, source: Source) -> Node:
+        target, arguments = source
+        return self._made(target, arguments, number)
+
+    def _made(self, target: Any, arguments: tuple[Any, ...], number: SymNode | None) -> Node:
+        node = self._tracer.append_call(target, arguments, {})
+        if number is not None:
+            node.meta["val"] = number.symbolic
+        return node
+
+    def _computed(self, number: SymNode) -> Any:
+        value = number.value
+        if isinstance(value, Expr):
+            if value.is_symbol:
+                return self._of_symbol(number, value)
+            return self._of_sum(value) if value.kind == "sum" else self._of_atom(value, number)
+        if isinstance(value, FloatExpr):
+            return self._of_operation(FLOAT_OPERATIONS, value.operation, value.arguments, number)
+        if isinstance(value, FloatCondition):
+            sides = (self._part(value.left), self._part(value.right))
+            return self._made(RELATIONS[value.relation], sides, number)
+        if isinstance(value, (Condition, Combination)):
+            return self._of_condition(value, number)
+        raise UntrackedValueError(f"{number}: no way to compute this symbolic number in a graph")
+
+    def _of_symbol(self, number: SymNode, symbol: Expr) -> Any:
+        env = number.shape_env
+        if symbol in env.definitions:
+            return self._part(env.definitions[symbol])
+        solved = self._solved(env, symbol)
+        if solved is not None:
+            return solved
+        raise UntrackedValueError(
+            f"the size {symbol} is not among the inputs of this graph, and nothing in it says what it is: pass the "
+            "tensor or the number that it belongs to as an input"
+        )
+
+    def _solved(self, env: Any, symbol: Expr) -> Any:
+        """`s` where only `3*s` or `s + 2` can be read."""
+        for number in self._sources:
+            expression = number.value
+            if not isinstance(expression, Expr) or expression.symbols != {symbol} or expression.kind != "sum":
+                continue
+            constant, factor, rest = 0, 0, False
+            for monomial, coefficient in expression.terms:
+                if not monomial:
+                    constant = coefficient
+                elif len(monomial) == 1 and monomial[0] == (symbol, 1):
+                    factor = coefficient
+                else:
+                    rest = True
+            if factor and not rest:
+                node = self.node_of(number)
+                if constant:
+                    node = self._made(operator.sub, (node, constant), env.node(expression - constant, int))
+                return (
+                    self._made(operator.floordiv, (node, factor), env.node(symbol, int))
+                    if factor != 1
+                    else node
+                )
+        return None
+
+    def _part(self, value: Any) -> Any:
+        """The node of a part of an expression."""
+        if isinstance(value, (int, float)):
+            return value
+        env = self._tracer.shape_env
+        kind = int if isinstance(value, Expr) else float if isinstance(value, FloatExpr) else bool
+        return self.node_of(env.node(value, kind))
+
+    def _of_atom(self, value: Expr, number: SymNode) -> Any:
+        return self._of_operation(INTEGER_OPERATIONS, value.kind, value.args, number)
+
+    def _of_operation(self, table: dict[str, Any], operation: str, arguments: Any, number: SymNode) -> Any:
+        parts = tuple(self._part(argument) for argument in arguments)
+        if operation == "value":
+            return parts[0]
+        if operation == "to_float" and isinstance(parts[0], int):
+            return float(parts[0])
+        return self._made(table[operation], parts, number)
+
+    def _of_sum(self, value: Expr) -> Any:
+        """Terms with symbols first, the constant last; what is subtracted is subtracted."""
+        env = self._tracer.shape_env
+        terms = sorted(value.terms, key=lambda term: (not term[0], term[1] < 0))
+        total: Any = None
+        so_far: Any = 0
+        for monomial, coefficient in terms:
+            term: Any = 1
+            for atom, exponent in monomial:
+                term = term * atom**exponent
+            subtracts = total is not None and coefficient < 0
+            part = self._product(monomial, -coefficient if subtracts else coefficient)
+            so_far = so_far + coefficient * term
+            if total is None:
+                total = part
+            else:
+                join = operator.sub if subtracts else operator.add
+                total = self._made(join, (total, part), env.node(so_far, int))
+        return total
+
+    def _product(self, monomial: Any, coefficient: int) -> Any:
+        env = self._tracer.shape_env
+        product: Any = None
+        so_far: Any = 1
+        for atom, exponent in monomial:
+            for _ in range(exponent):
+                factor = self._part(atom)
+                so_far = so_far * atom
+                product = (
+                    factor
+                    if product is None
+                    else self._joined(operator.mul, (product, factor), env.node(so_far, int))
+                )
+        if product is None:
+            return coefficient
+        if coefficient == 1:
+            return product
+        if coefficient == -1:
+            return self._joined(operator.neg, (product,), env.node(-so_far, int))
+        return self._joined(operator.mul, (product, coefficient), env.node(so_far * coefficient, int))
+
+    def _joined(self, target: Any, parts: tuple[Any, ...], number: SymNode) -> Any:
+        found = self._nodes.get(number)
+        if found is None:
+            found = self._nodes[number] = self._made(target, parts, number)
+        return found
+
+    def _of_condition(self, value: Any, number: SymNode) -> Any:
+        env = number.shape_env
+        symbol = env.truths.get(value) if isinstance(value, Condition) else None
+        if symbol is not None and (known := self._nodes.get(env.node(symbol, int))) is not None:
+            return self._made(operator.eq, (known, 1), number)
+        if getattr(value, "parts", ()):
+            join = operator.and_ if value.kind == "and" else operator.or_
+            total = self._part(value.parts[0])
+            for part in value.parts[1:]:
+                total = self._made(join, (total, self._part(part)), None)
+            total.meta["val"] = number.symbolic
+            return total
+        asked = env.as_asked(value)
+        if asked is not None:
+            relation, *asked_sides = asked
+            return self._compared(relation, tuple(map(self.node_of, asked_sides)), number)
+        relation, *sides = _without_minus(value)
+        return self._compared(relation, tuple(map(self._part, sides)), number)
+
+    def _compared(self, relation: str, sides: tuple[Any, ...], number: SymNode) -> Any:
+        if any(isinstance(side, Node) for side in sides):
+            return self._made(RELATIONS[relation], sides, number)
+        return RELATIONS[relation](*sides)  # guards have fixed both of them
+
+
+def _without_minus(condition: Condition) -> tuple[str, Any, Any]:
+    """A relation to zero as one between sums: `n - m == 0` as `n == m`, `4 - n >= 0` as `n <= 4`."""
+    constant = next((coefficient for monomial, coefficient in condition.expr.terms if not monomial), 0)
+    left: Any = 0
+    right: Any = 0
+    for monomial, coefficient in condition.expr.terms:
+        term: Any = abs(coefficient)
+        for atom, exponent in monomial:
+            term = term * atom**exponent
+        if monomial and coefficient > 0:
+            left = left + term
+        elif monomial:
+            right = right + term
+    if isinstance(left, int):
+        return ("le" if condition.kind == "ge" else condition.kind), right, constant
+    if condition.kind == "ge" and constant == -1 and not isinstance(right, int):
+        return "gt", left, right
+    return condition.kind, left, right - constant
+
+
+# --- Symbolic numbers of torch's own shape environment in a graph -------------------------------------------
+# A program is traced inside of torch's compiler, say, which gives sizes as inputs. Decisions on them stay with torch: it
+# writes its guards as the program runs. What reaches the graph is computed from the inputs, as for symbols of ours: each of
+# torch's symbols has one of the same name in an environment that serves nothing else.
+
+EXAMPLE = 8
+"""Nothing is ever decided by it."""
+
+
+def is_foreign(symbolic: Any) -> bool:
+    """Whether it is a number of torch's, with an expression; the sizes of jagged rows have none."""
+    node: Any = symbolic.node
+    return type(node) is not SymNode and hasattr(node, "expr") and hasattr(node.expr, "free_symbols")
+
+
+class Foreign:
+    """What the symbols of torch's that a graph can read are called here."""
+
+    def __init__(self, nodes: SymbolNodes) -> None:
+        self._nodes = nodes
+        self._env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
+
+    def named(self, symbolic: Any) -> SymNode | None:
+        """The symbol for a number that is one; None for a number that is computed from others."""
+        expression = symbolic.node.expr
+        if not isinstance(symbolic, torch.SymInt) or not expression.is_Symbol:
+            return None
+        known = self._env.algebra.symbols.get(expression.name)
+        if known is None:
+            made: SymNode = self._env.create_symint(EXAMPLE, expression.name).node
+            return made
+        return self._env.node(known, int)
+
+    def node_of(self, symbolic: Any) -> Node | None:
+        """The node that computes a number; None if the graph can't."""
+        kind = {torch.SymInt: int, torch.SymBool: bool}.get(type(symbolic))
+        if kind is None:
+            return None
+        try:
+            value = self._env.from_sympy(symbolic.node.expr)
+        except ValueError:  # a symbol that no input tells, or a function that is not computed with here
+            return None
+        found: Node | None = self._nodes.in_terms_of(self._env, self._env.node(value, kind))
+        return found

@@ -1,0 +1,208 @@
+"""From the values of a program to the arguments of nodes: tensors of the root, constants, structures, sizes."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Coroutine, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node, Proxy
+
+from understudy import _torch
+from understudy.fake.tensor import FakeTensor
+from understudy.graph.symbol_nodes import Source, SymbolNodes
+from understudy.meta.errors import left_over
+from understudy.meta.proxies import SYMBOLIC, DeviceOf, MetaProxy
+from understudy.meta.structures import construction, holds
+from understudy.shapes.node import SymNode
+from understudy.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from understudy.meta.tracer import MetaTracer
+
+PLAIN = (
+    int,
+    float,
+    complex,
+    bool,
+    str,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    enum.Enum,
+)
+"""What is an argument of a node as it is."""
+
+
+class Arguments:
+    """What stands for each value in the nodes of one graph."""
+
+    def __init__(self, tracer: MetaTracer, root: torch.nn.Module) -> None:
+        self._tracer = tracer
+        self._root = root
+        self._names: dict[int, str] = {}
+        self._constants: dict[int, tuple[Any, str]] = {}
+        self._nodes: dict[str, Node] = {}
+        self.added: list[str] = []
+        for prefix, module in root.named_modules():
+            for name, value in (
+                *module._parameters.items(),
+                *module._buffers.items(),
+                *module.__dict__.items(),
+            ):
+                if isinstance(value, torch.Tensor):
+                    self._names.setdefault(id(value), f"{prefix}.{name}" if prefix else name)
+
+    def name_of(self, tensor: torch.Tensor) -> str | None:
+        """The name of a tensor of the root; None if it is none."""
+        return self._names.get(id(tensor))
+
+    # --- one value ---------------------------------------------------------------------------------------------
+
+    def argument(self, value: Any) -> Any:
+        if isinstance(value, Proxy):
+            if getattr(value.tracer, "is_over", False):
+                raise left_over(value.node.name)
+            return self._tracer.here(value.node)
+        if value is None or value is ... or isinstance(value, PLAIN):
+            if type(value) is DeviceOf:
+                return self._tracer.here(value._attribute.node)
+            return _pythons(value)
+        if isinstance(value, SYMBOLIC):
+            return self._number(value)
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, (tuple, list, dict, slice)) and construction(value) is None:
+            return self._parts(value)
+        return self._other(value)
+
+    def _parts(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {self._key(key): self.argument(part) for key, part in value.items()}
+        if isinstance(value, slice):
+            return slice(*map(self.argument, (value.start, value.stop, value.step)))
+        parts = [self.argument(part) for part in value]
+        return parts if isinstance(value, list) else tuple(parts)
+
+    def _key(self, key: Any) -> Any:
+        if isinstance(key, (Proxy, *SYMBOLIC)):
+            raise TypeError("a value of the trace can't be the key of a dict: its hash is not known")
+        return key
+
+    def _number(self, value: Any) -> Any:
+        if type(value.node) is not SymNode:
+            raise TypeError(f"{value} is a symbolic number of another library")
+        with self._tracer.outermost():
+            node = self._tracer.symbols.node_of(value.node)
+        return self._tracer.here(node)
+
+    # --- what is in the root -----------------------------------------------------------------------------------
+
+    def _tensor(self, tensor: torch.Tensor) -> Node:
+        name = self._names.get(id(tensor))
+        if name is None:
+            _refuse_to_keep(tensor)
+            name = self._kept(tensor, "_tensor_constant")
+        return self.read(name, tensor)
+
+    def read(self, name: str, value: Any) -> Node:
+        """The node that reads an attribute of the root: one for each name."""
+        node = self._nodes.get(name)
+        if node is None:
+            with self._tracer.outermost():
+                node = self._nodes[name] = self._tracer.create_node("get_attr", name, (), {})
+            if isinstance(value, torch.Tensor):
+                self._tracer.write_meta(node, self._tracer.derivation.stand_in(value))
+        return self._tracer.here(node)
+
+    def kept(self, value: Any, prefix: str) -> Node:
+        """The node that reads a constant, which is put into the root."""
+        return self.read(self._kept(value, prefix), value)
+
+    def _kept(self, value: Any, prefix: str) -> str:
+        """The name under which a constant is kept in the root."""
+        known = self._constants.get(id(value))
+        if known is None:
+            name = self._tracer.get_fresh_qualname(prefix)
+            setattr(self._root, name, value)
+            self.added.append(name)
+            known = self._constants[id(value)] = (value, name)
+        return known[1]
+
+    # --- everything else ----------------------------------------------------------------------------------------
+
+    def _other(self, value: Any) -> Any:
+        if isinstance(value, (range, _torch.OpOverload)):
+            return value
+        if _pythons(value) is not value:
+            return _pythons(value)
+        if isinstance(value, torch.nn.Module):
+            return self.read(self._tracer.path_of_module(value), value)
+        if isinstance(value, (Iterator, Coroutine)):
+            raise TypeError(
+                f"a {type(value).__name__} leaves the traced program, and what it will give is not known: make a list of it"
+            )
+        if isinstance(value, type) or not holds(value, _is_of_a_trace):
+            return self.kept(value, "_constant")
+        made = construction(value)
+        assert made is not None
+        target, args, kwargs = made
+        node = self._tracer.create_node("call_function", target, self.argument(args), self.argument(kwargs))
+        self._tracer.write_meta(node, self._tracer.derivation.known_parts(value))
+        return node
+
+
+def _pythons(value: Any) -> Any:
+    """A number of NumPy as one of Python: some are both, but none can be written in a graph."""
+    is_numpys = (
+        type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item")
+    )
+    return value.item() if is_numpys else value
+
+
+def _is_of_a_trace(value: Any) -> bool:
+    return isinstance(value, (MetaProxy, torch.Tensor, *SYMBOLIC)) or type(value) is DeviceOf
+
+
+def _refuse_to_keep(tensor: torch.Tensor) -> None:
+    """A constant has data. One without is something that the program got past the trace, or brought from outside."""
+    if type(tensor) is FakeTensor:
+        raise TypeError(
+            f"a stand-in ({tensor.spec}) that is none of the arguments is used in the traced program: "
+            "pass it as an argument, with itself as the example"
+        )
+    if _torch.is_functorch_wrapped(tensor):
+        raise TypeError(
+            "a tensor inside of a transform of torch.func is used with values of the trace: keep the function that calls "
+            "the transform whole with torch.fx.wrap"
+        )
+
+
+# --- Symbolic sizes in a torch-level graph: `x.size(0)`, and arithmetic on such -----------------------------
+
+
+class SizeNodes(SymbolNodes):
+    """Sizes are read by the tensors' own methods. What is computed from them is made when it is used."""
+
+    def bind_tensor(self, spec: TensorSpec, node: Node) -> None:
+        if spec.sparse is not None:
+            return
+        for method, numbers in (("size", spec.shape), ("stride", spec.stride)):
+            for dim, number in enumerate(numbers):
+                if type(number) is SymNode:
+                    self._sources.setdefault(number, (method, (node, dim)))
+        if type(spec.offset) is SymNode:
+            self._sources.setdefault(spec.offset, ("storage_offset", (node,)))
+
+    def _read(self, number: SymNode, source: Source) -> Node:
+        method, arguments = source
+        node = self._tracer.graph.call_method(method, arguments)
+        self._tracer.node_meta.mark(node)
+        node.meta["val"] = number.symbolic
+        return node
+
+    def bind_part(self, value: Any, node: Node) -> None:
+        """This node gives this symbolic number."""
+        self._nodes.setdefault(value, node)

@@ -1,0 +1,300 @@
+"""Metadata that the user knows better: a function or a type of module, and the function that says what it gives.
+
+    @manual_meta_overrides.register(my_kernel)      # or: manual_meta_overrides[my_kernel] = …
+    def _(x, weight):
+        return x.new_empty(x.shape[0], weight.shape[1])
+
+The function gets stand-ins in the place of tensors (and the module first, for a type of module) and gives stand-ins.
+The table is empty at first: everything that torch has is derived by running it on stand-ins.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from understudy import _torch
+from understudy.errors import OperatorError, UnderstudyError
+from understudy.fake.inputs import describe_tensors
+from understudy.fake.mode import FakeTensorMode
+from understudy.fake.tensor import FakeTensor
+from understudy.lines import user_frames, user_line
+from understudy.meta.modules import modules_in_python
+from understudy.meta.proxies import UNKNOWN, DeviceOf, MetaProxy
+from understudy.meta.structures import holds, transformed
+
+Override = Callable[..., Any]
+
+
+class Overrides(dict[Any, Override]):
+    """function or type of module → what it gives, in stand-ins. A plain dict, with a decorator."""
+
+    def register(self, target: Any) -> Callable[[Override], Override]:
+        def remember(override: Override) -> Override:
+            self[target] = override
+            return override
+
+        return remember
+
+    def for_module(self, module: Any) -> Override | None:
+        """The override of the most special class of this module."""
+        return next((self[kind] for kind in type(module).__mro__ if kind in self), None)
+
+
+manual_meta_overrides = Overrides()
+
+
+# --- What a recorded call gives: the same call, run on stand-ins --------------------------------------------
+# Three ways it can end: with metadata; with an error, because real tensors would be refused as well; or with `UNKNOWN`,
+# because it can't be known without data. The last are collected, and told in one warning when the trace is over.
+
+SHOWN = 5
+"""How many of the calls that could not be derived are shown in the warning."""
+
+
+READABLE = 16
+"""Up to how many numbers of a constant are known: a program may decide by a flag that is a buffer."""
+
+
+class NothingKnown(Exception):
+    """A call has a value among its arguments of which nothing is known."""
+
+
+class Refused(Exception):
+    """A call that real tensors would refuse as well. The error itself is the cause."""
+
+    def __init__(self, error: Exception, inputs: tuple[Any, Any]) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.inputs = inputs
+
+
+@dataclass(frozen=True)
+class Underivable:
+    """A call whose result could not be derived, and why."""
+
+    call: str
+    line: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"  called:  {self.call}\n  at:      {self.line}\n  why:     {self.why}"
+
+
+class Derivation:
+    """Runs calls on metadata, for one trace."""
+
+    def __init__(self, mode: FakeTensorMode, recording: Any) -> None:
+        self.mode = mode
+        self.recording = recording
+        self.is_active = False
+        self.underivable: list[Underivable] = []
+        self._made: dict[int, Any] = {}
+        self._found: dict[int, tuple[torch.Tensor, int]] = {}
+
+    # --- from values to metadata -----------------------------------------------------------------------------
+
+    def meta_of(self, value: Any) -> Any:
+        """The arguments of a call with stand-ins in the place of values of the trace and of real tensors."""
+        return transformed(value, self._meta_of_leaf, _is_of_a_trace)
+
+    def known_parts(self, value: Any) -> Any:
+        """The metadata of a structure of values; `UNKNOWN` if nothing is known of one of them."""
+        try:
+            return self.meta_of(value)
+        except NothingKnown:
+            return UNKNOWN
+
+    def _meta_of_leaf(self, leaf: Any, path: Any) -> Any:
+        if type(leaf) is DeviceOf:
+            leaf = leaf._attribute
+            if leaf._meta is UNKNOWN:
+                raise NothingKnown
+            return leaf._meta
+        if isinstance(leaf, MetaProxy):
+            if leaf._meta is UNKNOWN:
+                raise NothingKnown
+            return leaf._meta
+        return self.stand_in(leaf)
+
+    def stand_in(self, tensor: torch.Tensor) -> Any:
+        if type(tensor) is FakeTensor and tensor.fake_mode is self.mode:
+            return tensor
+        found = self._made.get(id(tensor))
+        if found is not None:
+            return found
+        with self.unrecorded():
+            made = self.mode.from_tensor(tensor, static_shapes=True)
+            if (
+                tensor.numel() <= READABLE
+                and not isinstance(tensor, torch.nn.Parameter)
+                and tensor.device.type == "cpu"
+            ):
+                with _torch.no_modes():
+                    self.mode.remember_literal(made, tensor.detach().clone())
+        self._made[id(tensor)] = made
+        self._found[id(tensor)] = (tensor, made._version)
+        return made
+
+    def is_written(self, tensor: torch.Tensor) -> bool:
+        """Whether the program has written to a tensor that is there: what is in it is not what the program would see."""
+        made = self._made.get(id(tensor))
+        return made is not None and made._version != self._found[id(tensor)][1]
+
+    # --- running ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Nothing that happens in here is part of the program."""
+        if self.is_active:
+            yield
+            return
+        self.is_active = True
+        try:
+            with _torch.below_function_mode(self.recording):
+                yield
+        finally:
+            self.is_active = False
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """What happens in here happens to stand-ins, and is no part of the program."""
+        with self.unrecorded(), self.mode:
+            yield
+
+    def run(self, call: Callable[..., Any], name: str, args: Any, kwargs: Any, is_torchs: bool = True) -> Any:
+        """The result of a call on metadata, or `UNKNOWN`. `is_torchs`: what it refuses, real tensors are refused, too."""
+        try:
+            inputs = (self.meta_of(args), self.meta_of(kwargs))
+        except NothingKnown:
+            return UNKNOWN
+        try:
+            with self.running():
+                result = call(*inputs[0], **inputs[1])
+        except OperatorError as error:
+            raise Refused(error, inputs) from error
+        except UnderstudyError as error:
+            return self._unknown(name, inputs, error.reason)
+        except Exception as error:
+            if is_torchs:
+                raise Refused(error, inputs) from error
+            return self._unknown(name, inputs, f"{type(error).__name__}: {error}")
+        return self._in_stand_ins(result)
+
+    def _in_stand_ins(self, result: Any) -> Any:
+        if type(result) is FakeTensor or not holds(result, _is_real):
+            return result
+        return transformed(result, lambda tensor, path: self.stand_in(tensor), _is_real)
+
+    def _unknown(self, name: str, inputs: tuple[Any, Any], why: str) -> Any:
+        call = f"{name}({describe_tensors(*inputs)})"
+        self.underivable.append(
+            Underivable(call, user_line(), why.splitlines()[0] if why else "no reason was given")
+        )
+        return UNKNOWN
+
+    # --- the one warning ---------------------------------------------------------------------------------------
+
+    def warn(self) -> None:
+        found, self.underivable = self.underivable, []
+        if not found:
+            return
+        count = len(found)
+        calls, them = ("one call", "it") if count == 1 else (f"{count} calls", "them")
+        shown = "\n".join(map(str, found[:SHOWN]))
+        more = f"\n  … and {count - SHOWN} more" if count > SHOWN else ""
+        message = (
+            f"the metadata of {calls} could not be derived; what follows from {them} has none\n{shown}{more}\n"
+            "  to do:   say what it gives in understudy.manual_meta_overrides"
+        )
+        frame = next(user_frames(), None)
+        place = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("understudy", 0)
+        warnings.warn_explicit(message, UserWarning, *place)
+
+
+def _is_of_a_trace(value: Any) -> bool:
+    return isinstance(value, (torch.Tensor, MetaProxy)) or type(value) is DeviceOf
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and type(value) is not FakeTensor
+
+
+# --- which function a node calls on metadata -------------------------------------------------------------------------
+
+
+def override_for(target: Any) -> Any:
+    try:
+        return manual_meta_overrides.get(target)
+    except TypeError:  # not hashable
+        return None
+
+
+def item_call(target: Callable[..., Any]) -> Callable[..., Any]:
+    """`x[i]` with an index in a tensor whose value is data: eager reads it, and selects. Any index selects alike."""
+
+    def call(values: Any, item: Any, *rest: Any) -> Any:
+        is_tensor = type(values) is FakeTensor
+        return target(values, _with_any_index(item) if is_tensor else item, *rest)
+
+    return call
+
+
+def _with_any_index(item: Any) -> Any:
+    if type(item) is tuple:
+        return tuple(map(_with_any_index, item))
+    if type(item) is FakeTensor and item.ndim == 0 and item.fake_mode.value_of(item) is None:
+        is_index = not item.is_floating_point() and item.dtype not in (torch.bool, torch.uint8)
+        return 0 if is_index else item
+    return item
+
+
+def length(values: Any) -> Any:
+    """`len`, where that is a node: Python wants a number of it, which a symbolic size is not."""
+    return values.shape[0] if isinstance(values, torch.Tensor) and values.ndim else len(values)
+
+
+CALLS: dict[Any, Callable[..., Any]] = {
+    **{target: item_call(target) for target in (operator.getitem, operator.setitem)},
+    len: length,
+}
+"""What is run on metadata in the place of a target."""
+
+
+def method_call(name: str) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, name)(*args, **kwargs)
+
+    return call
+
+
+def module_call(module: torch.nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The module's own forward; what it assigns to itself meanwhile is taken back."""
+    override = manual_meta_overrides.for_module(module)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if override is not None:
+            return override(module, *args, **kwargs)
+        before = [(inner, dict(inner._buffers), dict(inner.__dict__)) for inner in modules_in_python(module)]
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            for inner, buffers, state in before:
+                _restore(inner._buffers, buffers)
+                _restore(inner.__dict__, state)
+
+    return call
+
+
+def _restore(now: dict[str, Any], before: dict[str, Any]) -> None:
+    for name in [name for name in now if name not in before]:
+        del now[name]
+    for name, value in before.items():
+        if now.get(name) is not value:
+            now[name] = value

@@ -1,0 +1,259 @@
+"""Regions of a program with a state of torch of their own: `torch.autocast`, `torch.no_grad` and their like.
+
+Their begin and end are nodes. A graph that left them out would compute in other dtypes, or send gradients where the
+program sends none. Whatever the state was when the graph is run, it is the same again after the region.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.node import has_side_effect
+from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
+
+from understudy import _torch
+from understudy.errors import OperatorError, UnderstudyError
+from understudy.fake.tensor import FakeTensor
+from understudy.meta.proxies import SYMBOLIC, DeviceOf, MetaProxy, attribute, is_fact
+from understudy.meta.structures import holds, leaves_in
+
+if TYPE_CHECKING:
+    from understudy.meta.tracer import MetaTracer
+
+@has_side_effect
+def begin_grad_mode(enabled: bool) -> bool:
+    """Gradients are on, or off, from here on. Gives what it was before."""
+    before = torch.is_grad_enabled()
+    torch.set_grad_enabled(enabled)
+    return before
+
+
+@has_side_effect
+def end_grad_mode(before: bool) -> None:
+    torch.set_grad_enabled(before)
+
+
+class Regions:
+    """The regions that the traced program is in."""
+
+    def __init__(self, tracer: MetaTracer) -> None:
+        self._tracer = tracer
+        self._autocasts: list[Node] = []
+        self._before: dict[int, tuple[Any, Node]] = {}
+        """By context manager: the node that gives what gradients were when it began."""
+        self.handlers: dict[Any, Callable[..., None]] = {
+            _torch.enter_autocast: self._enter_autocast,
+            _torch.exit_autocast: self._exit_autocast,
+            _torch.set_grad_enabled: self._set_grad_enabled,
+        }
+
+    def _enter_autocast(self, *options: Any) -> None:
+        """`torch.autocast` has entered already."""
+        self._autocasts.append(self._tracer.append_call(_torch.enter_autocast, options, {}))
+
+    def _exit_autocast(self) -> None:
+        self._tracer.append_call(_torch.exit_autocast, (self._autocasts.pop(),), {})
+
+    def _set_grad_enabled(self, enabled: bool) -> None:
+        _torch.set_grad_enabled(enabled)
+        step, manager = _step_of_manager(sys._getframe(1))
+        known = self._before.get(id(manager))
+        if step in ENDS and known is not None:
+            self._tracer.append_call(end_grad_mode, (known[1],), {})
+            return
+        has_begun = step == "__enter__" and isinstance(manager, torch.set_grad_enabled) and known is not None
+        if has_begun and known is not None and known[1] is self._tracer.last_node():
+            return  # this one begins when it is made
+        node = self._tracer.append_call(begin_grad_mode, (enabled,), {})
+        if manager is not None and not has_begun:
+            self._before[id(manager)] = manager, node
+
+
+def erase_empty_regions(graph: Graph) -> None:
+    """Regions in which nothing is recorded."""
+    for node in list(graph.nodes):
+        if node.target is end_grad_mode and node.args[0] is node.prev and len(node.prev.users) == 1:
+            began = node.prev
+            graph.erase_node(node)
+            graph.erase_node(began)
+
+
+def _step_of_manager(frame: FrameType | None) -> tuple[str, Any]:
+    """Which of torch's context managers (`no_grad` and its like) sets the state, and whether it begins or ends."""
+    found: tuple[str, Any] = "", None
+    while frame is not None:
+        name = frame.f_code.co_name
+        if name in STEPS and frame.f_globals.get("__name__", "").startswith("torch.autograd."):
+            found = name, frame.f_locals.get("self")
+        elif found[0] or not _is_of_torch(frame):
+            break
+        frame = frame.f_back
+    return found
+
+
+ENDS = ("__exit__", "__call__")
+"""`torch.set_grad_enabled(False)` ends as well when it is called, to decorate a function."""
+STEPS = ("__init__", "__enter__", *ENDS)
+
+
+def _is_of_torch(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").startswith(("torch.", "understudy."))
+
+
+# --- Calls of torch's functions while a program is traced ---------------------------------------------------
+# A mode for torch functions sees them all, of this thread alone: nothing in torch is replaced. What happens to a call
+# depends on what is in its arguments:
+#
+#     a value of the trace, or a symbolic size    recorded
+#     a tensor of the root                        recorded, unless it is only asked for a fact
+#     tensors that are constants                  run for real
+#     no tensor, and one comes out: a factory     recorded
+
+Function = Callable[..., Any]
+Target = tuple[str, Any]
+"""The kind of a node, and what it calls."""
+
+
+class Recording(TorchFunctionMode):
+    """Hands the torch functions of a thread to its tracer."""
+
+    def __init__(self, tracer: MetaTracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+        self._regions = Regions(tracer).handlers
+
+    # torch.autocast tells only a mode of torch's own class of its begin and end.
+    def _claimed_class(self) -> Any:
+        return _torch.torch_state_recorder_class()
+
+    __class__ = property(_claimed_class)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.tracer.is_deriving:
+            return func(*args, **(kwargs or {}))
+        region = self._regions.get(func)
+        return region(*args) if region is not None else called(self.tracer, func, args, kwargs or {})
+
+
+def called(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """A torch function is called in the traced program."""
+    has_traced, has_roots, has_tensors = _looked_through(tracer, args, kwargs)
+    if has_traced:
+        return _recorded(tracer, func, args, kwargs)
+    if has_roots:
+        return _on_root_tensors(tracer, func, args, kwargs)
+    if has_tensors:
+        return func(*args, **kwargs)
+    return _without_tensors(tracer, func, args, kwargs)
+
+
+def _looked_through(tracer: MetaTracer, args: Any, kwargs: Any) -> tuple[bool, bool, bool]:
+    has_traced = has_roots = has_tensors = False
+    for leaf in leaves_in((args, kwargs)):
+        if isinstance(leaf, (MetaProxy, *SYMBOLIC)) or type(leaf) is DeviceOf:
+            has_traced = True
+        elif isinstance(leaf, torch.Tensor):
+            has_tensors = True
+            has_roots = has_roots or tracer.name_of(leaf) is not None
+    return has_traced, has_roots, has_tensors
+
+
+def _recorded(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:
+    accessed = _property_of(func)
+    if accessed is not None:
+        return _access(tracer, accessed, func.__name__, args)
+    kind, target = target_of(func)
+    return tracer.create_proxy(kind, target, args, kwargs)
+
+
+def target_of(func: Any) -> Target:
+    """How a torch function is written in a graph: `x + 1`, `x.view(2)`, `torch.relu(x)`."""
+    name = getattr(func, "__name__", "")
+    if is_tensor_method_or_property(func):
+        as_operator = getattr(operator, name, None) if name.startswith("__") else None
+        return ("call_function", as_operator) if as_operator is not None else ("call_method", name)
+    return "call_function", func
+
+
+def _property_of(func: Any) -> str | None:
+    """The name of the property that `func` reads or writes."""
+    owner = getattr(func, "__self__", None)
+    if getattr(func, "__name__", "") not in ("__get__", "__set__", "__delete__") or owner is None:
+        return None
+    name: str = getattr(owner, "__name__", "") or getattr(getattr(owner, "fget", None), "__name__", "")
+    return name
+
+
+def _access(tracer: MetaTracer, name: str, how: str, args: Any) -> Any:
+    owner = args[0] if isinstance(args[0], MetaProxy) else tracer.proxy_of(args[0])
+    if how == "__get__":
+        return attribute(owner, name)
+    if how == "__set__":
+        return tracer.create_proxy("call_function", setattr, (owner, name, args[1]), {})
+    return tracer.create_proxy("call_function", delattr, (owner, name), {})
+
+
+# --- tensors of the root, which are there ------------------------------------------------------------------------------
+
+READ = frozenset("__bool__ __int__ __float__ __complex__ __index__ __contains__ item tolist".split())
+"""What reads the data of a tensor."""
+ABOUT_THE_OBJECT = frozenset(
+    "__len__ __repr__ __str__ __format__ __hash__ __deepcopy__ __copy__ "
+    "__reduce_ex__ __reduce__ __dir__ __array__ __dlpack__ __dlpack_device__ __setstate__ "
+    "numpy data_ptr untyped_storage storage backward register_hook "
+    "register_post_accumulate_grad_hook share_memory_ is_shared is_pinned __cuda_array_interface__".split()
+)
+"""Asked of a tensor that is there, these are answered by the tensor that is there."""
+
+
+def _on_root_tensors(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:
+    accessed = _property_of(func)
+    name = accessed or getattr(func, "__name__", "")
+    if name in ABOUT_THE_OBJECT or (accessed is None and name == "__iter__"):
+        return func(*args, **kwargs)
+    if name in READ:
+        return _read(tracer, func, args, kwargs)
+    if accessed is not None:
+        if func.__name__ == "__get__":
+            value = func(*args)
+            if value is None or is_fact(value) or not isinstance(value, (torch.Tensor, torch.device)):
+                return value
+        return _access(tracer, accessed, func.__name__, args)
+    return _recorded(tracer, func, args, kwargs)
+
+
+def _read(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """The data of a tensor of the root, which is a constant of the trace, unless the program has written to it."""
+    if not tracer.derivation.is_written(args[0]):
+        return func(*args, **kwargs)
+    try:
+        with tracer.derivation.running():
+            return func(tracer.derivation.stand_in(args[0]), *args[1:], **kwargs)
+    except UnderstudyError as error:
+        name = tracer.name_of(args[0])
+        raise tracer.refused(
+            f"{name} was written to, and is read now: {error.reason}", tracer.proxy_of(args[0])
+        ) from error
+
+
+# --- factories -----------------------------------------------------------------------------------------------------------
+
+
+def _without_tensors(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """A factory is what makes a tensor of none. Anything else has been run by asking."""
+    try:
+        with tracer.derivation.running():
+            result = func(*args, **kwargs)
+    except UnderstudyError as error:
+        if isinstance(error, OperatorError):
+            raise
+        return func(*args, **kwargs)
+    if not holds(result, lambda part: type(part) is FakeTensor):
+        return result
+    return tracer.proxy_for("call_function", func, args, kwargs, result)

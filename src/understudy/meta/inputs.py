@@ -1,0 +1,350 @@
+"""From examples to stand-ins: the metadata that a trace begins with."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+from torch.fx.node import has_side_effect
+
+from understudy.fake.convert import spec_of_real, symbolic_spec
+from understudy.fake.mode import FakeTensorMode
+from understudy.fake.native import canonical
+from understudy.fake.realise import make_new
+from understudy.fake.tensor import FakeTensor
+from understudy.meta.proxies import UNKNOWN
+from understudy.meta.structures import Path, holds, leaves_in, parts_of, transformed
+from understudy.shapes.env import ShapeEnv
+
+if TYPE_CHECKING:
+    from understudy.meta.tracer import MetaTracer
+
+class Examples:
+    """Makes the stand-ins of the arguments.
+
+    An example on the meta device says nothing of the device: it is taken to be where the tensors of the root are.
+    """
+
+    def __init__(self, root: torch.nn.Module, meta_args: Mapping[str, Any] | None, symbolic: Any) -> None:
+        if not isinstance(symbolic, (bool, Mapping)):
+            raise TypeError(
+                "symbolic is True, or maps names of arguments to what becomes of their sizes; it is a "
+                f"{type(symbolic).__name__}"
+            )
+        self._symbolic = symbolic
+        self._sources: list[str] = []
+        self._device = _device_of(root)
+        env = next((env for env in map(_env_of, leaves_in(dict(meta_args or {}))) if env is not None), None)
+        # Even where the sizes of the inputs are numbers, those that depend on data are symbols.
+        mode = FakeTensorMode(
+            allow_non_fake_inputs=True, shape_env=env or ShapeEnv(), static_shapes=not symbolic
+        )
+        self._seen: dict[int, torch.Tensor] = {}
+        self.mode: FakeTensorMode = _mode_of(root) or mode
+        self.env: Any = self.mode.shape_env
+
+    def check_names(self) -> None:
+        """Every name under which sizes are to be symbols is one of an example."""
+        unknown = (
+            [name for name in self._symbolic if name not in self._sources]
+            if isinstance(self._symbolic, Mapping)
+            else []
+        )
+        if unknown:
+            raise TypeError(
+                f"symbolic names {', '.join(map(repr, unknown))}, of which there is no example; there are examples of "
+                f"{', '.join(self._sources) or 'nothing'}"
+            )
+
+    def stand_in(self, tensor: torch.Tensor, source: str) -> Any:
+        self._sources.append(source)
+        if self._symbolic and id(tensor) in self._seen:
+            # An example of two arguments: they share their memory, but each has sizes of its own.
+            tensor = tensor.detach().requires_grad_(tensor.requires_grad)
+        self._seen[id(tensor)] = tensor
+        if type(tensor) is FakeTensor:
+            spec = tensor._spec
+        elif not self._symbolic:
+            if not _has_no_device(tensor):
+                return self.mode.from_tensor(tensor, static_shapes=True)
+            spec = spec_of_real(tensor)
+        else:
+            context = self._symbolic.get(source) if isinstance(self._symbolic, Mapping) else None
+            if isinstance(self._symbolic, Mapping) and context is None:
+                return self.mode.from_tensor(tensor, static_shapes=True)
+            if not _has_no_device(tensor):
+                return self.mode.from_tensor(tensor, source=source, symbolic_context=context)
+            spec = symbolic_spec(self.env, tensor, source, context)
+        if spec.device.type == "meta":
+            spec = spec.on(self._device)
+        return make_new(self.mode, spec).requires_grad_(tensor.requires_grad)
+
+
+def _has_no_device(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "meta" or getattr(tensor, "fake_mode", None) is not None
+
+
+def _env_of(value: Any) -> Any:
+    return value.fake_mode.shape_env if type(value) is FakeTensor else None
+
+
+def _mode_of(root: torch.nn.Module) -> Any:
+    """The mode of a root that is made of stand-ins itself."""
+    tensors: list[Any] = list(root.parameters())
+    return next((tensor.fake_mode for tensor in tensors if type(tensor) is FakeTensor), None)
+
+
+def _device_of(root: torch.nn.Module) -> torch.device:
+    for tensors in (root.parameters(), root.buffers()):
+        for tensor in tensors:
+            return canonical(tensor.device)
+    return canonical(torch.get_default_device())
+
+
+# --- The inputs of a trace: what the signature names, what there are examples of, what is fixed -------------
+# The signature is the one that a caller sees, through `functools.wraps` and the like. Every argument keeps its name and
+# its default in the graph:
+#
+#     an example, or a structure of examples    a value with metadata
+#     a concrete argument                       fixed; the graph checks that it is given the same
+#     a default, and no example for it          fixed at the default, likewise
+#     none of these                             a value of which nothing is known
+
+EMPTY: Any = inspect.Parameter.empty
+PLAIN = (int, float, complex, bool, str, type(None), torch.dtype, torch.device)
+"""What can be written as a default and compared."""
+
+
+@has_side_effect
+def as_traced(given: dict[str, Any], traced: dict[str, Any], needed: dict[str, Any]) -> None:
+    """Refuse arguments other than those that the program was traced with.
+
+    What is in a tuple under `traced` are parts of an argument: the way to each, and what was there.
+    """
+    missing = [name for name, value in needed.items() if value is None]
+    if missing:
+        raise TypeError(
+            f"this graph was traced with {', '.join(missing)}, and needs it: pass it by this name"
+        )
+    for name, value in given.items():
+        before = traced[name]
+        if not isinstance(before, tuple):
+            _refuse_another(name, name, before, value)
+        elif value is not None:
+            for path, part in before:
+                _refuse_another(name, _source(name, path), part, _part_at(value, path))
+
+
+def _refuse_another(name: str, what: str, before: Any, now: Any) -> None:
+    if now is before or (type(now) is type(before) and now == before):
+        return
+    raise ValueError(
+        f"{what} was {before!r} when this graph was traced, and is {now!r} now: what the program does with it is "
+        f"not in the graph. Trace it again with concrete_args={{{name!r}: …}}, or with an example in meta_args"
+    )
+
+
+def _part_at(value: Any, path: Path) -> Any:
+    """The part of an argument, None if there is no such part."""
+    try:
+        return _reached(value, path)
+    except (KeyError, IndexError, AttributeError, TypeError):
+        return None
+
+
+def fixed_parts(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """What of a structure is fixed by tracing with it: how long its lists are, what keys its dicts have, its numbers.
+
+    Objects are not looked into, save for dataclasses: caches of models count in theirs what they hold.
+    """
+    if isinstance(value, PLAIN):
+        yield path, value
+    elif isinstance(value, dict):
+        if all(isinstance(key, (str, int)) for key in value):
+            yield (*path, KEYS), " ".join(sorted(map(str, value)))
+            for key, part in value.items():
+                yield from fixed_parts(part, (*path, ("item", key)))
+    elif isinstance(value, (list, tuple)) or dataclasses.is_dataclass(value):
+        if isinstance(value, (list, tuple)):
+            yield (*path, LENGTH), len(value)
+        for how, key, part in parts_of(value):
+            yield from fixed_parts(part, (*path, (how, key)))
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except ValueError as error:  # something of C
+        raise TypeError(f"{function!r} has no signature that can be read: wrap it in a function") from error
+
+
+class Inputs:
+    """Makes the placeholders of a graph and the arguments to call the program with."""
+
+    def __init__(
+        self, tracer: MetaTracer, meta_args: Mapping[str, Any] | None, concrete_args: Mapping[str, Any]
+    ) -> None:
+        self._tracer = tracer
+        self._has_examples = meta_args is not None
+        self._examples = dict(meta_args or {})
+        self._concrete = dict(concrete_args)
+        self._given: dict[str, Node] = {}
+        self._traced: dict[str, Any] = {}
+        self._needed: dict[str, Node] = {}
+
+    def arguments(
+        self, function: Callable[..., Any], by_position: bool = False
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Placeholders for each parameter, in their order, and what to call the function with.
+
+        `by_position`: where it can be, as hooks of modules expect it."""
+        parameters = signature_of(function).parameters
+        self._check_names(parameters)
+        nodes = {parameter: self._placeholder(parameter) for parameter in self._all(parameters)}
+        if self._given or self._needed:
+            checks = (self._given, self._traced, self._needed)
+            self._tracer.create_node("call_function", as_traced, checks, {})
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        by_position = by_position or any(
+            p.kind is p.VAR_POSITIONAL and p.name in self._examples for p in parameters.values()
+        )
+        for parameter, node in nodes.items():
+            value = self._value(parameter, node)
+            if value is EMPTY:
+                by_position = False
+            elif parameter.kind is parameter.VAR_POSITIONAL:
+                args.extend(value)
+            elif parameter.kind is parameter.POSITIONAL_ONLY or (
+                by_position and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            ):
+                args.append(value)
+            else:
+                kwargs[parameter.name] = value
+        return args, kwargs
+
+    def _check_names(self, parameters: Mapping[str, inspect.Parameter]) -> None:
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        for name in (*self._examples, *self._concrete):
+            if name not in parameters and not takes_any:
+                raise TypeError(f"the program has no argument {name!r}; it has {', '.join(parameters)}")
+
+    def _all(self, parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
+        """Those of the signature, and those that go into its `**kwargs`. `*args` without an example is empty."""
+        found = []
+        for parameter in parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                extra = [name for name in (*self._examples, *self._concrete) if name not in parameters]
+                found += [
+                    inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None)
+                    for n in dict.fromkeys(extra)
+                ]
+            elif parameter.kind is not parameter.VAR_POSITIONAL or parameter.name in self._examples:
+                found.append(parameter)
+        return found
+
+    def _placeholder(self, parameter: inspect.Parameter) -> Node:
+        name, default = parameter.name, parameter.default
+        is_fixed, value = self._fixed(parameter)
+        if is_fixed and isinstance(value, PLAIN):
+            default = value
+        elif default is not EMPTY and not isinstance(default, PLAIN):
+            default = None
+        target = f"*{name}" if parameter.kind is parameter.VAR_POSITIONAL else name
+        node = self._tracer.create_node(
+            "placeholder", target, () if default is EMPTY else (default,), {}, name=name
+        )
+        if is_fixed and isinstance(value, PLAIN):
+            self._given[name], self._traced[name] = node, value
+            return node
+        if not is_fixed and name in self._examples and default is None:
+            self._needed[name] = node
+        parts = tuple(fixed_parts(value)) if name in self._concrete or name in self._examples else ()
+        if parts:
+            self._given[name], self._traced[name] = node, parts
+        return node
+
+    def _fixed(self, parameter: inspect.Parameter) -> tuple[bool, Any]:
+        """Whether the argument has the one value that it was traced with, and which."""
+        name = parameter.name
+        if name in self._concrete:
+            return not holds(self._concrete[name], _is_open), self._concrete[name]
+        if name in self._examples:
+            example = self._examples[name]
+            return not holds(example, _is_open), example
+        return self._has_examples and parameter.default is not EMPTY, parameter.default
+
+    def _value(self, parameter: inspect.Parameter, node: Node) -> Any:
+        """The argument to call the program with; `EMPTY` for one that the program is to take from its default."""
+        name = parameter.name
+        if name in self._concrete:
+            return self._unpacked(self._concrete[name], name, node)
+        if name in self._examples:
+            return self._unpacked(self._examples[name], name, node)
+        if self._fixed(parameter)[0]:
+            return EMPTY
+        return self._tracer.proxy(node)
+
+    def _unpacked(self, example: Any, name: str, node: Node) -> Any:
+        """The structure of the examples, with a value of the trace in the place of each tensor."""
+        nodes: dict[Path, Node] = {(): node}
+
+        def node_at(path: Path) -> Node:
+            found = nodes.get(path)
+            if found is None:
+                how, key = path[-1]
+                target = operator.getitem if how == "item" else getattr
+                found = self._tracer.create_node("call_function", target, (node_at(path[:-1]), key), {})
+                nodes[path] = found
+            return found
+
+        def value_at(leaf: Any, path: Path) -> Any:
+            meta = (
+                UNKNOWN
+                if not isinstance(leaf, torch.Tensor)
+                else self._tracer.example(leaf, _source(name, path))
+            )
+            return self._tracer.known(node_at(path), meta)
+
+        value = transformed(example, value_at, _is_open)
+        for path, part in nodes.items():
+            if "val" not in part.meta:
+                self._tracer.write_meta(part, self._tracer.derivation.known_parts(_reached(value, path)))
+        return value
+
+
+def _reached(value: Any, path: Path) -> Any:
+    for how, key in path:
+        value = STEPS[how](value, key)
+    return value
+
+
+def _keys(value: Any, key: Any) -> str:
+    return " ".join(sorted(map(str, value)))
+
+
+LENGTH, KEYS = ("length", ""), ("keys", "")
+STEPS: dict[str, Callable[[Any, Any], Any]] = {
+    "item": operator.getitem,
+    "attr": getattr,
+    "length": lambda value, key: len(value),
+    "keys": _keys,
+}
+"""How a step of a way is taken."""
+SHOWN_STEPS = {"item": "{}[{!r}]", "attr": "{}.{}", "length": "the length of {}", "keys": "the keys of {}"}
+
+
+def _is_open(value: Any) -> bool:
+    """What is to be a value of the trace: a tensor, or fx's mark for a place that is left open."""
+    return isinstance(value, torch.Tensor) or value is torch.fx.PH or isinstance(value, type(torch.fx.PH))
+
+
+def _source(name: str, path: Path) -> str:
+    for how, key in path:
+        name = SHOWN_STEPS[how].format(name, key)
+    return name

@@ -1,0 +1,148 @@
+"""Where a module that a traced program calls is in the root, and what is done with one that is not there."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from understudy.meta.errors import unregistered
+from understudy.meta.proxies import MetaProxy
+from understudy.meta.structures import holds
+
+if TYPE_CHECKING:
+    from understudy.meta.tracer import MetaTracer
+
+def is_made_of_known_parts(tracer: MetaTracer, module: torch.nn.Module) -> bool:
+    """Whether it is no part of the root, but its parts are, as those of `self.layers[:2]`: they are called."""
+    known = tracer.submodule_paths or {}
+    if module in known or tracer.is_leaf_module(module, ""):
+        return False
+    parts = list(module.children())
+    has_own = bool(module._parameters or module._buffers)
+    return (
+        bool(parts)
+        and not has_own
+        and all(part in known or is_made_of_known_parts(tracer, part) for part in parts)
+    )
+
+
+def path_of(tracer: MetaTracer, module: torch.nn.Module) -> str:
+    """The name of a module in the root. One without parameters is added, if it is not there."""
+    assert tracer.submodule_paths is not None
+    known = tracer.submodule_paths.get(module)
+    if known is not None:
+        return known
+    kind = type(module).__name__
+    if next(module.parameters(), None) is not None or next(module.buffers(), None) is not None:
+        raise unregistered(
+            f"{kind} is called, which is no part of the traced module and has parameters or buffers", kind
+        )
+    if not tracer.allow_insert_stateless_mods:
+        raise unregistered(
+            f"{kind} is called, which is no part of the traced module, and allow_insert_stateless_mods is False",
+            kind,
+        )
+    path = _fresh_name(tracer.root, kind.lower())
+    tracer.root.add_module(path, module)
+    tracer.submodule_paths[module] = path
+    return path
+
+
+def _fresh_name(root: torch.nn.Module, base: str) -> str:
+    return next(
+        name for name in (f"{base}_{count}" for count in itertools.count()) if not hasattr(root, name)
+    )
+
+
+# --- What the traced program assigns to its modules: `self.count = self.count + 1` --------------------------
+# Values of a trace must not stay in a module when the trace is over. A buffer that was assigned something new gets it in
+# the graph, by `copy_`; every other attribute is as it was.
+
+Table = dict[str, Any]
+CONTAINERS = (dict, list, set)
+DEEPEST = 3
+OF_TORCH = frozenset(name for name, value in vars(torch.nn.Module()).items() if isinstance(value, dict))
+"""Attributes that every module has."""
+
+
+class ModuleState:
+    """The attributes of all modules of a root, as they are when it is made."""
+
+    def __init__(self, root: torch.nn.Module) -> None:
+        modules = modules_in_python(root)
+        self._buffers: list[tuple[Table, Table]] = [
+            (module._buffers, dict(module._buffers)) for module in modules
+        ]
+        others = [table for module in modules for table in (module._parameters, module.__dict__)]
+        self._others = [(table, dict(table)) for table in others]
+        self._containers = [(container, type(container)(container)) for container in _containers_in(modules)]
+
+    def assigned_buffers(self) -> list[tuple[torch.Tensor, MetaProxy]]:
+        """Buffers that the program has assigned a value of the trace, and that value."""
+        return [
+            (original, value)
+            for table, before in self._buffers
+            for name, value in table.items()
+            if isinstance(value, MetaProxy) and isinstance(original := before.get(name), torch.Tensor)
+        ]
+
+    def restore(self) -> None:
+        for table, before in (*self._buffers, *self._others):
+            changed = [name for name, value in table.items() if value is not before.get(name)]
+            for name in changed:
+                if holds(table[name], _is_traced):
+                    del table[name]
+                    if name in before:
+                        table[name] = before[name]
+        for container, contents in self._containers:
+            if holds(container, _is_traced):
+                _refill(container, contents)
+
+
+def modules_in_python(root: torch.nn.Module) -> list[torch.nn.Module]:
+    """All modules of a root but those of TorchScript, whose tables are in C++ and are not written to."""
+    return [module for module in root.modules() if not isinstance(module, torch.jit.ScriptModule)]
+
+
+def _containers_in(modules: list[torch.nn.Module]) -> list[Any]:
+    """The dicts and lists that modules have for attributes, and those in them: programs keep what they made in them."""
+    tables = [vars(module) for module in modules]
+    values = [value for table in tables for name, value in table.items() if name not in OF_TORCH]
+    found: list[Any] = []
+    for _ in range(DEEPEST):
+        inner = [value for value in values if type(value) in CONTAINERS]
+        found += inner
+        values = [part for value in inner for part in (value.values() if type(value) is dict else value)]
+    return found
+
+
+def _refill(container: Any, contents: Any) -> None:
+    container.clear()
+    (container.update if isinstance(container, (dict, set)) else container.extend)(contents)
+
+
+def empty_caches_of(values: list[weakref.ref[Any]]) -> None:
+    """Empty each `functools.lru_cache` that has kept one of these values, which are nothing without their trace."""
+    kept: list[Any] = [value for value in (reference() for reference in values) if value is not None]
+    for _ in range(AROUND_A_VALUE):
+        if not kept:
+            return
+        holders = gc.get_referrers(*kept)
+        for holder in holders:
+            if isinstance(holder, LRU_CACHE):
+                holder.cache_clear()
+        kept = [holder for holder in holders if type(holder) in (dict, list, tuple) and holder is not kept]
+
+
+LRU_CACHE: Any = type(functools.lru_cache(len))
+AROUND_A_VALUE = 2
+"""How far it is from a value to the cache: one that a function returns in a tuple is one step farther."""
+
+
+def _is_traced(value: Any) -> bool:
+    return isinstance(value, MetaProxy)

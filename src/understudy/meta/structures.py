@@ -1,0 +1,211 @@
+"""Structures with values of a trace in them: dicts, dataclasses, outputs and caches of models.
+
+On the way into the program, a structure of examples becomes the same structure of values. On the way out, a structure
+of values becomes nodes that make it again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import importlib
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch.fx import Proxy
+
+from understudy.fake.tensor import FakeTensor
+
+Path = tuple[tuple[str, Any], ...]
+"""How a part is reached: ("item", key) and ("attr", name), from the outside in."""
+OPAQUE = (
+    torch.Tensor, Proxy, torch.nn.Module, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType,
+    functools.partial, str, bytes, int, float, complex, torch.dtype, torch.device, torch.layout, enum.Enum,
+)  # fmt: skip
+"""What is not looked into."""
+PLAIN = frozenset({FakeTensor, torch.Tensor, int, float, bool, str, type(None), torch.dtype, torch.device})
+DEEPEST = 12
+COLLECTIONS = (set, frozenset, deque)
+"""Made again of a list of their parts."""
+
+
+def parts_of(value: Any) -> list[tuple[str, Any, Any]]:
+    """The parts of a structure: how each is reached, under which key, and what it is."""
+    if type(value) in PLAIN:  # most are, and the questions below cost more
+        return []
+    if isinstance(value, dict):
+        return [("item", key, part) for key, part in value.items()]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return [("attr", name, getattr(value, name)) for name in value._fields]
+    if isinstance(value, (list, tuple, *COLLECTIONS)):
+        return [("item", position, part) for position, part in enumerate(value)]
+    if isinstance(value, slice):
+        return [("attr", name, getattr(value, name)) for name in ("start", "stop", "step")]
+    if value is None or isinstance(value, OPAQUE):
+        return []
+    return [("attr", name, part) for name, part in state_of(value).items()]
+
+
+def state_of(value: Any) -> dict[str, Any]:
+    """The attributes of an object, those in slots among them."""
+    state = getattr(value, "__dict__", None)
+    kind: Any = type(value)
+    slots = _slots_of(kind)
+    if not slots:
+        return state if isinstance(state, dict) else {}
+    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return {**found, **state} if isinstance(state, dict) else found
+
+
+@functools.cache
+def _slots_of(kind: type) -> tuple[str, ...]:
+    """The names of the slots that a class has; those of torch's and of our own are not looked into."""
+    if kind.__module__.partition(".")[0] in ("torch", "understudy"):
+        return ()
+    slots = [vars(owner).get("__slots__", ()) for owner in kind.__mro__]
+    names = [name for names in slots for name in ((names,) if isinstance(names, str) else names)]
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+
+
+def leaves_in(value: Any) -> Iterator[Any]:
+    """Everything in a structure that has no parts itself, each object once."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        parts = parts_of(part)
+        if not parts:
+            yield part
+        elif id(part) not in seen:
+            seen.add(id(part))
+            waiting.extend(inner for _, _, inner in reversed(parts))
+
+
+def holds(value: Any, is_wanted: Callable[[Any], bool]) -> bool:
+    """Whether such a thing is anywhere in a structure."""
+    return any(is_wanted(leaf) for leaf in leaves_in(value))
+
+
+def is_stand_in(value: Any) -> bool:
+    return type(value) is FakeTensor
+
+
+def transformed(
+    value: Any, change: Callable[[Any, Path], Any], is_wanted: Callable[[Any], bool], path: Path = ()
+) -> Any:
+    """The same structure, with what is wanted changed. Parts without any of it are left as they are."""
+    if is_wanted(value):
+        return change(value, path)
+    if len(path) >= DEEPEST or not holds(value, is_wanted):
+        return value
+    parts = {
+        key: transformed(part, change, is_wanted, (*path, (how, key))) for how, key, part in parts_of(value)
+    }
+    return with_parts(value, parts)
+
+
+def with_parts(value: Any, parts: dict[Any, Any]) -> Any:
+    """A structure like this one with these parts."""
+    if isinstance(value, dict):
+        return type(value)(**parts) if dataclasses.is_dataclass(value) else _dict_like(value, parts)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(**parts)
+    if type(value) in (torch.Size, tuple):
+        return tuple(parts.values())
+    if isinstance(value, tuple):
+        # torch's named results take one sequence
+        return type(value)(tuple(parts.values()))
+    if isinstance(value, list):
+        return list(parts.values())
+    if isinstance(value, deque):
+        return type(value)(parts.values(), value.maxlen)
+    if isinstance(value, COLLECTIONS):
+        return type(value)(parts.values())
+    if isinstance(value, slice):
+        return slice(parts["start"], parts["stop"], parts["step"])
+    return _with_state(type(value), parts)
+
+
+def _dict_like(value: dict[Any, Any], parts: dict[Any, Any]) -> Any:
+    if type(value) is dict:
+        return parts
+    made = value.copy()
+    made.update(parts)
+    return made
+
+
+# --- what the graph calls ------------------------------------------------------------------------------------------
+
+
+def rebuilt(kind: str, state: dict[str, Any]) -> Any:
+    """An object of this class ("package.module:Class") with these attributes."""
+    return _with_state(_class_named(kind), state)
+
+
+def _with_state(cls: Any, state: dict[str, Any]) -> Any:
+    made = object.__new__(cls)
+    for name, part in state.items():
+        object.__setattr__(
+            made, name, part
+        )  # the class may have a __setattr__ of its own, as a frozen dataclass has
+    return made
+
+
+@functools.cache
+def _class_named(kind: str) -> Any:
+    module, _, name = kind.partition(":")
+    return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+
+
+def class_name(cls: type) -> str | None:
+    """The name under which `rebuilt` finds a class; None if it can't, as one that was made in a function."""
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    try:
+        return name if _class_named(name) is cls else None
+    except (ImportError, AttributeError):
+        return None
+
+
+def construction(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None:
+    """The call that makes a structure of its parts; None for those that a node has as an argument as they are."""
+    kind = type(value)
+    if kind in (dict, list, tuple, slice, torch.Size):
+        return None
+    if isinstance(value, tuple):
+        return (kind, tuple(value), {}) if hasattr(value, "_fields") else (kind, (tuple(value),), {})
+    if dataclasses.is_dataclass(value):
+        if isinstance(value, dict):  # an output of a Hugging Face model: what is None is not in it
+            return kind, (), dict(value.items())
+        if _only_takes_its_fields(kind):
+            return kind, (), {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if kind is OrderedDict:
+        return kind, (list(value.items()),), {}
+    if isinstance(value, defaultdict):
+        return kind, (value.default_factory, dict(value)), {}
+    if isinstance(value, deque):
+        return kind, (list(value), value.maxlen), {}
+    if isinstance(value, COLLECTIONS):
+        return kind, (list(value),), {}
+    if isinstance(value, (dict, list)):
+        return kind, ((dict if isinstance(value, dict) else list)(value),), {}
+    name = class_name(kind)
+    if name is None:
+        raise TypeError(
+            f"an object of class {kind.__qualname__} with traced values in it leaves the program, and its class can't be "
+            "imported: define the class at the top of a module, or return the tensors themselves"
+        )
+    return rebuilt, (name, dict(state_of(value))), {}
+
+
+def _only_takes_its_fields(kind: Any) -> bool:
+    """Whether making a dataclass of the fields of another gives the same again: nothing is computed in between."""
+    is_one_itself = "__dataclass_fields__" in vars(kind) and kind.__dataclass_params__.init
+    return (
+        is_one_itself
+        and not hasattr(kind, "__post_init__")
+        and all(field.init for field in dataclasses.fields(kind))
+    )

@@ -1,0 +1,511 @@
+"""MetaTracer: a torch-level symbolic trace in which every value knows its metadata."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from understudy import _torch
+from understudy.errors import UnderstudyError
+from understudy.fake.inputs import describe_tensors
+from understudy.fake.tensor import FakeTensor
+from understudy.graph.node_origins import at_node, begins_here
+from understudy.graph.node_values import NodeMeta, set_val, snapshot
+from understudy.meta import functions, modules
+from understudy.meta.arguments import Arguments, SizeNodes
+from understudy.meta.derivation import CALLS, Derivation, Refused, method_call, module_call, override_for
+from understudy.meta.errors import MetaTraceError, left_over, refused, unregistered
+from understudy.meta.functions import erase_empty_regions
+from understudy.meta.inputs import Examples, Inputs
+from understudy.meta.modules import ModuleState, empty_caches_of
+from understudy.meta.patches import patched
+from understudy.meta.proxies import (
+    UNKNOWN,
+    MetaProxy,
+    as_device,
+    attribute,
+    is_fact,
+    make_proxy,
+    parts_in_turn,
+    proxies_in,
+)
+from understudy.meta.structures import holds, is_stand_in, transformed
+from understudy.meta.vmap_bodies import Body, applied, called_vmap, scripted
+from understudy.shapes.bindings import values_in
+
+
+class MetaTracer(torch.fx.Tracer):
+    """`torch.fx.Tracer`, with metadata: Python code that asks a value for its shape gets an answer.
+
+        graph = MetaTracer().trace(model, meta_args={"x": torch.empty(8, 128)})
+
+    Modules of `torch.nn` stay whole, others are traced through (`is_leaf_module` decides, as in fx).
+    `allow_insert_stateless_mods`: a module without parameters that the program makes on the fly becomes one of the root.
+    """
+
+    allow_insert_stateless_mods: bool = True
+    proxy_buffer_attributes: bool = True
+
+    root: torch.nn.Module
+    is_over: bool = False
+    derivation: Derivation
+    symbols: SizeNodes
+    arguments: Arguments
+
+    def __init__(
+        self,
+        autowrap_modules: tuple[Any, ...] = (math,),
+        autowrap_functions: tuple[Callable[..., Any], ...] = (),
+        param_shapes_constant: bool = True,
+    ) -> None:
+        super().__init__(autowrap_modules, autowrap_functions, param_shapes_constant)
+        self._searched = autowrap_modules
+        self._whole = {id(function) for module in autowrap_modules for function in vars(module).values()}
+        self._whole.update(map(id, autowrap_functions))
+        self._forward: Callable[..., Any] | None = None
+        self.shape_env: Any = None
+        self.node_meta = NodeMeta()
+
+    # --- tracing -------------------------------------------------------------------------------------------------
+
+    def trace(  # type: ignore[override]
+        self,
+        root: torch.nn.Module | Callable[..., Any],
+        meta_args: Mapping[str, Any] | None = None,
+        concrete_args: Mapping[str, Any] | None = None,
+        *,
+        symbolic: bool | Mapping[str, Any] = False,
+    ) -> Graph:
+        """The graph of a module or a function.
+
+        `meta_args`: examples (real, meta or fake tensors, or structures of them) by the names of the arguments.
+        `concrete_args`: arguments that are fixed.
+        `symbolic`: sizes of the examples are symbols; or, by the names of arguments, which: `{"x": dims("batch")}`.
+        """
+        if meta_args is not None and not isinstance(meta_args, Mapping):
+            raise TypeError(
+                f"meta_args maps names of arguments to examples; it is a {type(meta_args).__name__}"
+            )
+        function = self._begin(root, meta_args, symbolic)
+        state = ModuleState(self.root)
+        try:
+            with patched(self, self._functions_kept_whole(function)), self.recording:
+                self._record(root, function, Inputs(self, meta_args, concrete_args or {}), state)
+        except BaseException:
+            for name in self.arguments.added:
+                delattr(self.root, name)
+            raise
+        finally:
+            state.restore()
+            self.derivation.warn()
+            self.node_meta.close()
+            empty_caches_of(self.tensors)
+            self.submodule_paths = None
+            self.is_over = True
+        self.graph._tracer_extras = {"meta_args": meta_args}
+        return self.graph
+
+    def _begin(self, root: Any, meta_args: Mapping[str, Any] | None, symbolic: Any) -> Callable[..., Any]:
+        is_module = isinstance(root, torch.nn.Module)
+        self.root = root if is_module else torch.nn.Module()
+        function: Callable[..., Any] = getattr(root, self.traced_func_name) if is_module else root
+        self.submodule_paths = {module: name for name, module in root.named_modules()} if is_module else {}
+        self.graph = Graph(tracer_cls=type(self))
+        self.module_stack.clear()
+        self.num_calls: dict[str, int] = {}
+        self.tensor_attrs: dict[Any, str] = {}
+        examples = Examples(self.root, meta_args, symbolic)
+        self._examples = examples
+        self.shape_env = examples.env
+        self.is_over = False
+        self.recording = functions.Recording(self)
+        self.derivation = Derivation(examples.mode, self.recording)
+        self.symbols = SizeNodes(self)
+        self.arguments = Arguments(self, self.root)
+        self.hollow = _torch.hollow()
+        self._bodies: list[Body] = []
+        self._refused: list[Node] = []
+        self.tensors: list[weakref.ref[Any]] = []
+        """All proxies of tensors. None is left when the trace is over, unless something has kept it."""
+        return function
+
+    def _entry(self, root: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What to call: a module with hooks is called with them, as a caller of the program would."""
+        has_hooks = isinstance(root, torch.nn.Module) and (root._forward_hooks or root._forward_pre_hooks)
+        self._is_entering = bool(has_hooks) and self.traced_func_name == "forward"
+        return root if self._is_entering else function
+
+    def _record(self, root: Any, function: Callable[..., Any], inputs: Inputs, state: ModuleState) -> None:
+        entry = self._entry(root, function)
+        args, kwargs = inputs.arguments(function, by_position=entry is not function)
+        self._examples.check_names()
+        result = _program(entry, args, kwargs)
+        for buffer, value in state.assigned_buffers():
+            if value._meta is not self.derivation.stand_in(buffer):
+                self.create_proxy("call_method", "copy_", (buffer, value), {})
+        self._end(function, result)
+
+    def _end(self, function: Callable[..., Any], result: Any) -> None:
+        returned = inspect.get_annotations(inspect.unwrap(function)).get("return")
+        if isinstance(returned, str):
+            returned = None  # written for later: what it means is only known where it stands
+        self.create_node("output", "output", (self.create_arg(result),), {}, type_expr=returned)
+        for node in self._refused:  # and the program went on without
+            node.graph.erase_node(node)
+        for node in reversed(self.graph.nodes):  # parts of the inputs that nobody read
+            if not node.users and node.meta.pop("is_part_of_input", False):
+                self.graph.erase_node(node)
+        erase_empty_regions(self.graph)
+
+    def _functions_kept_whole(self, function: Callable[..., Any]) -> list[tuple[Any, str]]:
+        """Where functions are that become nodes when they are called with values of the trace: (namespace, name)."""
+        found = _torch.functions_wrapped_for_fx()
+        spaces = [vars(module) for module in self._searched]
+        spaces.append(getattr(inspect.unwrap(function), "__globals__", {}))
+        for space in spaces:
+            found += [
+                (space, name)
+                for name, value in space.items()
+                if not name.startswith("_") and callable(value) and id(value) in self._whole
+            ]
+        unique = {(id(space), name): (space, name) for space, name in found}
+        return list(unique.values())
+
+    # --- recording -----------------------------------------------------------------------------------------------
+
+    @property
+    def is_deriving(self) -> bool:
+        return self.derivation.is_active
+
+    def create_node(self, *args: Any, **kwargs: Any) -> Node:
+        node = super().create_node(*args, **kwargs)
+        if node.op not in ("placeholder", "output"):
+            self.node_meta.mark(node)
+        return node
+
+    def proxy_of(self, tensor: torch.Tensor) -> MetaProxy:
+        """A tensor that is there, of the root or a constant, as a value of the trace."""
+        return make_proxy(self, self.create_arg(tensor), self.derivation.stand_in(tensor))
+
+    def last_node(self) -> Node:
+        return next(iter(reversed(self.graph.nodes)))
+
+    def append_call(self, target: Any, args: Any, kwargs: Any, name: str | None = None) -> Node:
+        """A node whose arguments are nodes and numbers already."""
+        return self.create_node("call_function", target, args, kwargs, name)
+
+    def create_arg(self, a: Any) -> Any:
+        return self.arguments.argument(a)
+
+    def create_proxy(
+        self, kind: str, target: Any, args: Any, kwargs: Any, name: str | None = None, type_expr: Any = None,
+        proxy_factory_fn: Any = None,
+    ) -> Any:  # fmt: skip
+        """Record a call, after it was run on the metadata. Facts about tensors are answered, and not recorded."""
+        if self.is_over:
+            raise left_over(str(target))
+        try:
+            meta = self._derived(kind, target, args, kwargs)
+        except Refused as refused:
+            node = self._node(kind, target, args, kwargs, name, type_expr)
+            self._refused.append(node)
+            raise at_node(refused.error, node, refused.inputs) from refused.error
+        if self._answers(kind, target, args, meta):
+            return self._noticed(kind, target, args, kwargs, meta)
+        proxy = self.proxy_for(kind, target, args, kwargs, meta, name, type_expr)
+        return as_device(proxy, meta) if isinstance(meta, torch.device) else proxy
+
+    def _node(
+        self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None
+    ) -> Node:
+        return self.create_node(
+            kind, target, self.create_arg(tuple(args)), self.create_arg(dict(kwargs)), name, type_expr
+        )
+
+    def node_for(self, kind: str, target: Any, args: Any, kwargs: Any, meta: Any, *rest: Any) -> Node:
+        node = self._node(kind, target, args, kwargs, *rest)
+        self.write_meta(node, meta)
+        return node
+
+    def proxy_for(self, kind: str, target: Any, args: Any, kwargs: Any, meta: Any, *rest: Any) -> MetaProxy:
+        """The value of a node that is made for this call."""
+        return make_proxy(self, self.node_for(kind, target, args, kwargs, meta, *rest), meta)
+
+    def write_meta(self, node: Node, meta: Any) -> None:
+        if meta is UNKNOWN:
+            return
+        set_val(node, meta)
+        if "val" not in node.meta and holds(meta, is_stand_in):  # an object, which fx does not look into
+            node.meta["val"] = transformed(meta, lambda tensor, path: snapshot(tensor), is_stand_in)
+        if type(meta) is FakeTensor and meta._spec.is_symbolic and not self._bodies:
+            self.symbols.bind_tensor(meta._spec, node)
+
+    def proxy(self, node: Node) -> MetaProxy:
+        return make_proxy(self, node, UNKNOWN)
+
+    def known(self, node: Node, meta: Any) -> MetaProxy:
+        """The value of a node of which this is known."""
+        if node.op != "placeholder":
+            node.meta["is_part_of_input"] = True
+        self.write_meta(node, meta)
+        return make_proxy(self, node, meta)
+
+    def example(self, tensor: torch.Tensor, source: str) -> Any:
+        """The metadata of an argument."""
+        with self.derivation.unrecorded():
+            return self._examples.stand_in(tensor, source)
+
+    # --- metadata ------------------------------------------------------------------------------------------------
+
+    def _derived(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+        run = self.derivation.run
+        if kind == "call_method":
+            return run(method_call(target), f".{target}", args, kwargs)
+        if kind == "call_module":
+            module = self.root.get_submodule(target)
+            assert self._forward is not None
+            is_torchs = type(module).__module__.startswith("torch.")
+            return run(
+                module_call(module, self._forward),
+                f"{type(module).__name__} {target}",
+                args,
+                kwargs,
+                is_torchs,
+            )
+        if kind == "call_function":
+            override = override_for(target)
+            name = getattr(target, "__name__", None) or str(target)
+            return run(
+                override or CALLS.get(target, target),
+                name,
+                args,
+                kwargs,
+                override is None and _is_torchs(target),
+            )
+        return UNKNOWN
+
+    def attempted(self, function: Callable[..., Any], args: Any) -> Any:
+        """What a call gives if it can be run on metadata, and nothing is said if it can't."""
+        noted = len(self.derivation.underivable)
+        try:
+            return self.derivation.run(function, "", args, {}, is_torchs=False)
+        finally:
+            del self.derivation.underivable[noted:]
+
+    def _answers(self, kind: str, target: Any, args: Any, meta: Any) -> bool:
+        """Whether a call of torch only asked for facts, which are no part of a graph."""
+        if meta is UNKNOWN or not is_fact(meta) or kind == "call_module":
+            return False
+        first = args[0] if args else None
+        on_number = isinstance(first, MetaProxy) and not isinstance(first, torch.Tensor)
+        return not on_number and (kind == "call_method" or _is_torchs(target))
+
+    def _noticed(self, kind: str, target: Any, args: Any, kwargs: Any, meta: Any) -> Any:
+        """Facts are handed out as they are. A number that data decides needs the node that reads it."""
+        fresh = [(number, path) for number, path in values_in(meta) if not self._is_readable(number)]
+        if fresh:
+            node = self.node_for(kind, target, args, kwargs, meta)
+            for number, path in fresh:
+                self.symbols.bind_part(number, self._at(node, path))
+        return meta
+
+    def _is_readable(self, number: Any) -> bool:
+        """Whether the graph can say what a symbolic number is: only what data decides has to be taken down at once."""
+        if number.is_plain or self.symbols.has(number.symbolic):
+            return True
+        env = self.shape_env
+        return all(
+            not env.is_unbacked(symbol) or self.symbols.has(env.node(symbol, int).symbolic)
+            for symbol in number.value.symbols
+        )
+
+    def _at(self, node: Node, path: Any) -> Node:
+        for _, key in path.steps:
+            node = self.create_node("call_function", operator.getitem, (node, key), {})
+        return node
+
+    # --- graphs inside of the graph ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def within(self, graph: Graph) -> Iterator[None]:
+        """Nodes are added to this graph."""
+        before, self.graph = self.graph, graph
+        try:
+            yield
+        finally:
+            self.graph = before
+
+    @contextmanager
+    def inside(self, body: Body) -> Iterator[None]:
+        """What is recorded is the body of a function."""
+        self._bodies.append(body)
+        try:
+            with self.within(body.graph):
+                yield
+        finally:
+            self._bodies.pop()
+
+    def outermost(self) -> Any:
+        return self.within(self._bodies[0].outside if self._bodies else self.graph)
+
+    def here(self, node: Any) -> Any:
+        """A node as one of the graph that is being recorded: a body takes what it does not have from around it."""
+        if not isinstance(node, Node) or node.graph is self.graph:
+            return node
+        depth = next(i for i, body in enumerate(self._bodies) if body.outside is node.graph)
+        for body in self._bodies[depth:]:
+            node = body.take(node)
+            if body.graph is self.graph:
+                break
+        return node
+
+    def value_of(self, node: Node) -> MetaProxy:
+        return make_proxy(self, node, node.meta.get("val", UNKNOWN))
+
+    def kept_body(self, module: GraphModule) -> MetaProxy:
+        """A body as a value: it is kept in the root."""
+        with self.outermost():
+            node = self.arguments.kept(module, "_body")
+        return MetaProxy(node, self, module)
+
+    # --- what the program calls ----------------------------------------------------------------------------------
+
+    def name_of(self, tensor: torch.Tensor) -> str | None:
+        return self.arguments.name_of(tensor)
+
+    def handles(self, args: Any, kwargs: Any) -> bool:
+        """Whether there are values of this trace among the arguments."""
+        return next(proxies_in((args, kwargs)), None) is not None
+
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return functions.called(self, func, args, kwargs)
+
+    def called_whole(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A function that is to be a node of its own."""
+        return self.create_proxy("call_function", function, args, kwargs)
+
+    def called_vmap(self, *call: Any) -> Any:
+        return called_vmap(self, *call)
+
+    def called_script(self, function: Any, args: Any, kwargs: Any) -> Any:
+        return self.create_proxy("call_function", scripted, (function, *args), kwargs)
+
+    def called_autograd_function(self, function: Any, args: Any, kwargs: Any) -> Any:
+        return self.create_proxy("call_function", applied, (function, *args), kwargs)
+
+    def called_module(
+        self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        if self._is_entering:  # the root itself
+            self._is_entering = False
+            return forward(*args, **kwargs)
+        return self.call_module(module, forward, args, kwargs)
+
+    def call_module(
+        self, m: torch.nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if modules.is_made_of_known_parts(self, m):
+            return forward(*args, **kwargs)
+        before, self._forward = self._forward, forward
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        finally:
+            self._forward = before
+
+    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
+        is_script = isinstance(m, torch.jit.ScriptModule)  # which runs in C++
+        return is_script or super().is_leaf_module(m, module_qualified_name)
+
+    def path_of_module(self, mod: torch.nn.Module) -> str:
+        return modules.path_of(self, mod)
+
+    def has_made_a_parameter(self) -> MetaTraceError:
+        return unregistered("a parameter is made while the program is traced", "nn.Parameter")
+
+    # --- what the program asks of values --------------------------------------------------------------------------
+
+    def to_bool(self, obj: Any) -> bool:
+        return bool(self.number(obj, bool))
+
+    def iter(self, obj: Any) -> Iterator[Any]:
+        return parts_in_turn(obj)
+
+    def keys(self, obj: Any) -> Any:
+        return attribute(obj, "keys")()
+
+    def attribute_of(self, meta: Any, name: str) -> Any:
+        with self.derivation.running():
+            return getattr(meta, name)
+
+    def number(self, proxy: MetaProxy, convert: Callable[[Any], Any]) -> Any:
+        """A value as a Python number."""
+        meta = proxy._meta
+        asked = getattr(convert, "__name__", str(convert))
+        if meta is UNKNOWN:
+            raise self.refused(f"{asked}() was asked of a value of which nothing is known", proxy)
+        try:
+            with self.derivation.running():
+                return convert(meta)
+        except UnderstudyError as error:
+            raise self.refused(
+                f"{asked}() was asked of a value, and only its data would tell: {error.reason}", proxy
+            ) from error
+
+    def refused(self, reason: str, proxy: MetaProxy) -> MetaTraceError:
+        asked = reason.split("()", 1)[0] if "()" in reason else ""
+        return refused(reason, asked, self.shown(proxy._meta), proxy.node)
+
+    def shown(self, meta: Any) -> str:
+        return "unknown" if meta is UNKNOWN else describe_tensors((meta,), {})
+
+
+@begins_here
+def _program(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return function(*args, **kwargs)
+
+
+def _is_torchs(target: Any) -> bool:
+    """A function of torch, or one of Python's operators: they refuse stand-ins only when they refuse tensors."""
+    module = (
+        getattr(target, "__module__", None)
+        or getattr(getattr(target, "__self__", None), "__name__", "")
+        or ""
+    )
+    return (
+        isinstance(target, _torch.OpOverload)
+        or module in ("_operator", "builtins")
+        or module.split(".")[0] == "torch"
+    )
+
+
+def symbolic_trace(
+    root: torch.nn.Module | Callable[..., Any],
+    meta_args: Mapping[str, Any] | None = None,
+    concrete_args: Mapping[str, Any] | None = None,
+    *,
+    symbolic: bool | Mapping[str, Any] = False,
+    tracer: MetaTracer | None = None,
+) -> GraphModule:
+    """A module that does what `root` does, as a graph of calls of torch: `torch.fx.symbolic_trace`, with examples.
+
+        traced = symbolic_trace(model, meta_args={"x": torch.empty(8, 128, device="meta")})
+
+    The arguments are those of `MetaTracer.trace`. `shape_env` of the result has the guards of a symbolic trace.
+    """
+    tracer = tracer or MetaTracer()
+    graph = tracer.trace(root, meta_args, concrete_args, symbolic=symbolic)
+    name = type(root).__name__ if isinstance(root, torch.nn.Module) else getattr(root, "__name__", "traced")
+    module = GraphModule(tracer.root, graph, name)
+    for constant in tracer.arguments.added:
+        delattr(tracer.root, constant)  # they are in the new module, the old one is as it was
+    module.shape_env = tracer.shape_env
+    module.training = tracer.root.training  # its parts are those of the program, each in a mode of its own
+    return module

@@ -1,0 +1,23 @@
+"""ops: what is known of each operator.
+
+A module for each family holds its rules, its decompositions for symbolic sizes and its batching.
+
+    registry     the table of rules, and what is derived from them
+    factories    new tensors: from sizes and numbers, and copies of others
+    random       operators that draw random numbers
+    refused      operators with data-dependent sizes or quantised results
+    pointwise/   elementwise operators
+    views/       views, copies of views, splitting and joining
+    reductions/  operators that combine elements along dimensions
+    linalg/      linear algebra and Fourier transforms
+    nn/          parts of neural networks
+    indexing/    reading and writing elements by index
+    shared/      what several families use
+    traits/      facts that other rooms ask for
+"""
+
+import importlib
+import pkgutil
+
+for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
+    importlib.import_module(_module.name)  # each module registers what it knows when it is imported

@@ -1,0 +1,476 @@
+"""Copies, casts, moves between devices, and filling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.ops.registry import check_no_overlap, rule
+from understudy.ops.shared.dtypes import check_dtype, check_made_tensor, check_stored
+from understudy.shapes.sizes import surely_equal
+from understudy.spec import (
+    Same,
+    TensorSpec,
+    channels_last_strides,
+    check_expandable,
+    contiguous_strides,
+    default_complex_dtype,
+    default_dtype,
+    is_channels_last_contiguous,
+    number_dtype,
+    preserved_copy,
+    preserved_strides,
+)
+from understudy.spec.elementwise import CPU
+from understudy.spec.tensor_spec import Size
+
+CHANNELS_LAST_NDIM = {torch.channels_last: 4, torch.channels_last_3d: 5}
+
+
+def strides_in_format(shape: Size, memory_format: torch.memory_format | None) -> Size:
+    """Strides of a fresh tensor in a memory format that is no question of another tensor's layout."""
+    ndim = CHANNELS_LAST_NDIM.get(memory_format) if memory_format is not None else None
+    if ndim is None:
+        if memory_format is torch.preserve_format:
+            raise ArgumentError("preserve_format says nothing where there is no tensor to take a layout from")
+        return contiguous_strides(shape)
+    if len(shape) != ndim:
+        raise ShapeMismatch(f"{memory_format} needs {ndim} dimensions, {list(shape)} has {len(shape)}")
+    return channels_last_strides(shape)
+
+
+def copy_strides(spec: TensorSpec, memory_format: torch.memory_format | None) -> Size:
+    """Strides of a copy of a tensor in this format, its own layout if None."""
+    if memory_format is None or memory_format is torch.preserve_format:
+        return preserved_strides(spec.shape, spec.stride)
+    return strides_in_format(spec.shape, memory_format)
+
+
+@rule("_to_copy")
+def to_copy(
+    a: TensorSpec, *, dtype: torch.dtype | None = None, layout: torch.layout | None = None,
+    device: torch.device | None = None, pin_memory: bool | None = None, non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> TensorSpec:  # fmt: skip
+    if a.layout is not torch.strided or (layout is not None and layout is not torch.strided):
+        return NotImplemented
+    return a.like(stride=copy_strides(a, memory_format), dtype=dtype, device=device)
+
+
+@rule("clone")
+def clone(a: TensorSpec, *, memory_format: torch.memory_format | None = None) -> TensorSpec:
+    if a.layout is not torch.strided:
+        return NotImplemented
+    return a.like(stride=copy_strides(a, memory_format))
+
+
+@rule("contiguous")
+def contiguous(a: TensorSpec, *, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
+    if a.layout is not torch.strided:
+        return NotImplemented
+    if _has_format(a, memory_format):
+        return Same(0)
+    if memory_format is torch.preserve_format:
+        raise ArgumentError("contiguous: preserve_format is not a format that a tensor can be put into")
+    return clone(a, memory_format=memory_format)
+
+
+def _has_format(a: TensorSpec, memory_format: torch.memory_format) -> bool:
+    ndim = CHANNELS_LAST_NDIM.get(memory_format)
+    if ndim is None:
+        return a.is_contiguous
+    return a.ndim == ndim and is_channels_last_contiguous(a.shape, a.stride)
+
+
+@rule("copy_")
+def copy_in_place(a: TensorSpec, source: TensorSpec, non_blocking: bool = False) -> Same:
+    check_expandable(source.shape, a.shape, "copy_")
+    if a is not source and not any(surely_equal(size, 0) for size in a.shape):
+        check_no_overlap("copy_", a)
+    return Same(0)
+
+
+@rule("copy")
+def copy(a: TensorSpec, source: TensorSpec, non_blocking: bool = False) -> TensorSpec:
+    """A copy of `a`'s whole storage, so at the same place in it, that is then written."""
+    check_expandable(source.shape, a.shape, "copy")
+    for size, step in zip(a.shape, a.stride, strict=True):
+        if step == 0 and size > 1:
+            return preserved_copy(a)
+    return a.viewed(a.shape, a.stride, conj=False, neg=False)
+
+
+@rule("fill.Scalar")
+def fill_with_number(a: TensorSpec, value: Any) -> TensorSpec:
+    check_stored("fill", value, a.dtype, a.device)
+    return preserved_copy(a)
+
+
+@rule("fill.Tensor")
+def fill_with_tensor(a: TensorSpec, value: TensorSpec) -> TensorSpec:
+    if value.shape:
+        raise ShapeMismatch(f"fill: the value must be a 0-dim tensor, not {value}")
+    return preserved_copy(a)
+
+
+@rule("zero")
+def zero(a: TensorSpec) -> TensorSpec:
+    return preserved_copy(a)
+
+
+@rule("_pin_memory")
+def pin_memory(a: TensorSpec, device: torch.device | None = None) -> TensorSpec:
+    return preserved_copy(a)
+
+
+@rule("_lazy_clone")
+def lazy_clone(a: TensorSpec) -> TensorSpec:
+    """Shares the storage until one of the two is written: so far as anyone can see, a copy in place."""
+    return a
+
+
+@rule("fill_.Scalar")
+def fill_in_place(a: TensorSpec, value: Any) -> Same:
+    check_stored("fill_", value, a.dtype, a.device)
+    return Same(0)
+
+
+@rule("fill_.Tensor")
+def fill_with_tensor_in_place(a: TensorSpec, value: TensorSpec) -> Same:
+    fill_with_tensor(a, value)
+    return Same(0)
+
+
+@rule("zero_")
+def zero_in_place(a: TensorSpec) -> Same:
+    return Same(0)
+
+
+# --- Operators that make tensors from sizes and numbers, or beside another tensor ---------------------------
+
+Dtype = torch.dtype
+Device = torch.device
+Sizes = Sequence[Any]
+
+
+def fresh(
+    shape: Sizes, dtype: Dtype | None, device: Device | None, layout: torch.layout | None,
+    stride: Sizes | None = None,
+) -> Any:  # fmt: skip
+    """A new tensor: of the default dtype, on CPU and contiguous unless told."""
+    if layout is not None and layout is not torch.strided:
+        return NotImplemented
+    for size in shape:
+        if size < 0:
+            raise ArgumentError(f"a tensor can't have the shape {list(shape)}, with a negative size")
+    return TensorSpec(shape, stride, dtype=dtype or default_dtype(), device=device or CPU)
+
+
+@rule("zeros", "ones", "_efficientzerotensor")
+def filled_with_constant(
+    size: Sizes, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
+    device: Device | None = None, pin_memory: bool | None = None,
+) -> Any:  # fmt: skip
+    return fresh(size, dtype, device, layout)
+
+
+@rule("empty.memory_format")
+def empty(
+    size: Sizes, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
+    device: Device | None = None, pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> Any:  # fmt: skip
+    stride = None if memory_format is None else strides_in_format(tuple(size), memory_format)
+    return fresh(size, dtype, device, layout, stride)
+
+
+@rule("empty_strided")
+def empty_strided(
+    size: Sizes, stride: Sizes, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
+    device: Device | None = None, pin_memory: bool | None = None,
+) -> Any:  # fmt: skip
+    _check_strides(size, stride)
+    return fresh(size, dtype, device, layout, stride)
+
+
+def _check_strides(size: Sizes, stride: Sizes) -> None:
+    if len(size) != len(stride):
+        raise ShapeMismatch(
+            f"{len(size)} sizes {list(size)} do not go with {len(stride)} strides {list(stride)}"
+        )
+    for step in stride:
+        if step < 0:
+            raise ArgumentError(f"strides can't be negative: {list(stride)}")
+
+
+@rule("empty_permuted")
+def empty_permuted(
+    size: Sizes, physical_layout: Sequence[int], *, dtype: Dtype | None = None,
+    layout: torch.layout | None = None, device: Device | None = None, pin_memory: bool | None = None,
+) -> Any:  # fmt: skip
+    if sorted(physical_layout) != list(range(len(size))):
+        raise ArgumentError(
+            f"physical layout {list(physical_layout)} is no order of the {len(size)} dimensions"
+        )
+    in_memory = contiguous_strides([size[dim] for dim in physical_layout])
+    stride = [in_memory[physical_layout.index(dim)] for dim in range(len(size))]
+    return fresh(size, dtype, device, layout, stride)
+
+
+@rule("full")
+def full(
+    size: Sizes, fill_value: Any, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
+    device: Device | None = None, pin_memory: bool | None = None,
+) -> Any:  # fmt: skip
+    dtype = dtype or number_dtype(fill_value)
+    check_stored("full", fill_value, dtype, device or CPU)
+    return fresh(size, dtype, device, layout)
+
+
+@rule("scalar_tensor")
+def scalar_tensor(
+    s: Any, *, dtype: Dtype | None = None, layout: torch.layout | None = None, device: Device | None = None,
+    pin_memory: bool | None = None,
+) -> Any:  # fmt: skip
+    check_made_tensor("scalar_tensor", s, dtype or default_dtype(), device or CPU)
+    return fresh((), dtype, device, layout)
+
+
+@rule("eye")
+def eye(
+    n: Any, *, dtype: Dtype | None = None, layout: torch.layout | None = None, device: Device | None = None,
+    pin_memory: bool | None = None,
+) -> Any:  # fmt: skip
+    return fresh((n, n), dtype, device, layout)
+
+
+@rule("eye.m")
+def eye_rectangular(
+    n: Any, m: Any, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
+    device: Device | None = None, pin_memory: bool | None = None,
+) -> Any:  # fmt: skip
+    return fresh((n, m), dtype, device, layout)
+
+
+def arange_count(name: str, start: Any, end: Any, step: Any, dtype: Dtype) -> Any:
+    """How many steps from `start` fit before `end`."""
+    if step == 0:
+        raise ArgumentError(f"{name}: the step must not be 0")
+    for bound in (start, end):
+        if isinstance(bound, float) and not math.isfinite(bound):
+            raise ArgumentError(f"{name}: no range from {start} to {end}")
+    if (end < start) if step > 0 else (end > start):
+        raise ArgumentError(f"{name}: {end} can't be reached from {start} in steps of {step}")
+    floats = [isinstance(number, float) for number in (start, end, step)]
+    if any(floats) and dtype is not torch.int64:
+        return math.ceil((end - start) / step)
+    if any(floats):
+        start, end, step = (math.trunc(n) if isinstance(n, float) else n for n in (start, end, step))
+    return -((start - end) // step)
+
+
+@rule("arange")
+def arange(end: Any, **options: Any) -> Any:
+    return arange_start_step(0, end, 1, **options)
+
+
+@rule("arange.start")
+def arange_start(start: Any, end: Any, **options: Any) -> Any:
+    return arange_start_step(start, end, 1, **options)
+
+
+@rule("arange.start_step")
+def arange_start_step(
+    start: Any, end: Any, step: Any = 1, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
+    device: Device | None = None, pin_memory: bool | None = None,
+) -> Any:  # fmt: skip
+    numbers = (start, end, step)
+    if any(isinstance(number, torch.SymFloat) for number in numbers):
+        return NotImplemented
+    if any(isinstance(number, complex) for number in numbers):
+        raise DtypeError("arange: complex numbers have no order")
+    if dtype is None:
+        dtype = default_dtype() if any(isinstance(number, float) for number in numbers) else torch.int64
+    device = device or CPU
+    check_dtype("arange", dtype, "if", device)
+    return fresh((arange_count("arange", start, end, step, dtype),), dtype, device, layout)
+
+
+@rule("range", "range.step")
+def range_inclusive(
+    start: Any, end: Any, step: Any = 1, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
+    device: Device | None = None, pin_memory: bool | None = None,
+) -> Any:  # fmt: skip
+    dtype = dtype or default_dtype()
+    check_dtype("range", dtype, "if", device or CPU)
+    if step == 0:
+        raise ArgumentError("range: the step must not be 0")
+    if (end < start) if step > 0 else (end > start):
+        raise ArgumentError(f"range: {end} can't be reached from {start} in steps of {step}")
+    if not all(isinstance(number, (int, float)) for number in (start, end, step)):
+        return NotImplemented
+    if dtype is torch.int64:
+        start, end, step = math.trunc(start), math.trunc(end), math.trunc(step)
+    return fresh((math.floor((end - start) / step) + 1,), dtype, device, layout)
+
+
+@rule("linspace", "linspace.Tensor_Tensor", "linspace.Tensor_Scalar", "linspace.Scalar_Tensor")
+def linspace(
+    start: Any, end: Any, steps: Any, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
+    device: Device | None = None, pin_memory: bool | None = None,
+) -> Any:  # fmt: skip
+    for bound in (start, end):
+        check_stored("linspace", bound, dtype or default_complex_dtype(), device or CPU)
+    return _spaced("linspace", start, end, steps, dtype, layout, device)
+
+
+@rule("logspace", "logspace.Tensor_Tensor", "logspace.Tensor_Scalar", "logspace.Scalar_Tensor")
+def logspace(
+    start: Any, end: Any, steps: Any, base: float = 10.0, *, dtype: Dtype | None = None,
+    layout: torch.layout | None = None, device: Device | None = None, pin_memory: bool | None = None,
+) -> Any:  # fmt: skip
+    return _spaced("logspace", start, end, steps, dtype, layout, device)
+
+
+def _spaced(
+    name: str, start: Any, end: Any, steps: Any, dtype: Dtype | None, layout: torch.layout | None,
+    device: Device | None,
+) -> Any:  # fmt: skip
+    if steps < 0:
+        raise ArgumentError(f"{name}: the number of steps must not be negative, got {steps}")
+    for bound in (start, end):
+        if isinstance(bound, TensorSpec) and bound.shape:
+            raise ShapeMismatch(f"{name}: bounds must be numbers or 0-dim tensors, not {bound}")
+    if any(isinstance(x, complex) or (isinstance(x, TensorSpec) and x.is_complex) for x in (start, end)):
+        inferred = {torch.float64: torch.complex128}.get(default_dtype(), torch.complex64)
+        if dtype is not None and not dtype.is_complex:
+            raise DtypeError(f"{name}: complex bounds do not go with {dtype}")
+        dtype = dtype or inferred
+    if dtype is torch.bool and steps > 1 and (device or CPU).type == "cpu":
+        raise DtypeError(f"{name}: there are no steps between bools")
+    return fresh((steps,), dtype, device, layout)
+
+
+@rule("tril_indices")
+def tril_indices(
+    row: Any, col: Any, offset: Any = 0, *, dtype: Dtype | None = torch.int64,
+    layout: torch.layout | None = None, device: Device | None = None, pin_memory: bool | None = None,
+) -> Any:  # fmt: skip
+    _check_matrix(row, col)
+    return fresh((2, _lower_count(row, col, offset)), dtype or torch.int64, device, layout)
+
+
+@rule("triu_indices")
+def triu_indices(
+    row: Any, col: Any, offset: Any = 0, *, dtype: Dtype | None = torch.int64,
+    layout: torch.layout | None = None, device: Device | None = None, pin_memory: bool | None = None,
+) -> Any:  # fmt: skip
+    _check_matrix(row, col)
+    count = row * col - _lower_count(row, col, offset - 1)
+    return fresh((2, count), dtype or torch.int64, device, layout)
+
+
+def _check_matrix(row: Any, col: Any) -> None:
+    if row < 0 or col < 0:
+        raise ArgumentError(f"there is no matrix of {row} rows and {col} columns")
+
+
+def _lower_count(row: Any, col: Any, offset: Any) -> Any:
+    """Elements of a matrix on and below a diagonal, whose rows grow by one until they are full."""
+    if row == 0 or col == 0:
+        return 0
+    first = min(col, 1 + offset) if offset > 0 else (1 if row + offset > 0 else 0)
+    last = max(0, min(col, row + offset))
+    rows = max(0, min(row, row + offset))
+    growing = last - first + 1
+    return (first + last) * growing // 2 + max(0, rows - growing) * col
+
+
+WINDOWS = (
+    "bartlett_window", "bartlett_window.periodic", "blackman_window", "blackman_window.periodic",
+    "hann_window", "hann_window.periodic", "hamming_window", "hamming_window.periodic",
+    "hamming_window.periodic_alpha", "hamming_window.periodic_alpha_beta", "kaiser_window",
+    "kaiser_window.periodic", "kaiser_window.beta",
+)  # fmt: skip
+
+
+@rule(*WINDOWS)
+def window(
+    length: Any, *_: Any, dtype: Dtype | None = None, layout: torch.layout | None = None,
+    device: Device | None = None, pin_memory: bool | None = None,
+) -> Any:  # fmt: skip
+    dtype = dtype or default_dtype()
+    check_dtype("window", dtype, "f" if length > 1 else "fc", device or CPU)
+    return fresh((length,), dtype, device, layout)
+
+
+@rule("empty_like", "zeros_like", "ones_like")
+def like(
+    a: TensorSpec, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
+    device: Device | None = None, pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> Any:  # fmt: skip
+    if a.layout is not torch.strided or (layout is not None and layout is not torch.strided):
+        return NotImplemented
+    return a.like(stride=copy_strides(a, memory_format), dtype=dtype, device=device)
+
+
+@rule("full_like")
+def full_like(a: TensorSpec, fill_value: Any, *, dtype: Dtype | None = None, **options: Any) -> Any:
+    check_stored("full_like", fill_value, dtype or a.dtype, options.get("device") or a.device)
+    return like(a, dtype=dtype, **options)
+
+
+@rule("new_empty", "new_zeros", "new_ones")
+def new(
+    a: TensorSpec, size: Sizes, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
+    device: Device | None = None, pin_memory: bool | None = None,
+) -> Any:  # fmt: skip
+    if a.layout is not torch.strided:
+        return NotImplemented
+    return fresh(size, dtype or a.dtype, device or a.device, layout)
+
+
+@rule("new_full")
+def new_full(
+    a: TensorSpec, size: Sizes, fill_value: Any, *, dtype: Dtype | None = None, **options: Any
+) -> Any:
+    check_stored("new_full", fill_value, dtype or a.dtype, options.get("device") or a.device)
+    return new(a, size, dtype=dtype, **options)
+
+
+@rule("new_empty_strided")
+def new_empty_strided(
+    a: TensorSpec, size: Sizes, stride: Sizes, *, dtype: Dtype | None = None,
+    layout: torch.layout | None = None, device: Device | None = None, pin_memory: bool | None = None,
+) -> Any:  # fmt: skip
+    if a.layout is not torch.strided:
+        return NotImplemented
+    _check_strides(size, stride)
+    return fresh(size, dtype or a.dtype, device or a.device, layout, stride)
+
+
+# --- `torch.linspace` with a symbol for the number of points, which C++ takes for a plain number: the same by operators ---
+
+NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+
+
+def spaced(
+    start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, requires_grad: bool = False, **options: Any
+) -> Any:  # fmt: skip
+    """From `start` up to the middle, and from `end` down to it, as the kernel counts: both ends are exact."""
+    are_numbers = isinstance(start, NUMBERS) and isinstance(end, NUMBERS)
+    if not are_numbers or options.get("out") is not None:
+        return NotImplemented
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    counted = dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
+    places = torch.arange(steps, dtype=torch.int64, **options)
+    step = (end - start) / torch.sym_max(steps - 1, 1)
+    rising = places.to(counted) * step + start
+    falling = (places - (steps - 1)).to(counted) * step + end
+    values = torch.where(places < torch.sym_max(steps // 2, 1), rising, falling).to(dtype)
+    return values.requires_grad_() if requires_grad else values

@@ -1,0 +1,206 @@
+"""Advanced indexing: `x[i, :, j]` and writes to it.
+
+How eager lays out the result of `index`: the indices are broadcast together; if they are not in adjacent
+dimensions, those dimensions are moved to the front; the indexed dimensions become the shape of the indices.
+The strides come from an elementwise iteration over the source, whose indexed dimensions have stride 0 there,
+and over the indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from understudy.errors import (
+    ArgumentError,
+    DimensionError,
+    DtypeError,
+    DynamicOutputShapeException,
+    ShapeMismatch,
+)
+from understudy.ops.registry import rule
+from understudy.ops.shared.decompositions import broadcast, decomposition
+from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, FLOAT8, NUMBERS, check_cpu_dtype
+from understudy.ops.shared.layouts import expand_strides, view_strides
+from understudy.shapes.sizes import lies_in_data
+from understudy.spec import (
+    Same,
+    TensorSpec,
+    broadcast_shapes,
+    check_expandable,
+    elementwise_strides,
+    preserved_copy,
+    result_type,
+    same_shape,
+)
+
+Tensor = torch.Tensor
+
+INDEX_DTYPES = frozenset({torch.int64, torch.int32, torch.uint8, torch.bool})
+WRITTEN_DTYPES = NUMBERS | BOOL | COMPLEX_HALF | FLOAT8
+MASK_DTYPES = frozenset({torch.uint8, torch.bool})
+
+# Kernels there take indices of one layout only, so differing ones are made contiguous.
+UNIFORM_INDEX_DEVICES = frozenset({"cuda", "xpu", "mps"})
+Indices = Sequence[TensorSpec | None]
+
+
+@rule("index.Tensor", "_unsafe_index.Tensor")
+def index(spec: TensorSpec, indices: Indices) -> TensorSpec:
+    for position, entry in enumerate(_checked(spec, indices)):
+        if entry is not None and entry.dtype in MASK_DTYPES:
+            raise DynamicOutputShapeException(
+                f"index: index {position} of {spec} is the mask {entry}, and the size of the result is the number of "
+                f"its true elements; use torch.where or masked_fill to keep the shape"
+            )
+    return indexed(spec, indices)
+
+
+def _checked(spec: TensorSpec, indices: Indices) -> Indices:
+    if not indices:
+        raise DimensionError("index: at least one index must be given")
+    dims = 0
+    for entry in indices:
+        if entry is not None and entry.dtype not in INDEX_DTYPES:
+            raise DimensionError(f"index: indices must be i64, i32, u8 or b8 tensors, got {entry}")
+        dims += entry.ndim if entry is not None and entry.dtype in MASK_DTYPES else 1
+    if len(indices) > spec.ndim or dims > spec.ndim:
+        raise DimensionError(f"index: {dims} indices for {spec}, which has {spec.ndim} dimensions")
+    return indices
+
+
+def indexed(spec: TensorSpec, indices: Indices) -> TensorSpec:
+    """The result of indexing with integers only."""
+    given = [(dim, entry) for dim, entry in enumerate(indices) if entry is not None]
+    if not given:
+        if spec.is_empty:
+            return spec.like(stride=elementwise_strides(spec.shape, (spec,)))
+        raise ArgumentError("index: all of the indices are None")
+    index_shape = _common_shape([entry for _, entry in given])
+    dims = [dim for dim, _ in given]
+    _check_not_from_nothing(spec, dims, index_shape)
+    adjacent = dims[-1] - dims[0] + 1 == len(dims)
+    before = range(dims[0] if adjacent else 0)
+    after = [dim for dim in range(len(before), spec.ndim) if dim not in dims]
+    shape = (*(spec.shape[d] for d in before), *index_shape, *(spec.shape[d] for d in after))
+    zeros = (0,) * len(index_shape)
+    stride = (*(spec.stride[d] for d in before), *zeros, *(spec.stride[d] for d in after))
+    source = spec.viewed(shape, stride)
+    rows = [_index_row(entry, index_shape, len(before), len(after)) for _, entry in given]
+    if spec.device.type in UNIFORM_INDEX_DEVICES and any(not same_shape(row.stride, rows[0].stride) for row in rows):
+        rows = [row.like() for row in rows]
+    return spec.like(shape, stride=elementwise_strides(shape, (source, *rows)))
+
+
+def _common_shape(indices: Sequence[TensorSpec]) -> tuple[Any, ...]:
+    try:
+        return broadcast_shapes(*(entry.shape for entry in indices))
+    except ShapeMismatch:
+        shown = ", ".join(str(list(entry.shape)) for entry in indices)
+        raise DimensionError(f"index: indices of shapes {shown} can't be broadcast together") from None
+
+
+def _check_not_from_nothing(spec: TensorSpec, dims: Sequence[int], index_shape: tuple[Any, ...]) -> None:
+    for dim in dims:
+        if spec.shape[dim] == 0 and not any(size == 0 or lies_in_data(size) for size in index_shape):
+            raise DimensionError(f"index: dimension {dim} of {spec} has no elements to take")
+
+
+def _index_row(entry: TensorSpec, index_shape: tuple[Any, ...], before: int, after: int) -> TensorSpec:
+    """One index as it takes part in the iteration, of size 1 along the dimensions that are not indexed."""
+    spread = entry
+    if not same_shape(entry.shape, index_shape):
+        spread = entry.viewed(*expand_strides(entry, index_shape))
+    if entry.dtype is torch.int32:
+        spread = preserved_copy(spread)  # converted to 64 bits after it was spread
+    shape = (*(1,) * before, *index_shape, *(1,) * after)
+    stride = view_strides(spread, shape)
+    return spread.like(shape, stride=stride)
+
+
+def check_masks(what: str, spec: TensorSpec, indices: Iterable[TensorSpec | None]) -> list[TensorSpec]:
+    """The masks among indices. Each has the sizes of the dimensions that it picks from."""
+    masks: list[TensorSpec] = []
+    dim = 0
+    for entry in indices:
+        if entry is None or entry.dtype not in MASK_DTYPES:
+            dim += 1
+            continue
+        masks.append(entry)
+        if not same_shape(entry.shape, spec.shape[dim : dim + entry.ndim]):
+            raise DimensionError(f"{what}: the mask {entry} does not have the sizes of {spec} from dimension {dim} on")
+        dim += entry.ndim
+    return masks
+
+
+def _check_values(what: str, spec: TensorSpec, indices: Indices, values: TensorSpec, accumulate: bool) -> None:
+    check_cpu_dtype(what, spec, WRITTEN_DTYPES)
+    if values.dtype is not spec.dtype:
+        raise DtypeError(f"{what}: {values} is written into {spec}; their dtypes must be equal")
+    masks = check_masks(what, spec, _checked(spec, indices))
+    for mask in masks:
+        if mask.dtype is torch.uint8 and values.numel == 1 and not accumulate and _is_single(indices):
+            raise DtypeError(f"{what}: one value is written by masked_fill_, which takes masks of b8, not {mask}")
+    if masks:
+        return  # how many elements are written depends on the mask
+    target = indexed(spec, indices)
+    try:
+        check_expandable(values.shape, target.shape, what)
+    except ShapeMismatch:
+        raise ShapeMismatch(
+            f"{what}: the values {values} can't be broadcast to the {list(target.shape)} elements that the indices name"
+        ) from None
+
+
+def _is_single(indices: Indices) -> bool:
+    return sum(1 for entry in indices if entry is not None) == 1
+
+
+@rule("index_put", "_unsafe_index_put")
+def index_put(spec: TensorSpec, indices: Indices, values: TensorSpec, accumulate: bool = False) -> TensorSpec:
+    _check_values("index_put", spec, indices, values, accumulate)
+    return preserved_copy(spec)
+
+
+@rule("_index_put_impl_")
+def index_put_impl_(
+    spec: TensorSpec, indices: Indices, values: TensorSpec, accumulate: bool = False, unsafe: bool = False
+) -> Same:
+    _check_values("index_put_", spec, indices, values, accumulate)
+    return Same(0)
+
+
+@rule("_unsafe_masked_index")
+def unsafe_masked_index(spec: TensorSpec, mask: TensorSpec, indices: Indices, fill: Any) -> TensorSpec:
+    found = indexed(spec, _checked(spec, indices))
+    shape = broadcast_shapes(found.shape, mask.shape)
+    stride = elementwise_strides(shape, (found, mask))
+    return spec.like(shape, stride=stride, dtype=result_type(found, fill))
+
+
+@rule("_unsafe_masked_index_put_accumulate")
+def unsafe_masked_index_put(spec: TensorSpec, mask: TensorSpec, indices: Indices, values: TensorSpec) -> TensorSpec:
+    places = indexed(spec, _checked(spec, indices))
+    check_expandable(broadcast_shapes(values.shape, mask.shape), places.shape, "_unsafe_masked_index_put_accumulate")
+    return preserved_copy(spec)
+
+
+@decomposition("masked_select_backward")
+def decompose_masked_select_backward(grad: Tensor, x: Tensor, mask: Tensor) -> Tensor:
+    shape = broadcast(x.shape, mask.shape)
+    return torch.zeros_like(x.expand(shape), memory_format=torch.preserve_format).masked_scatter(mask, grad)
+
+
+@decomposition("one_hot")
+def decompose_one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
+    """As many classes as there are is data; otherwise C++ knows."""
+    if num_classes != -1 or x.dtype is not torch.int64:
+        return NotImplemented
+    return among_classes(x, x.max().item() + 1)
+
+
+def among_classes(x: Tensor, count: Any) -> Tensor:
+    """1 for the class that each number names, 0 for all others."""
+    return torch.eq(x.unsqueeze(-1), torch.arange(count, device=x.device, dtype=x.dtype)).to(torch.int64)

@@ -1,0 +1,319 @@
+"""Operators with a vector of indices along one dimension: index_select, index_add, index_copy, …"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
+from understudy.ops.registry import rule
+from understudy.ops.shared.batching import Level, _behind_batch, _in_rows, batching_rule
+from understudy.ops.shared.decompositions import broadcast, decomposition
+from understudy.ops.shared.dims import replaced, size_at, without, wrap_dim
+from understudy.ops.shared.dtypes import (
+    BOOL,
+    COMPLEX_HALF,
+    NUMBERS,
+    REAL_NUMBERS,
+    check_cpu_dtype,
+    check_stored,
+    is_stored,
+)
+from understudy.shapes.sizes import has_to_be
+from understudy.spec import TensorSpec, broadcast_shapes, preserved_copy
+
+Function = Callable[..., Any]
+Tensor = torch.Tensor
+
+INTEGER_INDEX = frozenset({torch.int32, torch.int64})
+FILLED_DTYPES = NUMBERS | BOOL | COMPLEX_HALF
+REDUCTIONS = ("prod", "mean", "amax", "amin")
+
+
+def check_vector(what: str, index: TensorSpec, dtypes: frozenset[torch.dtype] = INTEGER_INDEX) -> None:
+    if index.ndim > 1:
+        raise DimensionError(f"{what}: the index must be a vector, got {index}")
+    if index.dtype not in dtypes:
+        raise DtypeError(f"{what}: the index must be i64{' or i32' if len(dtypes) > 1 else ''}, got {index}")
+
+
+@rule("index_select")
+def index_select(spec: TensorSpec, dim: int, index: TensorSpec) -> TensorSpec:
+    dim = wrap_dim(dim, spec.ndim)
+    check_vector("index_select", index)
+    if spec.shape:
+        return spec.like(replaced(spec.shape, dim, index.numel))
+    if not has_to_be(index.numel, 1):
+        raise ShapeMismatch(f"index_select: {spec} has one element, the index {index} selects {index.numel}")
+    return spec.like()
+
+
+def _check_source(what: str, spec: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, exact: bool) -> None:
+    """The source has one slice of the tensor for each index; `exact` tells 0-dim from 1-D of size 1."""
+    check_cpu_dtype(what, spec, NUMBERS if what == "index_reduce" else FILLED_DTYPES)
+    if source.dtype is not spec.dtype:
+        raise DtypeError(f"{what}: {spec} and the source {source} must have one dtype")
+    if dim != 0 and dim >= source.ndim:
+        raise DimensionError(f"{what}: the source {source} has no dimension {dim}")
+    if size_at(source, dim) != index.numel:
+        raise ShapeMismatch(
+            f"{what}: {index.numel} indices, but dimension {dim} of the source {source} has size {size_at(source, dim)}"
+        )
+    if without(spec.shape, dim) != without(source.shape, dim) or (exact and spec.ndim != source.ndim):
+        raise ShapeMismatch(f"{what}: apart from dimension {dim}, {spec} and the source {source} must have equal sizes")
+
+
+@rule("index_add")
+def index_add(spec: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, *, alpha: Any = 1) -> TensorSpec:
+    dim = wrap_dim(dim, spec.ndim)
+    check_vector("index_add", index)
+    _check_source("index_add", spec, dim, index, source, exact=True)
+    return spec.like()
+
+
+@rule("index_reduce")
+def index_reduce(
+    spec: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, reduce: str, *, include_self: bool = True
+) -> TensorSpec:
+    if reduce not in REDUCTIONS:
+        raise ArgumentError(f"index_reduce: reduce must be one of {', '.join(REDUCTIONS)}, not {reduce!r}")
+    dim = wrap_dim(dim, spec.ndim)
+    check_vector("index_reduce", index)
+    _check_source("index_reduce", spec, dim, index, source, exact=True)
+    return spec.like()
+
+
+@rule("index_copy")
+def index_copy(spec: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec) -> TensorSpec:
+    dim = wrap_dim(dim, spec.ndim)
+    check_vector("index_copy", index, frozenset({torch.int64}))
+    if not source.shape and not has_to_be(index.numel, 1):
+        raise DimensionError(f"index_copy: the source {source} is one element, there are {index.numel} indices")
+    _check_source("index_copy", spec, dim, index, source, exact=False)
+    return spec.like()
+
+
+@rule("index_fill.int_Scalar")
+def index_fill(spec: TensorSpec, dim: int, index: TensorSpec, value: Any) -> TensorSpec:
+    wrap_dim(dim, spec.ndim)
+    if index.ndim > 1 or index.dtype is not torch.int64:
+        raise DimensionError(f"index_fill: the index must be a vector of i64, got {index}")
+    check_cpu_dtype("index_fill", spec, FILLED_DTYPES)
+    if isinstance(value, complex) and not spec.is_complex:
+        raise DtypeError(f"index_fill: {value} is complex, {spec} is not")
+    if not is_stored(value, spec.dtype, spec.device) and index.numel != 0:
+        check_stored("index_fill", value, spec.dtype, spec.device)
+    return preserved_copy(spec)
+
+
+@rule("index_fill.int_Tensor")
+def index_fill_tensor(spec: TensorSpec, dim: int, index: TensorSpec, value: TensorSpec) -> TensorSpec:
+    if value.shape:
+        raise ShapeMismatch(f"index_fill: the value must be 0-dim, got {value}")
+    filled: TensorSpec = index_fill(spec, dim, index, 1j if value.is_complex else 1)
+    return filled
+
+
+# --- gather, scatter and their relatives: an index of as many dimensions as the tensor ----------------------
+
+SCATTER_REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
+ORDERED_REDUCTIONS = ("amax", "amin")
+OLD_REDUCTIONS = ("add", "multiply")
+MOVED_DTYPES = NUMBERS | BOOL
+
+
+def _check_index(what: str, index: TensorSpec) -> None:
+    if index.dtype not in (torch.int64, torch.int32):
+        raise DtypeError(f"{what}: the index must be i64 or i32, got {index}")
+
+
+def _check_ranks(what: str, spec: TensorSpec, index: TensorSpec, name: str) -> None:
+    if (spec.ndim or 1) != (index.ndim or 1):
+        raise ShapeMismatch(f"{what}: the index {index} and {name} {spec} must have as many dimensions")
+
+
+@rule("gather")
+def gather(spec: TensorSpec, dim: int, index: TensorSpec, *, sparse_grad: bool = False) -> TensorSpec:
+    dim = wrap_dim(dim, spec.ndim)
+    check_cpu_dtype("gather", spec, MOVED_DTYPES)
+    if not index.is_empty:
+        _check_index("gather", index)
+        _check_ranks("gather", spec, index, "the input")
+        _check_not_larger("gather", spec, index, dim)
+    return spec.like(index.shape)
+
+
+def _check_not_larger(what: str, spec: TensorSpec, index: TensorSpec, except_dim: int | None) -> None:
+    for dim in range(spec.ndim or 1):
+        if dim != except_dim and size_at(index, dim) > size_at(spec, dim):
+            raise ShapeMismatch(f"{what}: the index {index} is larger than {spec} in dimension {dim}")
+
+
+def _check_scatter(what: str, spec: TensorSpec, dim: int, index: TensorSpec, src: TensorSpec | None) -> TensorSpec:
+    """The functional result: laid out anew, unlike the input."""
+    check_cpu_dtype(what, spec, MOVED_DTYPES)
+    dim = wrap_dim(dim, spec.ndim)
+    if src is not None and src.dtype is not spec.dtype:
+        raise DtypeError(f"{what}: {spec} and the source {src} must have one dtype")
+    if index.is_empty:
+        return spec.like()
+    _check_index(what, index)
+    _check_ranks(what, spec, index, "the input")
+    _check_not_larger(what, spec, index, dim)
+    if src is not None:
+        _check_ranks(what, src, index, "the source")
+        _check_not_larger(what, src, index, None)
+    return spec.like()
+
+
+@rule("scatter.src", "scatter_add")
+def scatter(spec: TensorSpec, dim: int, index: TensorSpec, src: TensorSpec) -> TensorSpec:
+    return _check_scatter("scatter", spec, dim, index, src)
+
+
+@rule("scatter.value")
+def scatter_value(spec: TensorSpec, dim: int, index: TensorSpec, value: Any) -> TensorSpec:
+    if not is_stored(value, spec.dtype, spec.device) and index.numel != 0:
+        check_stored("scatter", value, spec.dtype, spec.device)
+    return _check_scatter("scatter", spec, dim, index, None)
+
+
+@rule("scatter.reduce")
+def scatter_reduce(spec: TensorSpec, dim: int, index: TensorSpec, src: TensorSpec, *, reduce: str) -> TensorSpec:
+    _check_reduction("scatter", reduce, OLD_REDUCTIONS)
+    return _check_scatter("scatter", spec, dim, index, src)
+
+
+@rule("scatter.value_reduce")
+def scatter_value_reduce(spec: TensorSpec, dim: int, index: TensorSpec, value: Any, *, reduce: str) -> TensorSpec:
+    _check_reduction("scatter", reduce, OLD_REDUCTIONS)
+    return _check_scatter("scatter", spec, dim, index, None)
+
+
+@rule("scatter_reduce.two")
+def scatter_reduce_two(
+    spec: TensorSpec, dim: int, index: TensorSpec, src: TensorSpec, reduce: str, *, include_self: bool = True
+) -> TensorSpec:
+    _check_reduction("scatter_reduce", reduce, SCATTER_REDUCTIONS)
+    check_cpu_dtype("scatter_reduce", spec, REAL_NUMBERS | BOOL if reduce in ORDERED_REDUCTIONS else MOVED_DTYPES)
+    return _check_scatter("scatter_reduce", spec, dim, index, src)
+
+
+def _check_reduction(what: str, reduce: str, known: Sequence[str]) -> None:
+    if reduce not in known:
+        raise ArgumentError(f"{what}: reduce must be one of {', '.join(known)}, not {reduce!r}")
+
+
+def _check_flat_index(what: str, spec: TensorSpec, index: TensorSpec) -> None:
+    check_cpu_dtype(what, spec, MOVED_DTYPES)
+    if index.dtype is not torch.int64:
+        raise DtypeError(f"{what}: the index must be i64, got {index}")
+    if spec.is_empty and not index.is_empty:
+        raise DimensionError(f"{what}: {spec} has no elements")
+
+
+@rule("take")
+def take(spec: TensorSpec, index: TensorSpec) -> TensorSpec:
+    _check_flat_index("take", spec, index)
+    return spec.like(index.shape)
+
+
+@rule("put")
+def put(spec: TensorSpec, index: TensorSpec, source: TensorSpec, accumulate: bool = False) -> TensorSpec:
+    if source.dtype is not spec.dtype:
+        raise DtypeError(f"put: {spec} and the source {source} must have one dtype")
+    _check_flat_index("put", spec, index)
+    if index.numel != source.numel:
+        raise DimensionError(f"put: {index.numel} indices for {source.numel} elements of the source {source}")
+    return preserved_copy(spec)
+
+
+@rule("take_along_dim")
+def take_along_dim(spec: TensorSpec, indices: TensorSpec, dim: int | None = None) -> Any:
+    if dim is None:
+        return NotImplemented
+    if indices.dtype is not torch.int64:
+        raise DtypeError(f"take_along_dim: the indices must be i64, got {indices}")
+    if spec.ndim != indices.ndim:
+        raise ShapeMismatch(f"take_along_dim: {spec} and the indices {indices} must have as many dimensions")
+    at = wrap_dim(dim, spec.ndim)
+    if not spec.shape:
+        raise DimensionError(f"take_along_dim: {spec} has no dimension to take along")
+    try:
+        shape = list(broadcast_shapes(_at(spec.shape, at, 1), _at(indices.shape, at, 1)))
+    except ShapeMismatch:
+        raise ShapeMismatch(f"take_along_dim: {spec} and the indices {indices} can't be broadcast together") from None
+    shape[at] = indices.shape[at]
+    return spec.like(shape)
+
+
+def _at(shape: tuple[Any, ...], dim: int, size: Any) -> tuple[Any, ...]:
+    return (*shape[:dim], size, *shape[dim + 1 :])
+
+
+@rule("masked_scatter")
+def masked_scatter(spec: TensorSpec, mask: TensorSpec, source: TensorSpec) -> TensorSpec:
+    if source.dtype is not spec.dtype:
+        raise DtypeError(f"masked_scatter: {spec} and the source {source} must have one dtype")
+    if mask.dtype is not torch.bool:
+        raise DtypeError(f"masked_scatter: the mask must be b8, got {mask}")
+    check_cpu_dtype("masked_scatter", spec, MOVED_DTYPES)
+    return spec.like(broadcast_shapes(spec.shape, mask.shape))
+
+
+@rule("masked_scatter_backward")
+def masked_scatter_backward(grad_output: TensorSpec, mask: TensorSpec, sizes: Sequence[Any]) -> TensorSpec:
+    return grad_output.like(sizes)
+
+
+@batching_rule("gather")
+def batch_gather(keys: Any, x: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> Any:
+    level = Level()
+    dim = _behind_batch(dim, x.dim())
+    with level.below():
+        inside, places = _in_rows(level, x), _in_rows(level, index)
+        result = torch.gather(inside, dim, places, sparse_grad=sparse_grad)
+        result = result if index.dim() else result.squeeze(-1)
+    return level.around(result)
+
+
+def _scattering(function: Function) -> Function:
+    def rule(keys: Any, x: torch.Tensor, dim: int, index: torch.Tensor, source: Any) -> Any:
+        level = Level()
+        dim = _behind_batch(dim, x.dim())
+        with level.below():
+            inside, places = _in_rows(level, x), _in_rows(level, index)
+            given = _in_rows(level, source) if isinstance(source, torch.Tensor) else source
+            result = function(inside, dim, places, given)
+            result = result if x.dim() else result.squeeze(-1)
+        return level.around(result)
+
+    return rule
+
+
+batching_rule("scatter.src", "scatter.value")(_scattering(torch.scatter))
+batching_rule("scatter_add")(_scattering(torch.scatter_add))
+
+
+# --- indexing -----------------------------------------------------------------------------------------------------
+
+
+@decomposition("take_along_dim", under_transforms=True)
+def decompose_take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+    if x.dim() != indices.dim() and dim is not None:
+        raise ShapeMismatch(f"take_along_dim: {x.dim()} dimensions, but indices have {indices.dim()}")
+    if indices.dtype is not torch.int64:
+        raise TypeError(f"take_along_dim: indices must be int64, got {indices.dtype}")
+    if dim is None:
+        return x.view(-1).gather(0, indices.view(-1))
+    dim = wrap_dim(dim, x.dim())
+    wanted = broadcast(_replaced(x.shape, dim, indices.shape[dim]), indices.shape)
+    taken = torch.broadcast_to(indices, wanted)
+    source = torch.broadcast_to(x, broadcast(_replaced(indices.shape, dim, x.shape[dim]), x.shape))
+    return source.gather(dim, taken.remainder(x.shape[dim]))  # from the end, if negative
+
+
+def _replaced(shape: Sequence[Any], dim: int, size: Any) -> list[Any]:
+    return [*shape[:dim], size, *shape[dim + 1 :]]

@@ -1,0 +1,180 @@
+"""Looking values up: bucketize, searchsorted, isin, one_hot, histc, nonzero_static."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from understudy.errors import ArgumentError, DtypeError, DynamicOutputShapeException, ShapeMismatch
+from understudy.ops.registry import rule
+from understudy.ops.shared.decompositions import decomposition
+from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, FLOATS, NUMBERS, REAL_NUMBERS, check_cpu_dtype
+from understudy.spec import TensorSpec, common_device, contiguous_strides, same_shape, spec_of
+
+Tensor = torch.Tensor
+
+def _found(spec: TensorSpec, out_int32: bool) -> TensorSpec:
+    return spec.like(dtype=torch.int32 if out_int32 else torch.int64)
+
+
+@rule("bucketize.Tensor")
+def bucketize(
+    spec: TensorSpec, boundaries: TensorSpec, *, out_int32: bool = False, right: bool = False
+) -> TensorSpec:
+    if boundaries.ndim != 1:
+        raise ShapeMismatch(f"bucketize: the boundaries must be a vector, got {boundaries}")
+    check_cpu_dtype("bucketize", boundaries, REAL_NUMBERS)
+    return _found(spec.like(device=common_device((spec, boundaries))), out_int32)
+
+
+@rule("bucketize.Scalar")
+def bucketize_scalar(
+    number: Any, boundaries: TensorSpec, *, out_int32: bool = False, right: bool = False
+) -> TensorSpec:
+    if boundaries.ndim != 1:
+        raise ShapeMismatch(f"bucketize: the boundaries must be a vector, got {boundaries}")
+    check_cpu_dtype("bucketize", boundaries, REAL_NUMBERS)
+    return _found(boundaries.like(()), out_int32)
+
+
+@rule("searchsorted.Tensor")
+def searchsorted(
+    sorted_sequence: TensorSpec,
+    spec: TensorSpec,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: TensorSpec | None = None,
+) -> TensorSpec:
+    _check_search(sorted_sequence, right, side, sorter)
+    if not spec.shape and sorted_sequence.ndim != 1:
+        raise ShapeMismatch(
+            f"searchsorted: {spec} has no dimensions, so the sequence must be a vector, not {sorted_sequence}"
+        )
+    if sorted_sequence.ndim != 1 and not same_shape(sorted_sequence.shape[:-1], spec.shape[:-1]):
+        raise ShapeMismatch(
+            f"searchsorted: the sequence {sorted_sequence} must be a vector, or have the sizes of {spec} "
+            f"in all dimensions but the last"
+        )
+    return _found(spec.like(device=sorted_sequence.device), out_int32)
+
+
+def _check_search(sequence: TensorSpec, right: bool, side: str | None, sorter: TensorSpec | None) -> None:
+    check_cpu_dtype("searchsorted", sequence, REAL_NUMBERS)
+    if not sequence.shape:
+        raise ShapeMismatch(f"searchsorted: the sequence must have at least one dimension, got {sequence}")
+    if side is not None:
+        if side not in ("left", "right"):
+            raise ArgumentError(f"searchsorted: side is 'left' or 'right', not {side!r}")
+        if side == "left" and right:
+            raise ArgumentError("searchsorted: side='left' contradicts right=True")
+    if sorter is not None:
+        if not same_shape(sorter.shape, sequence.shape):
+            raise ShapeMismatch(f"searchsorted: the sorter {sorter} must have the shape of the sequence {sequence}")
+        if sorter.dtype is not torch.int64:
+            raise DtypeError(f"searchsorted: the sorter must be i64, got {sorter}")
+
+
+@rule("searchsorted.Scalar")
+def searchsorted_scalar(
+    sorted_sequence: TensorSpec,
+    number: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: TensorSpec | None = None,
+) -> TensorSpec:
+    _check_search(sorted_sequence, right, side, sorter)
+    if sorted_sequence.ndim != 1:
+        raise ShapeMismatch(f"searchsorted: to find a number, the sequence must be a vector, got {sorted_sequence}")
+    return _found(sorted_sequence.like(()), out_int32)
+
+
+@rule("isin.Tensor_Tensor")
+def isin(
+    elements: TensorSpec, test_elements: TensorSpec, *, assume_unique: bool = False, invert: bool = False
+) -> TensorSpec:
+    check_cpu_dtype("isin", elements, REAL_NUMBERS)
+    return elements.like(dtype=torch.bool, device=common_device((elements, test_elements)))
+
+
+@rule("isin.Tensor_Scalar")
+def isin_scalar(
+    elements: TensorSpec, test_element: Any, *, assume_unique: bool = False, invert: bool = False
+) -> TensorSpec:
+    return elements.like(dtype=torch.bool)
+
+
+@rule("isin.Scalar_Tensor")
+def scalar_isin(
+    element: Any, test_elements: TensorSpec, *, assume_unique: bool = False, invert: bool = False
+) -> TensorSpec:
+    return test_elements.like((), dtype=torch.bool)
+
+
+@rule("one_hot")
+def one_hot(spec: TensorSpec, num_classes: int = -1) -> TensorSpec:
+    if spec.dtype is not torch.int64:
+        raise DtypeError(f"one_hot: expected i64, got {spec}")
+    if num_classes == -1:
+        raise DynamicOutputShapeException(
+            f"one_hot of {spec}: without num_classes, their number is the largest element plus one; give num_classes="
+        )
+    if num_classes <= 0:
+        raise ArgumentError(f"one_hot: num_classes must be positive, got {num_classes}")
+    return spec.like((*spec.shape, num_classes))
+
+
+@rule("histc")
+def histc(spec: TensorSpec, bins: Any = 100, min: Any = 0, max: Any = 0) -> TensorSpec:
+    if bins <= 0:
+        raise ArgumentError(f"histc: the number of bins must be positive, got {bins}")
+    check_cpu_dtype("histc", spec, FLOATS)
+    return spec.like((bins,))
+
+
+@rule("nonzero_static")
+def nonzero_static(spec: TensorSpec, *, size: Any, fill_value: int = -1) -> TensorSpec:
+    if size < 0:
+        raise ArgumentError(f"nonzero_static: size must not be negative, got {size}")
+    check_cpu_dtype("nonzero_static", spec, NUMBERS | BOOL | COMPLEX_HALF)
+    shape = (size, spec.ndim)
+    return spec.like(shape, stride=contiguous_strides(shape), dtype=torch.int64)
+
+
+# --- choices of elements ------------------------------------------------------------------------------------------
+
+
+@decomposition("combinations")
+def decompose_combinations(x: Tensor, r: int = 2, with_replacement: bool = False) -> Any:
+    """A mask chooses them from a grid. How many it lets through is no secret."""
+    if x.dim() != 1 or r < 1:
+        return NotImplemented
+    grids = torch.meshgrid([x] * r, indexing="ij")
+    count = x.shape[0]
+    mask: Any = _is_ascending(count, r, with_replacement, x.device)
+    if spec_of(mask) is None:
+        return NotImplemented
+    mask.remember_size(("nonzero",), _choices(count, r, with_replacement))
+    return torch.stack([grid.masked_select(mask) for grid in grids], 1)
+
+
+def _is_ascending(count: Any, r: int, with_replacement: bool, device: torch.device) -> Tensor:
+    """Where the indices of a grid are in order."""
+    places = torch.meshgrid([torch.arange(count, dtype=torch.int64, device=device)] * r, indexing="ij")
+    mask = torch.full(places[0].shape, True, dtype=torch.bool, device=device)
+    for before, after in pairwise(places):
+        mask *= before <= after if with_replacement else before < after
+    return mask
+
+
+def _choices(count: Any, r: int, with_replacement: bool) -> Any:
+    numbers: Any = 1
+    for i in range(r):
+        numbers = numbers * (count + i if with_replacement else count - i)
+    return numbers // math.factorial(r)

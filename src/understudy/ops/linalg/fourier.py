@@ -1,0 +1,266 @@
+"""Fourier transforms.
+
+Kernel libraries transform the last dimensions of a contiguous batch, so eager brings the others (the batch) to the
+front, ordered by their strides, and leaves the result in that order of memory.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.ops.registry import rule
+from understudy.ops.shared.decompositions import decomposition
+from understudy.ops.shared.dtypes import FLOATS, HALVES
+from understudy.shapes.sizes import is_any_of
+from understudy.spec import TensorSpec, complex_type, contiguous_strides, preserved_copy, real_type
+from understudy.spec.tensor_spec import Size
+
+Dims = Sequence[int]
+CUFFT_LARGEST = 3  # dimensions in one call of cuFFT
+
+
+def _memory_order(stride: Size, dims: Dims) -> list[int]:
+    """Dimensions from the slowest to the fastest: a batch by its strides, then the transformed ones as given."""
+    batch = _split_off(len(stride), dims)
+    batch.sort(key=lambda dim: stride[dim], reverse=True)
+    return [*batch, *dims]
+
+
+def _split_off(ndim: int, dims: Dims) -> list[int]:
+    """The dimensions not in `dims`, in the order in which swapping from both ends leaves them (it shows only
+    where strides are equal)."""
+    order = list(range(ndim))
+    first, last = 0, ndim
+    while True:
+        while first < last and order[first] not in dims:
+            first += 1
+        last -= 1
+        while first < last and order[last] in dims:
+            last -= 1
+        if first >= last:
+            return order[:first]
+        order[first], order[last] = order[last], order[first]
+        first += 1
+
+
+def _strides_after(stride: Size, sizes: Size, dims: Dims) -> Size:
+    order = _memory_order(stride, dims)
+    packed = contiguous_strides([sizes[dim] for dim in order])
+    result: list[Any] = [0] * len(sizes)
+    for dim, step in zip(order, packed, strict=True):
+        result[dim] = step
+    return tuple(result)
+
+
+def _by_stride(stride: Size, dims: Dims) -> list[int]:
+    return sorted(dims, key=lambda dim: stride[dim], reverse=True)
+
+
+def _staged(stride: Size, sizes: Size, dims: Dims) -> Size:
+    """cuFFT takes few dimensions at once: the fastest first, in the layout that the last call left."""
+    left = list(dims)
+    while left:
+        left = _by_stride(stride, left)
+        stride = _strides_after(stride, sizes, left[-CUFFT_LARGEST:])
+        left = left[:-CUFFT_LARGEST]
+    return stride
+
+
+def _fits_cufft(dims: Dims) -> bool:
+    return len(dims) <= CUFFT_LARGEST and not (len(dims) >= 2 and dims[0] == 0 and dims[1] == 1)
+
+
+def _prepared(what: str, x: TensorSpec, dims: Dims) -> TensorSpec:
+    if any(not 0 <= dim < x.ndim for dim in dims):
+        raise ArgumentError(f"{what}: {list(dims)} are no dimensions of {x}")
+    if x.device.type == "cpu":
+        if x.dtype in HALVES or x.dtype is torch.complex32:
+            raise DtypeError(f"{what}: no CPU kernel for {x.dtype}, given as {x}")
+        if x.is_empty:
+            raise ShapeMismatch(f"{what}: {x} has no elements")
+    return preserved_copy(x) if x.conj or x.neg else x
+
+
+def _without_rule(x: TensorSpec) -> bool:
+    """Builds without MKL have another kernel for CPU."""
+    return x.device.type not in ("cpu", "cuda") or (
+        x.device.type == "cpu" and not torch.backends.mkl.is_available()
+    )
+
+
+@rule("_fft_c2c")
+def complex_to_complex(x: TensorSpec, dim: Dims, normalization: int, forward: bool) -> Any:
+    if not x.is_complex:
+        raise DtypeError(f"_fft_c2c: expected complex numbers, got {x}")
+    if not dim:
+        return preserved_copy(x)
+    if _without_rule(x):
+        return NotImplemented
+    x = _prepared("_fft_c2c", x, dim)
+    return x.like(stride=_complex_strides(x, dim))
+
+
+def _complex_strides(x: TensorSpec, dims: Dims) -> Size:
+    if x.device.type == "cuda":
+        return _staged(x.stride, x.shape, dims)
+    return _strides_after(x.stride, x.shape, _by_stride(x.stride, dims))
+
+
+@rule("_fft_r2c")
+def real_to_complex(x: TensorSpec, dim: Dims, normalization: int, onesided: bool) -> Any:
+    if x.dtype not in FLOATS:
+        raise DtypeError(f"_fft_r2c: expected floating numbers, got {x}")
+    if not dim:
+        raise ArgumentError("_fft_r2c: no dimension to transform")
+    if _without_rule(x):
+        return NotImplemented
+    x = _prepared("_fft_r2c", x, dim)
+    *others, last = dim
+    half = (*x.shape[:last], x.shape[last] // 2 + 1, *x.shape[last + 1 :])
+    shape = half if onesided else x.shape
+    dtype = complex_type(x.dtype)
+    if x.device.type == "cpu":
+        order = [*_by_stride(x.stride, others), last]
+        return x.like(shape, stride=_strides_after(x.stride, shape, order), dtype=dtype)
+    if _fits_cufft(dim):
+        return x.like(shape, stride=_strides_after(x.stride, shape, dim), dtype=dtype)
+    if not others:
+        return x.like(shape, stride=_strides_after(x.stride, shape, [last]), dtype=dtype)
+    if not onesided:  # filled up to its full size in a fresh tensor
+        return x.like(shape, dtype=dtype)
+    return x.like(shape, stride=_staged(_strides_after(x.stride, half, [last]), half, others), dtype=dtype)
+
+
+@rule("_fft_c2r")
+def complex_to_real(x: TensorSpec, dim: Dims, normalization: int, last_dim_size: Any) -> Any:
+    if not x.is_complex:
+        raise DtypeError(f"_fft_c2r: expected complex numbers, got {x}")
+    if not dim:
+        raise ArgumentError("_fft_c2r: no dimension to transform")
+    if _without_rule(x):
+        return NotImplemented
+    x = _prepared("_fft_c2r", x, dim)
+    *others, last = dim
+    given = x.shape[last]
+    if x.device.type == "cpu" and not is_any_of(given, last_dim_size // 2 + 1, last_dim_size):
+        raise ShapeMismatch(f"_fft_c2r: {given} values of {x} do not make {last_dim_size}")
+    shape = (*x.shape[:last], last_dim_size, *x.shape[last + 1 :])
+    dtype = real_type(x.dtype)
+    if x.device.type == "cuda" and _fits_cufft(dim):
+        return x.like(shape, stride=_strides_after(x.like().stride, shape, dim), dtype=dtype)
+    stride = _complex_strides(x, others) if others else x.stride
+    if x.device.type == "cuda" and not others:
+        stride = x.like().stride
+    return x.like(shape, stride=_strides_after(stride, shape, [last]), dtype=dtype)
+
+
+# --- Short-time Fourier transforms, step by step: see `composite_table` -------------------------------------
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+UNSCALED, BY_ROOT = 0, 1
+"""How `_fft_r2c` and `_fft_c2c` scale."""
+
+
+@decomposition("stft.center")
+def decompose_stft_centred(
+    x: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None,
+    center: bool = True, pad_mode: str = "reflect", normalized: bool = False, onesided: bool | None = None,
+    return_complex: bool | None = None, align_to_window: bool | None = None,
+) -> Any:  # fmt: skip
+    if x.dim() not in (1, 2) or (center and align_to_window is not None):
+        return NotImplemented
+    batch = x.unsqueeze(0) if x.dim() == 1 else x
+    if center:
+        margin = n_fft // 2
+        padded = torch.nn.functional.pad(batch.view(1, *batch.shape), [margin, margin], pad_mode)
+        batch = padded.view(padded.shape[1:])
+    return _transformed(
+        batch, x, n_fft, hop_length, win_length, window, normalized, onesided, return_complex, align_to_window
+    )
+
+
+@decomposition("stft")
+def decompose_stft(
+    x: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None,
+    normalized: bool = False, onesided: bool | None = None, return_complex: bool | None = None,
+    align_to_window: bool | None = None,
+) -> Any:  # fmt: skip
+    if x.dim() not in (1, 2):
+        return NotImplemented
+    batch = x.unsqueeze(0) if x.dim() == 1 else x
+    return _transformed(
+        batch, x, n_fft, hop_length, win_length, window, normalized, onesided, return_complex, align_to_window
+    )
+
+
+def _transformed(
+    batch: Tensor, x: Tensor, n_fft: int, hop_length: int | None, win_length: int | None, window: Tensor | None,
+    normalized: bool, onesided: bool | None, return_complex: bool | None, align_to_window: bool | None,
+) -> Any:  # fmt: skip
+    is_complex = x.is_complex() or (window is not None and window.is_complex())
+    if align_to_window or not (x.is_floating_point() or x.is_complex()):
+        return NotImplemented
+    if return_complex is None and not is_complex:
+        return NotImplemented
+    hop_length = n_fft // 4 if hop_length is None else hop_length
+    win_length = n_fft if win_length is None else win_length
+    _check(batch, n_fft, hop_length, win_length, window)
+    _warn(window, return_complex)
+    frames = 1 + (batch.shape[1] - n_fft) // hop_length
+    window = _widened(window, x, n_fft, win_length)
+    step = batch.stride(1)
+    batch = batch.as_strided([batch.shape[0], frames, n_fft], [batch.stride(0), hop_length * step, step])
+    if window is not None:
+        batch = batch * window
+    scaling = BY_ROOT if normalized else UNSCALED
+    if batch.is_complex():
+        if onesided:
+            raise ArgumentError("stft: the transform of complex numbers has two sides")
+        out = aten._fft_c2c(batch, [2], scaling, True)
+    else:
+        out = aten._fft_r2c(batch, [2], scaling, onesided is None or onesided)
+    out.transpose_(1, 2)
+    if x.dim() == 1:
+        out.squeeze_(0)
+    return out if return_complex or return_complex is None else torch.view_as_real(out)
+
+
+def _check(batch: Tensor, n_fft: int, hop_length: int, win_length: int, window: Tensor | None) -> None:
+    if n_fft <= 0 or n_fft > batch.shape[1]:
+        raise ShapeMismatch(f"stft: n_fft {n_fft} is not between 1 and the length {batch.shape[1]}")
+    if hop_length <= 0:
+        raise ArgumentError(f"stft: hop_length must be positive, got {hop_length}")
+    if not 0 < win_length <= n_fft:
+        raise ArgumentError(f"stft: win_length {win_length} is not between 1 and n_fft {n_fft}")
+    if window is not None and (window.dim() != 1 or window.shape[0] != win_length):
+        raise ShapeMismatch(f"stft: the window must be a vector of {win_length}, got {list(window.shape)}")
+
+
+def _warn(window: Tensor | None, return_complex: bool | None) -> None:
+    """As C++ does."""
+    if window is None:
+        warnings.warn("stft: without a window, the spectrum of one frequency leaks to others", stacklevel=4)
+    if return_complex is False:
+        warnings.warn(
+            "stft: return_complex=False is deprecated; use torch.view_as_real on the result", stacklevel=4
+        )
+
+
+def _widened(window: Tensor | None, x: Tensor, n_fft: int, win_length: int) -> Tensor | None:
+    """The window in the middle of zeros, as long as a frame."""
+    if win_length == n_fft:
+        return window
+    model = x if window is None else window
+    wide = torch.zeros([n_fft], dtype=model.dtype, device=model.device)
+    middle = wide.narrow(0, (n_fft - win_length) // 2, win_length)
+    if window is None:
+        middle.fill_(1)
+    else:
+        middle.copy_(window)
+    return wide

@@ -1,0 +1,544 @@
+"""Products of matrices and vectors. All results are contiguous, but for those of `addr` and grouped products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+
+from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
+from understudy.ops.registry import check_no_overlap, rule
+from understudy.ops.shared.decompositions import (
+    broadcast,
+    decomposition,
+    has_symbolic_sizes,
+    rule_under_transforms,
+)
+from understudy.ops.shared.dims import wrap_dims
+from understudy.ops.shared.dtypes import (
+    BOOL,
+    FLOAT8,
+    INTEGERS,
+    NUMBERS,
+    check_any_dtype,
+    check_cpu_dtype,
+    check_one_dtype,
+)
+from understudy.ops.shared.layouts import view_strides
+from understudy.shapes.bindings import guard_or_false
+from understudy.shapes.sizes import at_hand, from_torch
+from understudy.spec import (
+    Same,
+    TensorSpec,
+    broadcast_shapes,
+    check_expandable,
+    elementwise_strides,
+    product,
+    result_type,
+    same_shape,
+    spec_of,
+)
+from understudy.spec.tensor_spec import Size
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+MATRIX_DTYPES = NUMBERS | FLOAT8
+
+
+def _check_rank(what: str, spec: TensorSpec, ndim: int) -> None:
+    if spec.ndim != ndim:
+        raise ShapeMismatch(f"{what}: expected {ndim} dimensions, got {spec}")
+
+
+def _check_inner(what: str, a: TensorSpec, b: TensorSpec, columns: Any, rows: Any) -> None:
+    if columns != rows:
+        raise ShapeMismatch(f"{what}: {a} has {columns} columns, {b} has {rows} rows")
+
+
+# --- matrix times matrix
+
+
+@rule("mm")
+def mm(a: TensorSpec, b: TensorSpec) -> TensorSpec:
+    _check_rank("mm", a, 2)
+    _check_rank("mm", b, 2)
+    check_one_dtype("mm", a, b)
+    check_cpu_dtype("mm", a, MATRIX_DTYPES)
+    _check_inner("mm", a, b, a.shape[1], b.shape[0])
+    return a.like((a.shape[0], b.shape[1]))
+
+
+@rule("bmm")
+def bmm(a: TensorSpec, b: TensorSpec) -> TensorSpec:
+    check_cpu_dtype("bmm", a, NUMBERS)
+    return _batched("bmm", a, b)
+
+
+def _batched(what: str, a: TensorSpec, b: TensorSpec) -> TensorSpec:
+    _check_rank(what, a, 3)
+    _check_rank(what, b, 3)
+    check_one_dtype(what, a, b)
+    if a.shape[0] != b.shape[0]:
+        raise ShapeMismatch(f"{what}: {a} and {b} differ in batch size")
+    _check_inner(what, a, b, a.shape[2], b.shape[1])
+    return a.like((a.shape[0], a.shape[1], b.shape[2]))
+
+
+@rule("addmm")
+def addmm(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alpha: Any = 1) -> TensorSpec:
+    return _added("addmm", bias, mm(a, b))
+
+
+@rule("_addmm_activation")
+def addmm_activation(
+    bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False
+) -> TensorSpec:
+    accepted = NUMBERS - {torch.complex64, torch.complex128}
+    check_cpu_dtype("_addmm_activation", a, accepted - INTEGERS if use_gelu else accepted)
+    return _added("_addmm_activation", bias, mm(a, b))
+
+
+@rule("baddbmm")
+def baddbmm(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alpha: Any = 1) -> TensorSpec:
+    check_cpu_dtype("baddbmm", a, NUMBERS)
+    return _added("baddbmm", bias, _batched("baddbmm", a, b))
+
+
+@rule("addbmm")
+def addbmm(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alpha: Any = 1) -> TensorSpec:
+    check_cpu_dtype("addbmm", a, MATRIX_DTYPES)
+    products = _batched("addbmm", a, b)
+    return _added("addbmm", bias, products.like(products.shape[1:]))
+
+
+@rule("addbmm_")
+def addbmm_in_place(
+    target: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alpha: Any = 1
+) -> Same:
+    """Alone among its kind, it resizes a target that has to be broadcast."""
+    result = addbmm(target, a, b)
+    check_no_overlap("addbmm_", target)
+    if same_shape(result.shape, target.shape):
+        return Same(0)
+    return Same(0, target.viewed(result.shape, result.stride))
+
+
+def _added(what: str, bias: TensorSpec, result: TensorSpec) -> TensorSpec:
+    check_one_dtype(what, bias, result)
+    if not same_shape(bias.shape, result.shape):
+        check_expandable(bias.shape, result.shape, what)
+    return result
+
+
+@rule("mm.dtype", "bmm.dtype")
+def mm_to_dtype(a: TensorSpec, b: TensorSpec, out_dtype: torch.dtype) -> TensorSpec:
+    _check_gpu("mm with a dtype for its result", a)
+    result = mm(a, b) if a.ndim == 2 else bmm(a, b)
+    return result.like(dtype=out_dtype)
+
+
+@rule("addmm.dtype", "baddbmm.dtype")
+def addmm_to_dtype(
+    bias: TensorSpec, a: TensorSpec, b: TensorSpec, out_dtype: torch.dtype, *, beta: Any = 1, alpha: Any = 1
+) -> TensorSpec:
+    _check_gpu("addmm with a dtype for its result", a)
+    result = mm_to_dtype(a, b, out_dtype)
+    check_expandable(bias.shape, result.shape, "addmm")
+    return result
+
+
+def _check_gpu(what: str, spec: TensorSpec) -> None:
+    if spec.device.type == "cpu":
+        raise ArgumentError(f"{what}: there is no CPU kernel")
+
+
+@rule("_int_mm")
+def int_mm(a: TensorSpec, b: TensorSpec) -> TensorSpec:
+    check_any_dtype("_int_mm", a, (torch.int8,))
+    return mm(a, b).like(dtype=torch.int32)
+
+
+# --- matrix times vector, vector times vector
+
+
+@rule("mv")
+def mv(matrix: TensorSpec, vector: TensorSpec) -> TensorSpec:
+    _check_rank("mv", matrix, 2)
+    _check_rank("mv", vector, 1)
+    check_one_dtype("mv", matrix, vector)
+    check_cpu_dtype("mv", matrix, NUMBERS)
+    _check_inner("mv", matrix, vector, matrix.shape[1], vector.shape[0])
+    return matrix.like((matrix.shape[0],))
+
+
+@rule("addmv")
+def addmv(
+    bias: TensorSpec, matrix: TensorSpec, vector: TensorSpec, *, beta: Any = 1, alpha: Any = 1
+) -> TensorSpec:
+    result = _added("addmv", bias, mv(matrix, vector))
+    # Without elements in the matrix, eager scales the bias and forgets to expand it.
+    return result if not matrix.is_empty or beta == 0 else result.like(bias.shape)
+
+
+@rule("dot")
+def dot(a: TensorSpec, b: TensorSpec) -> TensorSpec:
+    return _inner_product(a, b, lazily_conjugated=a.conj and b.conj)
+
+
+@rule("vdot")
+def vdot(a: TensorSpec, b: TensorSpec) -> TensorSpec:
+    return _inner_product(a, b, lazily_conjugated=b.conj and not a.conj)
+
+
+def _inner_product(a: TensorSpec, b: TensorSpec, lazily_conjugated: bool) -> TensorSpec:
+    """Conjugates are not taken but counted, and what is left over becomes a bit of the result."""
+    _check_rank("dot", a, 1)
+    _check_rank("dot", b, 1)
+    check_one_dtype("dot", a, b)
+    check_cpu_dtype("dot", a, NUMBERS)
+    if not same_shape(a.shape, b.shape):
+        raise ShapeMismatch(f"dot: {a} and {b} differ in size")
+    result = a.like(())
+    return result.viewed((), (), conj=True) if lazily_conjugated else result
+
+
+@rule("addr")
+def addr(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alpha: Any = 1) -> TensorSpec:
+    """Elementwise on the bias, a column and a row: the only product whose result follows a layout."""
+    _check_rank("addr", a, 1)
+    _check_rank("addr", b, 1)
+    shape = (a.shape[0], b.shape[0])
+    check_expandable(bias.shape, shape, "addr")
+    column = a.viewed((shape[0], 1), (a.stride[0], 1))
+    dtype = result_type(bias, a, b)
+    check_cpu_dtype("addr", bias.like(dtype=dtype), NUMBERS | BOOL)
+    return a.like(shape, stride=elementwise_strides(shape, (_expanded(bias, shape), column, b)), dtype=dtype)
+
+
+def _expanded(spec: TensorSpec, shape: Size) -> TensorSpec:
+    """As `expand` does it: new dimensions of size 1 get the stride that they would have in memory."""
+    lead = len(shape) - spec.ndim
+    stride: list[Any] = []
+    for dim in reversed(range(len(shape))):
+        if dim >= lead:
+            size, step = spec.shape[dim - lead], spec.stride[dim - lead]
+        else:
+            size, step = 1, shape[dim + 1] * stride[-1] if stride else 1
+        stride.append(step if size == shape[dim] else 0)
+    return spec.viewed(shape, stride[::-1])
+
+
+@rule("outer")
+def outer(a: TensorSpec, b: TensorSpec) -> TensorSpec:
+    _check_rank("outer", a, 1)
+    _check_rank("outer", b, 1)
+    return a.like((a.shape[0], b.shape[0]), dtype=result_type(a, b))
+
+
+# --- composites, which arrive whole in inference mode
+
+
+@rule("linear")
+def linear(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None) -> TensorSpec:
+    if x.ndim == 0 or weight.ndim == 0:
+        raise DimensionError(f"linear: needs at least one dimension, got {x} and {weight}")
+    if weight.ndim > 2 or (weight.ndim == 1 and x.ndim == 2 and bias is not None):
+        raise ShapeMismatch(f"linear: a weight is a matrix, got {weight}")
+    check_one_dtype("linear", x, weight, bias)
+    check_cpu_dtype("linear", x, MATRIX_DTYPES)
+    _check_inner("linear", x, weight, x.shape[-1], weight.shape[-1])
+    result = x.like((*x.shape[:-1], *weight.shape[:-1]))
+    if bias is not None:
+        check_expandable(bias.shape, result.shape, "linear")
+    return result
+
+
+@rule("matmul")
+def matmul(a: TensorSpec, b: TensorSpec) -> TensorSpec:
+    if a.ndim == 0 or b.ndim == 0:
+        raise DimensionError(f"matmul: needs at least one dimension, got {a} and {b}")
+    check_one_dtype("matmul", a, b)
+    check_cpu_dtype("matmul", a, MATRIX_DTYPES)
+    inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
+    _check_inner("matmul", a, b, a.shape[-1], inner)
+    return a.like(_matmul_shape(a.shape, b.shape))
+
+
+def _matmul_shape(a: Size, b: Size) -> Size:
+    outer = (*a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
+    return (*broadcast_shapes(a[:-2], b[:-2]), *outer)
+
+
+# --- scaled and grouped products
+
+
+@rule("_scaled_mm")
+def scaled_mm(
+    a: TensorSpec, b: TensorSpec, scale_a: TensorSpec, scale_b: TensorSpec, bias: TensorSpec | None = None,
+    scale_result: TensorSpec | None = None, out_dtype: torch.dtype | None = None, use_fast_accum: bool = False,
+) -> TensorSpec:  # fmt: skip
+    for matrix in (a, b):
+        _check_rank("_scaled_mm", matrix, 2)
+        check_any_dtype("_scaled_mm", matrix, FLOAT8)
+    _check_inner("_scaled_mm", a, b, a.shape[1], b.shape[0])
+    if bias is not None and bias.numel != b.shape[1]:
+        raise ShapeMismatch(f"_scaled_mm: {bias} is no bias for {b.shape[1]} columns")
+    return a.like((a.shape[0], b.shape[1]), dtype=out_dtype)
+
+
+GROUPED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@rule("_grouped_mm")
+def grouped_mm(
+    a: TensorSpec, b: TensorSpec, offs: TensorSpec | None = None, bias: TensorSpec | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> TensorSpec:  # fmt: skip
+    check_any_dtype("_grouped_mm", a, GROUPED_DTYPES)
+    check_one_dtype("_grouped_mm", a, b)
+    if out_dtype not in (None, a.dtype):
+        raise DtypeError(f"_grouped_mm: the result of {a} can't be in {out_dtype}")
+    return _grouped("_grouped_mm", a, b, offs, bias, a.dtype)
+
+
+@rule("_scaled_grouped_mm")
+def scaled_grouped_mm(
+    a: TensorSpec, b: TensorSpec, scale_a: TensorSpec, scale_b: TensorSpec, offs: TensorSpec | None = None,
+    bias: TensorSpec | None = None, scale_result: TensorSpec | None = None,
+    out_dtype: torch.dtype | None = None, use_fast_accum: bool = False,
+) -> TensorSpec:  # fmt: skip
+    _check_gpu("_scaled_grouped_mm", a)
+    for matrix in (a, b):
+        check_any_dtype("_scaled_grouped_mm", matrix, FLOAT8)
+    return _grouped("_scaled_grouped_mm", a, b, offs, bias, out_dtype or torch.bfloat16)
+
+
+def _grouped(
+    what: str,
+    a: TensorSpec,
+    b: TensorSpec,
+    offs: TensorSpec | None,
+    bias: TensorSpec | None,
+    dtype: torch.dtype,
+) -> TensorSpec:
+    """Rows, columns or the inner dimension of 2-D operands come in groups, which `offs` delimits."""
+    if a.ndim not in (2, 3) or b.ndim not in (2, 3):
+        raise ShapeMismatch(f"{what}: operands have 2 or 3 dimensions, got {a} and {b}")
+    if bias is not None:
+        raise ArgumentError(f"{what}: a bias is not supported")
+    _check_inner(what, a, b, a.shape[-1], b.shape[-2])
+    _check_grouped_strides(what, a)
+    _check_grouped_strides(what, b)
+    shape = _grouped_shape(what, a, b, offs)
+    per_16_bytes = 16 // dtype.itemsize
+    row = (shape[-1] + per_16_bytes - 1) // per_16_bytes * per_16_bytes
+    stride = (row, 1) if len(shape) == 2 else (shape[1] * row, row, 1)
+    return a.like(shape, stride=stride, dtype=dtype)
+
+
+def _grouped_shape(what: str, a: TensorSpec, b: TensorSpec, offs: TensorSpec | None) -> Size:
+    if a.ndim == b.ndim == 3:
+        if offs is not None:
+            raise ArgumentError(f"{what}: 3-D operands take no offsets")
+        if a.shape[0] != b.shape[0]:
+            raise ShapeMismatch(f"{what}: {a} and {b} differ in the number of groups")
+        return (a.shape[0], a.shape[1], b.shape[2])
+    if offs is None:
+        raise ArgumentError(f"{what}: a 2-D operand needs offsets that delimit its groups")
+    _check_rank(what, offs, 1)
+    check_any_dtype(what, offs, (torch.int32,))
+    if a.ndim == b.ndim:
+        return (offs.shape[0], a.shape[0], b.shape[1])
+    groups = b.shape[0] if a.ndim == 2 else a.shape[0]
+    if offs.shape[0] != groups:
+        raise ShapeMismatch(f"{what}: {offs} delimits {offs.shape[0]} groups of {groups}")
+    return (a.shape[-2], b.shape[-1])
+
+
+def _check_grouped_strides(what: str, spec: TensorSpec) -> None:
+    """Row- or column-major, with rows that start at multiples of 16 bytes."""
+    rows, columns = spec.shape[-2:]
+    row_stride, column_stride = spec.stride[-2:]
+    if row_stride == 1 and column_stride >= rows and column_stride >= 1:
+        step = column_stride
+    elif column_stride == 1 and row_stride >= columns and row_stride >= 1:
+        step = row_stride
+    else:
+        raise ArgumentError(f"{what}: {spec} is neither row-major nor column-major")
+    if step * spec.itemsize % 16 != 0:
+        raise ArgumentError(f"{what}: the strides of {spec} are no multiples of 16 bytes")
+
+
+# --- Products of three tensors, summed over some dimensions: what bilinear layers and their gradients are made of ---
+
+
+@rule("_trilinear")
+def trilinear(
+    i1: TensorSpec, i2: TensorSpec, i3: TensorSpec, expand1: Sequence[int], expand2: Sequence[int],
+    expand3: Sequence[int], sumdim: Sequence[int], unroll_dim: int = 1,
+) -> Any:  # fmt: skip
+    """Each tensor gets dimensions of size 1 at some places; sizes that meet are the same."""
+    rank = i1.ndim + len(expand1)
+    aligned = [
+        _with_gaps(spec, wrap_dims(places, rank), rank)
+        for spec, places in ((i1, expand1), (i2, expand2), (i3, expand3))
+    ]
+    if not 0 <= unroll_dim < rank or any(len(sizes) != rank for sizes in aligned):
+        return NotImplemented
+    if i2.dtype is not i1.dtype or i3.dtype is not i1.dtype:
+        return NotImplemented
+    shape: list[Any] = []
+    summed = wrap_dims(sumdim, rank)
+    for dim, meeting in enumerate(zip(*aligned, strict=True)):
+        sizes = [size for size in meeting if size is not None]
+        if not sizes or any(size != sizes[0] for size in sizes[1:]):
+            return NotImplemented
+        if dim not in summed:
+            shape.append(sizes[0])
+    return i1.like(shape)
+
+
+def _with_gaps(spec: TensorSpec, places: Sequence[int], rank: int) -> list[Any]:
+    sizes = iter(spec.shape)
+    aligned = [None if dim in places else next(sizes, None) for dim in range(rank)]
+    return [*aligned, *sizes]
+
+
+# --- batches ------------------------------------------------------------------------------------------------------
+
+
+@decomposition("matmul")
+def decompose_matmul(a: Tensor, b: Tensor) -> Any:
+    """Of two batches, or of a matrix and a batch. C++ asks whether there are elements at all before it sees that a batch
+    is one already. (To get the gradient of a matrix, it makes one matrix of the batch.)"""
+    if a.dim() < 2 or b.dim() < 3 or spec_of(a) is None or spec_of(b) is None:
+        return NotImplemented
+    if a.dim() == 2:
+        if a.requires_grad:
+            return NotImplemented
+        aten.transpose.int(b, -2, -1)  # C++ makes it before it looks what it needs
+    if a.dim() == b.dim() == 3 and guard_or_false(a.shape[0] != b.shape[0]):
+        return NotImplemented
+    batch = broadcast(a.shape[:-2], b.shape[:-2])
+    count = product(batch)
+    left = _reshaped(a.expand([*batch, *a.shape[-2:]]), [count, *a.shape[-2:]])
+    right = _reshaped(b.expand([*batch, *b.shape[-2:]]), [count, *b.shape[-2:]])
+    return aten._unsafe_view(left.bmm(right), [*batch, a.shape[-2], b.shape[-1]])
+
+
+def _reshaped(x: Any, shape: Sequence[Any]) -> Tensor:
+    """A view where one can be had, else a copy."""
+    if view_strides(x._spec, tuple(map(from_torch, shape))) is not None:
+        return x.view(shape)
+    return aten._unsafe_view(x.clone(memory_format=torch.contiguous_format), shape)
+
+
+# --- chains -------------------------------------------------------------------------------------------------------
+
+
+@decomposition("linalg_multi_dot")
+def decompose_multi_dot(tensors: Sequence[Tensor]) -> Any:
+    """Where to begin depends on the sizes: what is asked is which way is the cheaper one."""
+    first, last = tensors[0], tensors[-1]
+    if len(tensors) < 2 or not (1 <= first.dim() <= 2 and 1 <= last.dim() <= 2):
+        return NotImplemented
+    if any(t.dtype is not first.dtype or t.device != first.device for t in tensors):
+        return NotImplemented
+    if any(t.dim() != 2 for t in tensors[1:-1]):
+        return NotImplemented
+    chain = list(tensors)
+    if first.dim() == 1:
+        chain[0] = first.unsqueeze(0)
+    if last.dim() == 1:
+        chain[-1] = last.unsqueeze(-1)
+    shape = [
+        *(chain[0].shape[:1] if first.dim() == 2 else ()),
+        *(chain[-1].shape[1:] if last.dim() == 2 else ()),
+    ]
+    sizes = [t.shape[0] for t in chain] + [chain[-1].shape[1]]
+    for t, size in zip(chain, sizes[1:], strict=True):
+        if t.shape[1] != size:
+            raise ShapeMismatch(
+                f"multi_dot: matrices of {[list(t.shape) for t in tensors]} can't be multiplied"
+            )
+    return _multiplied(chain, Cheapest(sizes), 0, len(chain) - 1).view(shape)
+
+
+class Cheapest:
+    """After which matrix each part of a chain is to be split. Asked is only of the parts that are."""
+
+    def __init__(self, sizes: Sequence[Any]) -> None:
+        self.sizes = sizes
+        count = len(sizes) - 1
+        self._costs: dict[tuple[int, int], Any] = {(i, i): 0 for i in range(count)}
+        if count > 3:
+            for length in range(1, count):
+                for i in range(count - length):
+                    self._costs[i, i + length] = reduce(torch.sym_min, self._ways(i, i + length))
+
+    def _ways(self, i: int, j: int) -> list[Any]:
+        """What it costs to multiply matrices i to j, for each place to split them at."""
+        costs, sizes = self._costs, self.sizes
+        return [costs[i, k] + costs[k + 1, j] + sizes[i] * sizes[k + 1] * sizes[j + 1] for k in range(i, j)]
+
+    def split(self, i: int, j: int) -> int:
+        """The place; of several that are as good, the first."""
+        if j - i == 1:
+            return i
+        if len(self.sizes) == 4:
+            a, b, c, d = self.sizes
+            return 0 if (a * c) * (b + d) > (b * d) * (a + c) else 1
+        costs = self._ways(i, j)
+        at_example = [at_hand(from_torch(cost)) for cost in costs]
+        if None in at_example:  # known to data alone: as they come
+            return i + reduce(lambda best, k: k if costs[k] < costs[best] else best, range(len(costs)))
+        best = i + at_example.index(min(at_example))
+        for part in ((i, best), (best + 1, j)):  # what is known of these says more plainly what they cost
+            if part[0] < part[1]:
+                self.split(*part)
+        costs = self._ways(i, j)
+        for k, cost in enumerate(costs, i):
+            is_as_at_hand = costs[best - i] < cost if k < best else costs[best - i] <= cost
+            assert is_as_at_hand
+        self._costs[i, j] = costs[best - i]
+        return best
+
+
+def _multiplied(chain: Sequence[Tensor], cheapest: Cheapest, i: int, j: int) -> Tensor:
+    if i == j:
+        return chain[i]
+    k = cheapest.split(i, j)
+    right = _multiplied(chain, cheapest, k + 1, j)
+    return torch.mm(_multiplied(chain, cheapest, i, k), right)
+
+
+# --- products -----------------------------------------------------------------------------------------------------
+
+
+@decomposition("kron", under_transforms=True)
+def decompose_kron(a: Tensor, b: Tensor) -> Tensor:
+    rank = max(a.dim(), b.dim())
+    sizes, others = ([1] * (rank - t.dim()) + list(t.shape) for t in (a, b))
+    left = aten._unsafe_view(a, [each for size in sizes for each in (size, 1)])
+    right = aten._unsafe_view(b, [each for size in others for each in (1, size)])
+    product: Tensor = aten._unsafe_view(left * right, [p * q for p, q in zip(sizes, others, strict=True)])
+    return product
+
+
+@rule_under_transforms("linear")
+def decompose_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+    """Contiguous rows are multiplied as one matrix."""
+    if (
+        bias is None
+        or input.dim() < 3
+        or weight.dim() != 2
+        or not has_symbolic_sizes(input)
+        or not input.is_contiguous()
+    ):
+        return NotImplemented
+    transposed = weight.t()
+    result = torch.addmm(bias, input.reshape(-1, input.shape[-1]), transposed)
+    return result.view(*input.shape[:-1], result.shape[1])

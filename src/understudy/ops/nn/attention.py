@@ -1,0 +1,195 @@
+"""Scaled dot-product attention on CPU, and in plain steps on any device. Shapes: (batch, heads, length, width)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.ops.registry import rule
+from understudy.ops.shared.batching import Level, _between, batching_rule
+from understudy.ops.shared.dtypes import FLOATS, HALVES, check_cpu_dtype, check_one_dtype
+from understudy.spec import TensorSpec, broadcast_shapes, check_expandable, preserved_copy, same_shape
+from understudy.spec.tensor_spec import Size
+
+Function = Callable[..., Any]
+aten = torch.ops.aten
+
+Maybe = TensorSpec | None
+
+
+def heads_inside(spec: TensorSpec, shape: Size | None = None) -> TensorSpec:
+    """A new tensor that lies in memory as (batch, length, heads, width)."""
+    batch, heads, length, width = spec.shape if shape is None else shape
+    stride = (length * heads * width, width, heads * width, 1)
+    return spec.like((batch, heads, length, width), stride=stride)
+
+
+@rule("_scaled_dot_product_flash_attention_for_cpu")
+def flash_on_cpu(
+    query: TensorSpec, key: TensorSpec, value: TensorSpec, dropout_p: float = 0.0, is_causal: bool = False, *,
+    attn_mask: Maybe = None, scale: float | None = None,
+) -> tuple[TensorSpec, TensorSpec]:  # fmt: skip
+    _check_flash(query, key, value, dropout_p)
+    if attn_mask is not None:
+        _check_mask(attn_mask, query, key)
+    batch, heads, length, _ = query.shape
+    dtype = torch.float32 if query.dtype in HALVES else query.dtype
+    logsumexp = query.like((batch, heads, length), stride=(length * heads, 1, heads), dtype=dtype)
+    return preserved_copy(query), logsumexp
+
+
+def _check_flash(query: TensorSpec, key: TensorSpec, value: TensorSpec, dropout_p: float) -> None:
+    what = "scaled_dot_product_attention"
+    for operand in (query, key, value):
+        if operand.ndim != 4:
+            raise ShapeMismatch(f"{what}: expected (batch, heads, length, width), got {operand}")
+        if operand.shape[3] != query.shape[3]:
+            raise ShapeMismatch(f"{what}: {query} and {operand} differ in width")
+    if dropout_p > 0:
+        raise ArgumentError(f"{what}: the CPU kernel knows no dropout")
+    check_cpu_dtype(what, query, FLOATS)
+    check_one_dtype(what, query, key, value)
+
+
+def _check_mask(mask: TensorSpec, query: TensorSpec, key: TensorSpec) -> None:
+    if mask.dtype not in (query.dtype, torch.float32):
+        raise DtypeError(f"scaled_dot_product_attention: {mask} is no mask for {query}")
+    if mask.ndim not in (2, 4):
+        raise ShapeMismatch(f"scaled_dot_product_attention: a mask has 2 or 4 dimensions, got {mask}")
+    scores = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    check_expandable(mask.shape, scores, "scaled_dot_product_attention")
+
+
+@rule("_scaled_dot_product_flash_attention_for_cpu_backward")
+def flash_on_cpu_backward(
+    grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, out: TensorSpec,
+    logsumexp: TensorSpec, dropout_p: float, is_causal: bool, *, attn_mask: Maybe = None,
+    scale: float | None = None,
+) -> tuple[TensorSpec, ...]:  # fmt: skip
+    _check_flash(query, key, value, dropout_p)
+    if not same_shape(grad.shape, out.shape):
+        raise ShapeMismatch(f"scaled_dot_product_attention backward: {grad} is no gradient for {out}")
+    return heads_inside(query), heads_inside(key), heads_inside(value)
+
+
+@rule("_scaled_dot_product_attention_math")
+def in_plain_steps(
+    query: TensorSpec, key: TensorSpec, value: TensorSpec, attn_mask: Maybe = None, dropout_p: float = 0.0,
+    is_causal: bool = False, dropout_mask: Maybe = None, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    if query.ndim < 2 or dropout_mask is not None:
+        return NotImplemented
+    what = "scaled_dot_product_attention"
+    check_one_dtype(what, query, key, value)
+    check_cpu_dtype(what, query, FLOATS)
+    if query.shape[-1] != key.shape[-1]:
+        raise ShapeMismatch(f"{what}: {query} and {key} differ in width")
+    if key.shape[-2] != value.shape[-2]:
+        raise ShapeMismatch(f"{what}: {key} and {value} differ in length")
+    lead = _lead_of_groups(query, key, value) if enable_gqa else None
+    if lead is None:
+        lead = broadcast_shapes(query.shape[:-2], key.shape[:-2])
+    if attn_mask is not None:
+        lead = broadcast_shapes(lead, attn_mask.shape[:-2])
+    weights = query.like((*lead, query.shape[-2], key.shape[-2]))
+    if not enable_gqa:
+        lead = broadcast_shapes(lead, value.shape[:-2])
+    return query.like((*lead, query.shape[-2], value.shape[-1])), weights
+
+
+def _lead_of_groups(query: TensorSpec, key: TensorSpec, value: TensorSpec) -> Size:
+    """Each head of key and value serves a group of heads of the query."""
+    if query.ndim < 3:
+        raise ShapeMismatch(f"scaled_dot_product_attention: {query} has no heads to be grouped")
+    heads = query.shape[-3]
+    for operand in (key, value):
+        if operand.shape[-3] == 0 or heads % operand.shape[-3] != 0:
+            raise ShapeMismatch(
+                f"scaled_dot_product_attention: the heads of {query} can't be grouped by {operand}"
+            )
+    return (*broadcast_shapes(query.shape[:-3], key.shape[:-3]), heads)
+
+
+@rule("scaled_dot_product_attention")
+def attention(
+    query: TensorSpec, key: TensorSpec, value: TensorSpec, attn_mask: Maybe = None, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    """Arrives whole in inference mode. Which kernel is taken can be told by the strides only, so where all
+    would give the same ones (a contiguous query on CPU), there is nothing to decide."""
+    if (
+        query.device.type != "cpu"
+        or query.ndim != 4
+        or not query.is_contiguous
+        or not same_shape(query.stride, query.like().stride)
+    ):
+        return NotImplemented
+    if value.ndim != 4 or value.shape[3] != query.shape[3]:
+        return NotImplemented
+    result = in_plain_steps(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa)
+    return result if result is NotImplemented else result[0]
+
+
+def _attention(op: Any, operands: int) -> Function:
+    """Attention of one batch more, which is counted among the entries of the batch that there is."""
+
+    def rule(keys: Any, *args: Any, attn_mask: Any = None, **options: Any) -> Any:
+        level = Level()
+        with level.below():
+            tensors = [level.inside(tensor) for tensor in args[:operands]]
+            outer, inner = tensors[0].shape[:2]
+            if attn_mask is not None:
+                mask = _between(level, attn_mask, [1] * (4 - attn_mask.dim()))
+                attn_mask = mask.expand(outer, inner, *mask.shape[2:]).flatten(0, 1)
+            flat = [tensor.flatten(0, 1) for tensor in tensors]
+            results = op(*flat, *args[operands:], attn_mask=attn_mask, **options)
+            unfolded = [result.reshape(outer, inner, *result.shape[1:]) for result in results]
+        return tuple(map(level.around, unfolded))
+
+    return rule
+
+
+batching_rule("_scaled_dot_product_flash_attention_for_cpu")(
+    _attention(aten._scaled_dot_product_flash_attention_for_cpu.default, 3)
+)
+batching_rule("_scaled_dot_product_flash_attention_for_cpu_backward")(
+    _attention(aten._scaled_dot_product_flash_attention_for_cpu_backward.default, 6)
+)
+
+
+# --- `nn.TransformerEncoder` with padding, where eager takes the padding out of the batch -------------------
+# In eval mode and without gradients, eager makes rows of their own lengths of a batch, runs the layers on them, and puts
+# zeros where the padding was. Which rows those are is data. Here the layers run on the whole batch, with the padding masked
+# out of their attention, and the same places are made zero: the same numbers, but for the rounding of the fused kernels.
+
+DEVICES = ("cpu", "cuda", "xpu")
+
+
+def drops_padding(encoder: Any, src: Any, mask: Any, padding: Any) -> bool:
+    """Whether eager takes the padding out. It does so only if the padding comes last in each row, which is data."""
+    if padding is None or mask is not None or not getattr(encoder, "use_nested_tensor", False):
+        return False
+    first = encoder.layers[0]
+    is_off = first.training or torch.is_autocast_enabled() or not torch.backends.mha.get_fastpath_enabled()
+    if is_off or src.dim() != 3 or src.is_nested or src.device.type not in DEVICES:
+        return False
+    parts = (first.self_attn, first.norm1, first.norm2, first.linear1, first.linear2)
+    tensors = [src, *(parameter for part in parts for parameter in part.parameters())]
+    return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+
+
+def encoded(encoder: Any, src: Any, padding: Any) -> Any:
+    """What eager gives. A mask of numbers marks as padding whatever is not zero."""
+    kept = padding.logical_not()
+    if getattr(encoder, "mask_check", True):
+        dropped = kept.logical_not() & (kept.cumprod(1) == kept).all()
+    else:  # taken on trust: only how many there are is looked at
+        padding = dropped = torch.arange(src.shape[1], device=src.device) >= kept.sum(1, keepdim=True)
+    output = src
+    for layer in encoder.layers:
+        output = layer(output, src_mask=None, is_causal=False, src_key_padding_mask=padding)
+    output = output.masked_fill(dropped.unsqueeze(-1), 0.0)
+    return output if encoder.norm is None else encoder.norm(output)

@@ -1,0 +1,346 @@
+"""Fused attention kernels of CUDA devices.
+
+None of them runs on CPU, so what they return is taken from torch's descriptions of them. Undefined outputs are None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from understudy import _torch
+from understudy.errors import FakeTensorDeviceMismatchError, ShapeMismatch
+from understudy.ops.nn.attention import heads_inside
+from understudy.ops.registry import rule
+from understudy.spec import TensorSpec, preserved_copy, same_shape
+from understudy.spec.error_context import with_line
+from understudy.spec.tensor_spec import Size
+
+Maybe = TensorSpec | None
+
+
+def _check_heads(query: TensorSpec, key: TensorSpec, value: TensorSpec) -> None:
+    for operand in (query, key, value):
+        if operand.ndim != 4:
+            raise ShapeMismatch(f"attention: expected (batch, heads, length, width), got {operand}")
+    if query.shape[3] != key.shape[3]:
+        raise ShapeMismatch(f"attention: {query} and {key} differ in width")
+    if key.shape[2] != value.shape[2]:
+        raise ShapeMismatch(f"attention: {key} and {value} differ in length")
+
+
+def _float(query: TensorSpec, shape: Size) -> TensorSpec:
+    return query.like(shape, dtype=torch.float32)
+
+
+def _seed(query: TensorSpec) -> TensorSpec:
+    return query.like((), dtype=torch.int64)
+
+
+def _random_state(query: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
+    """Flash attention keeps seed and offset in one tensor, and returns an empty second one beside it."""
+    return query.like((2,), dtype=torch.uint64), query.like((), dtype=torch.uint64)
+
+
+def _padded(size: Any, multiple: int) -> Any:
+    return (size + multiple - 1) // multiple * multiple
+
+
+def _debug_mask(
+    query: TensorSpec, batch: Any, heads: Any, rows: Any, columns: Any, wanted: bool
+) -> TensorSpec:
+    if not wanted:
+        return query.like((0,))
+    block = 128 if query.shape[-1] > 64 else 256
+    if columns <= 128:
+        width: Any = 128
+    elif columns <= 256:
+        width = 256
+    else:
+        width = (rows + block - 1) // block
+    return query.like((batch, heads, rows, width))
+
+
+# --- flash
+
+
+@rule("_scaled_dot_product_flash_attention")
+def flash(
+    query: TensorSpec, key: TensorSpec, value: TensorSpec, dropout_p: float = 0.0, is_causal: bool = False,
+    return_debug_mask: bool = False, *, scale: float | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    _check_heads(query, key, value)
+    batch, heads, rows, _ = query.shape
+    columns = key.shape[2]
+    mask = _debug_mask(query, batch, heads, rows, columns, return_debug_mask)
+    logsumexp = _float(query, (batch, heads, rows))
+    return (preserved_copy(query), logsumexp, None, None, rows, columns, *_random_state(query), mask)
+
+
+@rule("_flash_attention_forward")
+def flash_forward(
+    query: TensorSpec, key: TensorSpec, value: TensorSpec, cum_seq_q: Maybe, cum_seq_k: Maybe, max_q: Any,
+    max_k: Any, dropout_p: float, is_causal: bool, return_debug_mask: bool, **settings: Any,
+) -> tuple[TensorSpec, ...]:  # fmt: skip
+    """Of (batch, length, heads, width), or of (length of all, heads, width) with offsets."""
+    heads = query.shape[-2]
+    if cum_seq_q is None:
+        batch, rows, columns = query.shape[0], query.shape[1], key.shape[1]
+        logsumexp = _float(query, (batch, heads, rows))
+    else:
+        batch, rows = cum_seq_q.numel - 1, max_q
+        columns = max_k if cum_seq_k is not None else key.shape[1]
+        logsumexp = _float(query, (heads, query.shape[0]))
+    mask = _debug_mask(query, batch, heads, rows, columns, return_debug_mask)
+    return (preserved_copy(query), logsumexp, *_random_state(query), mask)
+
+
+@rule(
+    "_scaled_dot_product_flash_attention_backward",
+    "_scaled_dot_product_cudnn_attention_backward",
+    "_flash_attention_backward",
+)
+def flash_backward(
+    grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, *rest: Any, **settings: Any
+) -> tuple[TensorSpec, ...]:
+    return preserved_copy(query), preserved_copy(key), preserved_copy(value)
+
+
+# --- memory-efficient
+
+
+@rule("_scaled_dot_product_efficient_attention")
+def efficient(
+    query: TensorSpec, key: TensorSpec, value: TensorSpec, attn_bias: Maybe, compute_log_sumexp: bool,
+    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
+) -> tuple[TensorSpec, ...]:  # fmt: skip
+    _check_heads(query, key, value)
+    batch, heads, rows, _ = query.shape
+    result = heads_inside(query, (batch, heads, rows, value.shape[3]))
+    kept = _padded(rows, 32) if compute_log_sumexp else 0
+    return result, _float(query, (batch, heads, kept)), _seed(query), _seed(query)
+
+
+@rule("_scaled_dot_product_efficient_attention_backward")
+def efficient_backward(
+    grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, attn_bias: Maybe, out: TensorSpec,
+    logsumexp: TensorSpec, philox_seed: TensorSpec, philox_offset: TensorSpec, dropout_p: float,
+    grad_input_mask: Sequence[bool], is_causal: bool = False, *, scale: float | None = None,
+) -> tuple[Maybe, ...]:  # fmt: skip
+    for_bias = _gradient_of_bias(attn_bias) if attn_bias is not None and grad_input_mask[3] else None
+    return heads_inside(query), heads_inside(key), heads_inside(value), for_bias
+
+
+def _gradient_of_bias(bias: TensorSpec) -> TensorSpec:
+    """Computed with rows of a multiple of 16 elements, of which the first ones are shown."""
+    padded = bias.like((*bias.shape[:-1], _padded(bias.shape[-1], 16)))
+    return bias.like(stride=padded.stride)
+
+
+@rule("_efficient_attention_forward")
+def efficient_forward(
+    query: TensorSpec, key: TensorSpec, value: TensorSpec, bias: Maybe, cu_seqlens_q: Maybe, cu_seqlens_k: Maybe,
+    max_seqlen_q: Any, max_seqlen_k: Any, dropout_p: float, custom_mask_type: int,
+    compute_log_sumexp: bool = False, **settings: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    batch, rows, heads, _ = query.shape
+    result = query.like((batch, rows, heads, value.shape[3]))
+    longest = rows if cu_seqlens_q is None else max_seqlen_q
+    sequences = batch if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    kept = _padded(longest, 32) if compute_log_sumexp else 0
+    logsumexp = _float(query, (sequences, heads, kept))
+    columns = key.shape[1] if max_seqlen_k is None else max_seqlen_k
+    return result, logsumexp, _seed(query), _seed(query), longest, columns
+
+
+@rule("_efficient_attention_backward")
+def efficient_attention_backward(
+    grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, bias: Maybe, *rest: Any,
+    shared_storage_dqdkdv: bool = False, **settings: Any,
+) -> Any:  # fmt: skip
+    if shared_storage_dqdkdv:
+        return NotImplemented  # three views of one new storage
+    for_bias = query.like((), dtype=torch.float32) if bias is None else _gradient_of_bias(bias)
+    return preserved_copy(query), preserved_copy(key), preserved_copy(value), for_bias
+
+
+# --- cuDNN, and devices that bring their own
+
+
+def _laid_out_like(query: TensorSpec, shape: Size) -> TensorSpec:
+    """Dense, with dimensions in the order that the query's have in memory."""
+    if same_shape(query.shape, shape):
+        return preserved_copy(query)
+    order = sorted(range(len(shape)), key=lambda dim: query.stride[dim], reverse=True)
+    stride: list[Any] = [0] * len(shape)
+    step: Any = 1
+    for dim in reversed(order):
+        stride[dim] = step
+        step = step * shape[dim]
+    return query.like(shape, stride=stride)
+
+
+@rule("_scaled_dot_product_cudnn_attention")
+def cudnn(
+    query: TensorSpec, key: TensorSpec, value: TensorSpec, attn_bias: Maybe, compute_log_sumexp: bool,
+    dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    _check_heads(query, key, value)
+    batch, heads, rows, _ = query.shape
+    result = _laid_out_like(query, (batch, heads, rows, value.shape[3]))
+    logsumexp = _float(query, (batch, heads, rows, 1))
+    return result, logsumexp, None, None, rows, key.shape[2], _seed(query), _seed(query), None
+
+
+@rule("_scaled_dot_product_fused_attention_overrideable")
+def overrideable(
+    query: TensorSpec, key: TensorSpec, value: TensorSpec, attn_bias: Maybe = None, dropout_p: float = 0.0,
+    is_causal: bool = False, return_debug_mask: bool = False, *, scale: float | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    if query.ndim not in (3, 4):
+        raise ShapeMismatch(f"attention: expected 3 or 4 dimensions, got {query}")
+    heads, rows = query.shape[-3:-1]
+    batch = query.shape[0] if query.ndim == 4 else 1
+    result = _laid_out_like(query, (*query.shape[:-1], value.shape[-1]))
+    logsumexp = _float(query, (batch, heads, rows))
+    return result, logsumexp, None, None, rows, key.shape[-2], _seed(query), _seed(query), None
+
+
+@rule("_scaled_dot_product_fused_attention_overrideable_backward")
+def overrideable_backward(
+    grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, attn_bias: Maybe, *rest: Any,
+    **settings: Any,
+) -> tuple[Maybe, ...]:  # fmt: skip
+    for_bias = None if attn_bias is None else preserved_copy(attn_bias)
+    return preserved_copy(query), preserved_copy(key), preserved_copy(value), for_bias
+
+
+# --- Composite operators that go another way on an accelerator ----------------------------------------------
+# C++ chooses by the device that it sees, and a stand-in for `cuda:0` shows it a meta device. So these functions choose,
+# for tensors that *say* they are on such a device, as C++ does for real ones. They return `NotImplemented` where the
+# common way is the right one. The kernels of `autocast.py` ask them, because those see every call on such tensors first.
+
+aten = torch.ops.aten
+FUSED_DROPOUT = frozenset({"cuda", "xpu"})
+HALF = (torch.float16, torch.bfloat16)
+WIDEST_FLASH_HEAD = 256
+
+
+def dropout(x: torch.Tensor, p: float, train: bool) -> Any:
+    if not train or not 0 < p < 1 or x.numel() == 0 or _torch.inner_device(x).type not in FUSED_DROPOUT:
+        return NotImplemented
+    return aten.native_dropout(x, p, train)[0]
+
+
+def attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    """The kernels of a recent CUDA device, in torch's order: flash, memory-efficient, plain mathematics."""
+    _check_devices(query=query, key=key, value=value)
+    if not _fused_attention_takes(query, key, value, is_causal, attn_mask):
+        return NotImplemented
+    if _flash_takes(query, key, value, attn_mask, enable_gqa):
+        return _flash(query, key, value, dropout_p, is_causal, scale)
+    if _efficient_takes(query, key, value):
+        return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    return NotImplemented
+
+
+def _check_devices(**tensors: torch.Tensor) -> None:
+    """C++ would name the devices that stand for others."""
+    devices = {name: _torch.inner_device(tensor) for name, tensor in tensors.items()}
+    (first, device), *others = devices.items()
+    for name, other in others:
+        if other != device:
+            error = FakeTensorDeviceMismatchError(
+                f"attention: {first} is on {device}, but {name} is on {other}"
+            )
+            raise with_line(error, "scaled_dot_product_attention", ", ".join(map(str, devices.values())))
+
+
+def _fused_attention_takes(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool, mask: torch.Tensor | None
+) -> bool:
+    if _torch.inner_device(query).type != "cuda" or (is_causal and mask is not None):
+        return False
+    alike = query.dtype is key.dtype is value.dtype and query.dim() == key.dim() == value.dim() == 4
+    return alike and all(
+        t.shape[0] == query.shape[0] and t.shape[2] > 0 and t.stride(-1) == 1 for t in (query, key, value)
+    )
+
+
+def _flash_takes(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, enable_gqa: bool
+) -> bool:
+    heads, width = query.shape[1], query.shape[3]
+    same_heads = heads == key.shape[1] == value.shape[1]
+    grouped = enable_gqa and key.shape[1] == value.shape[1] and heads % key.shape[1] == 0
+    return (
+        torch.backends.cuda.flash_sdp_enabled()
+        and mask is None
+        and query.dtype in HALF
+        and width == key.shape[3] == value.shape[3] <= WIDEST_FLASH_HEAD
+        and (same_heads or grouped)
+    )
+
+
+def _flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    """Heads are padded to a multiple of 8, and scaled as if they were not."""
+    width = query.shape[3]
+    scale = width**-0.5 if scale is None else scale
+    missing = -width % 8
+    if missing:
+        query, key, value = (F.pad(t, (0, missing)) for t in (query, key, value))
+    out = aten._scaled_dot_product_flash_attention(
+        query, key, value, dropout_p, is_causal, False, scale=scale
+    )[0]
+    return out[..., :width] if missing else out
+
+
+def _efficient_takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    return (
+        torch.backends.cuda.mem_efficient_sdp_enabled()
+        and query.dtype in (*HALF, torch.float32)
+        and query.shape[1] == key.shape[1] == value.shape[1]
+        and query.shape[3] == key.shape[3]
+    )
+
+
+def _efficient(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout_p: float,
+    is_causal: bool, scale: float | None,
+) -> torch.Tensor:  # fmt: skip
+    training = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    bias = None if mask is None else _bias(mask, query, key)
+    return aten._scaled_dot_product_efficient_attention(
+        query, key, value, bias, training, dropout_p, is_causal, scale=scale
+    )[0]
+
+
+def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """What is added to the scores, its rows laid out in multiples of 16 elements."""
+    if mask.dtype is torch.bool:
+        nothing = torch.zeros((), dtype=query.dtype, device=query.device)
+        mask = torch.where(mask, nothing, float("-inf"))
+    missing = -mask.shape[-1] % 16
+    if missing:
+        mask = F.pad(mask, (0, missing))[..., : mask.shape[-1]]
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+
+
+PATHS: dict[str, Callable[..., Any]] = {
+    "dropout": dropout,
+    "scaled_dot_product_attention": attention,
+}

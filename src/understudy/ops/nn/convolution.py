@@ -1,0 +1,460 @@
+"""Sizes of convolutions, and what eager refuses about their arguments."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.ops.registry import rule
+from understudy.ops.shared.batching import Level, batching_rule
+from understudy.ops.shared.decompositions import decomposition
+from understudy.ops.shared.dtypes import FLOATS, INTEGERS, check_cpu_dtype
+from understudy.ops.shared.layouts import is_surely_row_major, looks_channels_last, suggested_strides
+from understudy.spec import (
+    TensorSpec,
+    channels_last_strides,
+    contiguous_strides,
+    is_channels_last_contiguous,
+    preserved_copy,
+    same_shape,
+)
+from understudy.spec.tensor_spec import Size
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+class Window(NamedTuple):
+    """How the kernel moves: one number for each spatial dimension, but for the last two fields."""
+
+    stride: Size
+    padding: Size
+    dilation: Size
+    output_padding: Size
+    transposed: bool
+    groups: Any
+
+    @classmethod
+    def of(
+        cls, weight: TensorSpec, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any,
+        groups: Any,
+    ) -> Window:  # fmt: skip
+        spatial = weight.ndim - 2
+        if spatial not in (1, 2, 3):
+            raise ShapeMismatch(f"convolution: a weight has 3 to 5 dimensions, got {weight}")
+        window = cls(
+            _for_each(stride, spatial, "stride"),
+            _for_each(padding, spatial, "padding"),
+            _for_each(dilation, spatial, "dilation"),
+            _for_each(output_padding, spatial, "output_padding"),
+            transposed,
+            groups,
+        )
+        window.check()
+        return window
+
+    def check(self) -> None:
+        for name in ("padding", "output_padding"):
+            if any(number < 0 for number in getattr(self, name)):
+                raise ArgumentError(f"convolution: {name} {getattr(self, name)} is negative")
+        for name in ("stride", "dilation"):
+            if any(number <= 0 for number in getattr(self, name)):
+                raise ArgumentError(f"convolution: {name} {getattr(self, name)} is not positive")
+        if self.groups <= 0:
+            raise ArgumentError(f"convolution: {self.groups} groups")
+
+    def output_sizes(self, sizes: Sequence[Any], kernel: Sequence[Any]) -> list[Any]:
+        rows = zip(sizes, kernel, self.stride, self.padding, self.dilation, self.output_padding, strict=True)
+        if self.transposed:
+            return [(n - 1) * s - 2 * p + d * (k - 1) + extra + 1 for n, k, s, p, d, extra in rows]
+        return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d, _ in rows]
+
+
+def _for_each(numbers: Any, spatial: int, name: str) -> Size:
+    given = tuple(numbers)
+    if len(given) == 1:
+        return given * spatial
+    if len(given) != spatial:
+        raise ArgumentError(
+            f"convolution: {name} {list(given)} has not one number for each of {spatial} dimensions"
+        )
+    return given
+
+
+def output_shape(x: TensorSpec, weight: TensorSpec, window: Window) -> Size:
+    spatial = window.output_sizes(x.shape[2:], weight.shape[2:])
+    channels = weight.shape[1] * window.groups if window.transposed else weight.shape[0]
+    if x.shape[1] == 0:  # eager's way for inputs without elements
+        channels = 0
+    return (x.shape[0], channels, *spatial)
+
+
+def check_operands(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, window: Window) -> None:
+    if x.ndim != weight.ndim:
+        raise ShapeMismatch(f"convolution: {x} and the weight {weight} differ in the number of dimensions")
+    for operand in (weight, bias):
+        if operand is not None and operand.dtype is not x.dtype:
+            raise DtypeError(f"convolution: {x} and {operand} differ in dtype")
+    _check_channels(x, weight, window)
+    if bias is not None:
+        channels = weight.shape[1] * window.groups if window.transposed else weight.shape[0]
+        if bias.ndim != 1 or bias.shape[0] != channels:
+            raise ShapeMismatch(f"convolution: {bias} is no bias for {channels} channels")
+    if window.transposed:
+        _check_output_padding(window)
+    else:
+        _check_kernel_fits(x, weight, window)
+
+
+def _check_channels(x: TensorSpec, weight: TensorSpec, window: Window) -> None:
+    groups = window.groups
+    if weight.shape[0] < groups or weight.shape[0] % groups != 0:
+        raise ShapeMismatch(
+            f"convolution: the first dimension of {weight} can't be divided into {groups} groups"
+        )
+    wanted = weight.shape[0] if window.transposed else weight.shape[1] * groups
+    if x.shape[1] != wanted:
+        raise ShapeMismatch(
+            f"convolution: {weight} in {groups} groups wants {wanted} channels, {x} has {x.shape[1]}"
+        )
+
+
+def _check_output_padding(window: Window) -> None:
+    for extra, step, dilation in zip(window.output_padding, window.stride, window.dilation, strict=True):
+        if extra >= step and extra >= dilation:
+            raise ArgumentError(
+                f"convolution: output_padding {window.output_padding} must be smaller than the stride "
+                f"{window.stride} or the dilation {window.dilation}"
+            )
+
+
+def _check_kernel_fits(x: TensorSpec, weight: TensorSpec, window: Window) -> None:
+    for size, kernel, padding, dilation in zip(
+        x.shape[2:], weight.shape[2:], window.padding, window.dilation, strict=True
+    ):
+        if size + 2 * padding < dilation * (kernel - 1) + 1:
+            raise ShapeMismatch(f"convolution: the kernel of {weight} is larger than the padded input {x}")
+
+
+# --- Convolutions, forward and backward ---------------------------------------------------------------------
+# A kernel library is chosen by sizes and dtype, and all that can be seen of the choice is the layout of the results:
+#
+#     1-D      computed as 2-D of height 1, on a contiguous copy of the input
+#     2-D      channels-last if the input or the weight seems to be; otherwise contiguous
+#     3-D      the same where oneDNN (or cuDNN) computes, always contiguous where torch's own loops do
+
+Numbers = Sequence[Any]
+
+
+@rule("convolution")
+def convolution(
+    x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, stride: Numbers, padding: Numbers,
+    dilation: Numbers, transposed: bool, output_padding: Numbers, groups: Any,
+) -> TensorSpec:  # fmt: skip
+    window = Window.of(weight, stride, padding, dilation, transposed, output_padding, groups)
+    return _convolved(x, weight, bias, window)
+
+
+@rule("_convolution", "_convolution.deprecated")
+def convolution_with_settings(
+    x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, stride: Numbers, padding: Numbers,
+    dilation: Numbers, transposed: bool, output_padding: Numbers, groups: Any, *settings: bool,
+) -> TensorSpec:  # fmt: skip
+    return convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+
+
+@rule("mkldnn_convolution")
+def mkldnn_convolution(
+    x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, padding: Numbers, stride: Numbers,
+    dilation: Numbers, groups: Any,
+) -> TensorSpec:  # fmt: skip
+    return convolution(x, weight, bias, stride, padding, dilation, False, (0,), groups)
+
+
+def _convolved(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, window: Window) -> TensorSpec:
+    check_operands(x, weight, bias, window)
+    _check_kernel_dtype(x, window)
+    shape = output_shape(x, weight, window)
+    if window.transposed and any(size < 0 for size in shape[2:]):
+        raise ShapeMismatch(f"convolution: the result of {x} and {weight} would have shape {list(shape)}")
+    if _are_plain(x, weight) or x.is_empty:
+        return x.like(shape)
+    return x.like(shape, stride=_strides(shape, _in_channels_last(x, weight, window)))
+
+
+def _check_kernel_dtype(x: TensorSpec, window: Window) -> None:
+    accepted = {torch.int64} if window.transposed else INTEGERS
+    if x.dtype not in FLOATS and x.dtype not in accepted and not x.is_empty:
+        check_cpu_dtype("convolution", x, accepted)
+
+
+# --- the layout of results
+
+
+def _are_plain(x: TensorSpec, weight: TensorSpec) -> bool:
+    """Whether all results are contiguous, whatever the symbols are, and whoever computes them."""
+    return (x.ndim > 3 or x.is_symbolic) and is_surely_row_major(x) and is_surely_row_major(weight)
+
+
+def _in_channels_last(x: TensorSpec, weight: TensorSpec, window: Window) -> bool:
+    if x.ndim == 3:
+        # A contiguous input is not copied, and with one channel may have the strides of both formats.
+        seen = x if x.is_contiguous else x.like()
+        x, weight = _with_height(seen), _with_height(weight)
+    if not (looks_channels_last(x) or looks_channels_last(weight)):
+        return False
+    if x.device.type == "cpu":
+        return x.ndim == 4 or uses_onednn(x, weight, window)
+    return x.dtype is not torch.float64  # cuDNN
+
+
+def _with_height(spec: TensorSpec) -> TensorSpec:
+    """A 1-D kernel (or signal) as a 2-D one of height 1."""
+    (a, b, size), (step_a, step_b, step) = spec.shape, spec.stride
+    return spec.like((a, b, 1, size), stride=(step_a, step_b, size * step, step))
+
+
+def _strides(shape: Size, in_channels_last: bool) -> Size:
+    if not in_channels_last:
+        return contiguous_strides(shape)
+    if len(shape) > 3:
+        return channels_last_strides(shape)
+    a, b, _, c = channels_last_strides((*shape[:2], 1, shape[2]))
+    return (a, b, c)
+
+
+ONEDNN_LEAST_ELEMENTS = 20480
+
+
+def uses_onednn(x: TensorSpec, weight: TensorSpec, window: Window) -> bool:
+    """Whether eager gives a CPU convolution to oneDNN: not for few elements, nor (on one thread) 1x1 kernels."""
+    if window.transposed and any(
+        extra >= step for extra, step in zip(window.output_padding, window.stride, strict=True)
+    ):
+        return False
+    if x.dtype is not torch.float32:
+        return x.dtype in _onednn_halves()
+    batch, channels, *spatial = x.shape
+    height, width = (1, weight.shape[2]) if weight.ndim == 3 else weight.shape[-2:]
+    if not (
+        any(step != 1 for step in window.stride)
+        or any(step != 1 for step in window.dilation)
+        or width != 1
+        or height != 1
+        or torch.get_num_threads() > 1
+        or batch >= 16
+    ):
+        return False
+    if window.groups > 1 or (width > 3 and height > 3) or batch > 1:
+        return True
+    rows, columns = (1, spatial[0]) if len(spatial) == 1 else spatial[:2]
+    return bool(batch * channels * rows * columns > ONEDNN_LEAST_ELEMENTS)
+
+
+@functools.cache
+def _onednn_halves() -> frozenset[torch.dtype]:
+    """The 16-bit dtypes that this machine's oneDNN computes in: a matter of its instruction set."""
+    supported = {
+        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
+        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
+    }
+    return frozenset(dtype for dtype, is_supported in supported.items() if is_supported())
+
+
+# --- backward
+
+
+@rule("convolution_backward")
+def convolution_backward(
+    grad: TensorSpec, x: TensorSpec, weight: TensorSpec, bias_sizes: Numbers | None, stride: Numbers,
+    padding: Numbers, dilation: Numbers, transposed: bool, output_padding: Numbers, groups: Any,
+    output_mask: Sequence[bool],
+) -> tuple[TensorSpec | None, ...]:  # fmt: skip
+    window = Window.of(weight, stride, padding, dilation, transposed, output_padding, groups)
+    check_operands(x, weight, None, window)
+    shape = output_shape(x, weight, window)
+    if not same_shape(grad.shape, shape):
+        raise ShapeMismatch(
+            f"convolution backward: {grad} is no gradient for a result of shape {list(shape)}"
+        )
+    for_input, for_weight, for_bias = output_mask
+    bias = grad.like((shape[1],)) if for_bias else None
+    if x.is_symbolic and x.dtype in FLOATS and (for_weight or not for_bias) and _are_plain(x, weight):
+        return x.like() if for_input else None, weight.like() if for_weight else None, bias
+    if x.is_empty:
+        return _empty_gradients(x, weight, output_mask, bias)
+    check_cpu_dtype("convolution backward", x, FLOATS)
+    in_channels_last = _in_channels_last(x, weight, window)
+    on_cpu = x.device.type == "cpu"
+    # It matters in these cases only, and for symbolic sizes it is a question that would become a guard.
+    with_onednn = on_cpu and (in_channels_last or (for_bias and not for_weight)) and uses_onednn(x, weight, window)
+    if for_bias and with_onednn and not for_weight:
+        # oneDNN computes both at once; what nobody asked for is left as computed, a 1-D kernel as a 2-D one.
+        for_weight = True
+        weight = _with_height(weight) if weight.ndim == 3 else weight
+    return (
+        x.like(stride=_strides(x.shape, in_channels_last)) if for_input else None,
+        _gradient_of_weight(weight, window, in_channels_last, with_onednn or not on_cpu)
+        if for_weight
+        else None,
+        bias,
+    )
+
+
+def _empty_gradients(
+    x: TensorSpec, weight: TensorSpec, output_mask: Sequence[bool], bias: TensorSpec | None
+) -> tuple[TensorSpec | None, ...]:
+    return (
+        preserved_copy(x) if output_mask[0] else None,
+        preserved_copy(weight) if output_mask[1] else None,
+        bias,
+    )
+
+
+def _gradient_of_weight(
+    weight: TensorSpec, window: Window, in_channels_last: bool, by_library: bool
+) -> TensorSpec:
+    dilated = any(step != 1 for step in window.dilation)
+    if in_channels_last and not by_library and (window.transposed or not dilated):
+        # torch's own loops follow the copy of the weight, and a 1x1 kernel in both formats is not copied.
+        seen = _with_height(weight) if weight.ndim == 3 else weight
+        if is_channels_last_contiguous(seen.shape, seen.stride):
+            in_channels_last = looks_channels_last(seen)
+    return weight.like(stride=_strides(weight.shape, in_channels_last))
+
+
+# --- composites, which arrive whole in inference mode
+
+
+@rule("conv1d", "conv2d", "conv3d")
+def conv(
+    x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None, stride: Numbers = (1,),
+    padding: Numbers = (0,), dilation: Numbers = (1,), groups: Any = 1,
+) -> Any:  # fmt: skip
+    return _maybe_unbatched(x, weight, bias, stride, padding, dilation, False, (0,), groups)
+
+
+@rule("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input")
+def conv_transpose(
+    x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None, stride: Numbers = (1,),
+    padding: Numbers = (0,), output_padding: Numbers = (0,), groups: Any = 1, dilation: Numbers = (1,),
+) -> Any:  # fmt: skip
+    return _maybe_unbatched(x, weight, bias, stride, padding, dilation, True, output_padding, groups)
+
+
+@rule("conv1d.padding", "conv2d.padding", "conv3d.padding")
+def conv_with_named_padding(
+    x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None, stride: Numbers = (1,),
+    padding: str = "valid", dilation: Numbers = (1,), groups: Any = 1,
+) -> Any:  # fmt: skip
+    if padding == "valid":
+        return conv(x, weight, bias, stride, (0,), dilation, groups)
+    if padding != "same":
+        raise ArgumentError(f"convolution: padding is 'valid' or 'same', not {padding!r}")
+    if any(step != 1 for step in stride):
+        raise ArgumentError(f"convolution: padding='same' goes with a stride of 1, not {list(stride)}")
+    spatial = weight.ndim - 2
+    steps = tuple(dilation) * spatial if len(dilation) == 1 else tuple(dilation)
+    totals = [step * (size - 1) for step, size in zip(steps, weight.shape[2:], strict=True)]
+    # Only the same on both sides can be left to the convolution; the rest of an odd total is padded before.
+    rests = [total % 2 for total in totals]
+    if any(rests):
+        lead = x.ndim - spatial
+        shape = (*x.shape[:lead], *(size + rest for size, rest in zip(x.shape[lead:], rests, strict=True)))
+        x = x.like(shape, stride=suggested_strides(shape, x))
+    return conv(x, weight, bias, stride, [total // 2 for total in totals], dilation, groups)
+
+
+def _maybe_unbatched(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, *window: Any) -> Any:
+    if x.is_complex or x.conj or weight.conj:
+        return NotImplemented
+    if x.ndim != weight.ndim - 1:
+        return convolution(x, weight, bias, *window)
+    batched = x.like((1, *x.shape), stride=(x.shape[0] * x.stride[0], *x.stride))
+    result = convolution(batched, weight, bias, *window)
+    return result.like(result.shape[1:], stride=result.stride[1:])
+
+
+# --- convolutions -------------------------------------------------------------------------------------------------
+
+
+@decomposition("_convolution_mode")
+def decompose_convolution_with_named_padding(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: str, dilation: Any, groups: Any
+) -> Any:
+    """For `same`, C++ asks of each dimension whether it needs as much on both sides. It matters whether all do."""
+    sizes = weight.shape[2:]
+    if padding != "same" or len(dilation) != len(sizes) or any(step != 1 for step in stride):
+        return NotImplemented
+    if not any(isinstance(size, torch.SymInt) for size in sizes):
+        return NotImplemented
+    totals = [step * (size - 1) for step, size in zip(dilation, sizes, strict=True)]
+    rests = [total % 2 for total in totals]
+    if not functools.reduce(operator.or_, [rest != 0 for rest in rests]):
+        return NotImplemented
+    x = aten.constant_pad_nd.default(x, [each for rest in reversed(rests) for each in (0, rest)])
+    sides = [total // 2 for total in totals]
+    return aten.convolution.default(x, weight, bias, stride, sides, dilation, False, [0] * len(sizes), groups)
+
+
+@batching_rule("convolution")
+def batch_convolution(keys: Any, x: torch.Tensor, weight: torch.Tensor, bias: Any, *settings: Any) -> Any:
+    """One kernel for all: the batch is counted among the entries that there are. A kernel for each: among the groups."""
+    level = Level()
+    if not level.is_batch(weight) and not level.is_batch(bias):
+        with level.below():
+            inside = level.inside(x)
+            result = aten.convolution(inside.flatten(0, 1), weight, bias, *settings)
+            result = result.reshape(*inside.shape[:2], *result.shape[1:])
+        return level.around(result)
+    *others, groups = settings
+    with level.below():
+        kernels = level.inside(weight)
+        size = kernels.shape[0]
+        result = aten.convolution(
+            _among_channels(level.inside(x)), kernels.flatten(0, 1), None, *others, size * groups
+        )
+        result = _from_channels(result, size)
+        if bias is not None:
+            result = result + level.inside(bias).reshape(size, 1, -1, *[1] * (x.dim() - 2))
+    return level.around(result)
+
+
+@batching_rule("convolution_backward")
+def batch_convolution_backward(
+    keys: Any, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias_sizes: Any, *settings: Any
+) -> Any:
+    level = Level()
+    *others, groups, wanted = settings
+    has_own = level.is_batch(weight)
+    results: list[Any] = [None, None, None]
+    with level.below():
+        given, inside = level.inside(gradient), level.inside(x)
+        size = given.shape[0]
+        if wanted[0] and not has_own:
+            flat = given.flatten(0, 1), inside.flatten(0, 1), weight, None
+            found = aten.convolution_backward(*flat, *others, groups, [True, False, False])[0]
+            results[0] = found.reshape(inside.shape)
+        if wanted[1] or (wanted[0] and has_own):
+            kernels = level.inside(weight)
+            grouped = _among_channels(given), _among_channels(inside), kernels.flatten(0, 1), None
+            mask = [wanted[0] and has_own, wanted[1], False]
+            of_x, of_weight, _ = aten.convolution_backward(*grouped, *others, size * groups, mask)
+            results[0] = _from_channels(of_x, size) if mask[0] else results[0]
+            results[1] = of_weight.reshape(kernels.shape) if mask[1] else None
+        if wanted[2]:
+            results[2] = given.sum([1, *range(3, given.dim())])
+    return tuple([None if result is None else level.around(result) for result in results])
+
+
+def _among_channels(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.transpose(0, 1).flatten(1, 2)
+
+
+def _from_channels(tensor: torch.Tensor, size: Any) -> torch.Tensor:
+    count, channels, *rest = tensor.shape
+    return tensor.reshape(count, size, channels // size, *rest).transpose(0, 1)

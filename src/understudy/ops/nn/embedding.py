@@ -1,0 +1,241 @@
+"""Embeddings: rows of a table, and bags of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.forward_ad import unpack_dual
+
+from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.ops.registry import rule
+from understudy.ops.shared.batching import Level, batching_rule
+from understudy.ops.shared.decompositions import decomposition
+from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, FLOATS, NUMBERS, check_any_dtype, check_cpu_dtype
+from understudy.spec import Same, TensorSpec, promote
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+
+SUM, MEAN, MAX = 0, 1, 2
+
+# Dtypes for which the CPU has a kernel that sums rows without writing down which bag each row belongs to.
+FAST_SUM_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+
+
+def _check_indices(what: str, indices: TensorSpec) -> None:
+    if indices.dtype not in (torch.int64, torch.int32):
+        raise DtypeError(f"{what}: indices must be i64 or i32, got {indices}")
+
+
+@rule("embedding")
+def embedding(
+    weight: TensorSpec,
+    indices: TensorSpec,
+    padding_idx: Any = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> TensorSpec:
+    if weight.ndim != 2:
+        raise ShapeMismatch(f"embedding: the weight must be a matrix, got {weight}")
+    _check_indices("embedding", indices)
+    return weight.like((*indices.shape, weight.shape[1]))
+
+
+@rule("embedding_dense_backward")
+def embedding_dense_backward(
+    grad_output: TensorSpec, indices: TensorSpec, num_weights: Any, padding_idx: Any, scale_grad_by_freq: bool
+) -> TensorSpec:
+    _check_indices("embedding_dense_backward", indices)
+    if not grad_output.shape or grad_output.numel != indices.numel * grad_output.shape[-1]:
+        raise ShapeMismatch(f"embedding_dense_backward: {grad_output} is no gradient for the indices {indices}")
+    check_cpu_dtype("embedding_dense_backward", grad_output, NUMBERS | BOOL | COMPLEX_HALF)
+    return grad_output.like((num_weights, grad_output.shape[-1]))
+
+
+@rule("embedding_renorm_")
+def embedding_renorm_(spec: TensorSpec, indices: TensorSpec, max_norm: float, norm_type: float) -> Same:
+    if spec.ndim != 2:
+        raise ShapeMismatch(f"embedding_renorm_: the weight must be a matrix, got {spec}")
+    _check_indices("embedding_renorm_", indices)
+    return Same(0)
+
+
+@rule("_embedding_bag")
+def embedding_bag(
+    weight: TensorSpec,
+    indices: TensorSpec,
+    offsets: TensorSpec,
+    scale_grad_by_freq: bool = False,
+    mode: int = SUM,
+    sparse: bool = False,
+    per_sample_weights: TensorSpec | None = None,
+    include_last_offset: bool = False,
+    padding_idx: Any = -1,
+) -> tuple[TensorSpec, ...]:
+    return _bags(weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding_idx, False)
+
+
+@rule("_embedding_bag_forward_only")
+def embedding_bag_forward_only(
+    weight: TensorSpec,
+    indices: TensorSpec,
+    offsets: TensorSpec,
+    scale_grad_by_freq: bool = False,
+    mode: int = SUM,
+    sparse: bool = False,
+    per_sample_weights: TensorSpec | None = None,
+    include_last_offset: bool = False,
+    padding_idx: Any = -1,
+) -> tuple[TensorSpec, ...]:
+    return _bags(weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding_idx, True)
+
+
+def _bags(
+    weight: TensorSpec,
+    indices: TensorSpec,
+    offsets: TensorSpec,
+    mode: int,
+    scale: TensorSpec | None,
+    include_last_offset: bool,
+    padding_idx: Any,
+    forward_only: bool,
+) -> tuple[TensorSpec, ...]:
+    """The sums (or means, or maxima), the bag of each row, the size of each bag, the row of each maximum."""
+    _check_bags(weight, indices, offsets, mode, scale, include_last_offset)
+    rows, width = indices.shape[0], weight.shape[1]
+    bags = offsets.shape[0] - 1 if include_last_offset else offsets.shape[0]
+    output = weight.like((bags, width))
+    if weight.device.type != "cpu":
+        dtype = indices.dtype
+        largest = (bags, width) if mode == MAX else (0,)
+        sizes = offsets.shape[0]
+        return output, indices.like((rows,)), indices.like((sizes,)), indices.like(largest, dtype=dtype)
+    wide = offsets.like(dtype=promote(indices.dtype, offsets.dtype))
+    fast = mode == SUM and _has_fast_sum(weight, scale, padding_idx)
+    counted = offsets.shape[0] if mode == SUM and forward_only else bags
+    largest = (bags, width) if mode == MAX else (counted,)
+    return output, wide.like((0 if fast else rows,)), wide.like((counted,)), wide.like(largest)
+
+
+def _has_fast_sum(weight: TensorSpec, scale: TensorSpec | None, padding_idx: Any) -> bool:
+    return (
+        weight.dtype in FAST_SUM_DTYPES
+        and weight.stride[1] == 1
+        and padding_idx < 0
+        and (scale is None or scale.stride[0] == 1)
+    )
+
+
+def _check_bags(
+    weight: TensorSpec,
+    indices: TensorSpec,
+    offsets: TensorSpec,
+    mode: int,
+    scale: TensorSpec | None,
+    include_last_offset: bool,
+) -> None:
+    check_any_dtype("embedding_bag", weight, FLOATS)
+    _check_indices("embedding_bag", indices)
+    _check_indices("embedding_bag (offsets)", offsets)
+    if weight.ndim != 2 or indices.ndim != 1 or offsets.ndim != 1:
+        raise ShapeMismatch(
+            f"embedding_bag: expected a matrix and two vectors, "
+            f"got weight {weight}, indices {indices}, offsets {offsets}"
+        )
+    if include_last_offset and offsets.shape[0] < 1:
+        raise ShapeMismatch("embedding_bag: include_last_offset=True needs at least one offset")
+    if scale is None:
+        return
+    if mode != SUM:
+        raise ArgumentError("embedding_bag: per_sample_weights go with mode='sum' only")
+    if scale.ndim != 1 or scale.shape[0] != indices.shape[0]:
+        raise ShapeMismatch(f"embedding_bag: expected one weight for each of {indices}, got {scale}")
+    if scale.dtype is not weight.dtype:
+        raise DtypeError(f"embedding_bag: the weights {scale} and the table {weight} must have one dtype")
+
+
+@rule("_embedding_bag_dense_backward")
+def embedding_bag_dense_backward(
+    grad: TensorSpec,
+    indices: TensorSpec,
+    offset2bag: TensorSpec,
+    bag_size: TensorSpec,
+    maximum_indices: TensorSpec,
+    num_weights: Any,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: TensorSpec | None,
+    padding_idx: Any = -1,
+) -> TensorSpec:
+    return grad.like((num_weights, grad.shape[1]))
+
+
+@rule("_embedding_bag_backward")
+def embedding_bag_backward(
+    grad: TensorSpec,
+    indices: TensorSpec,
+    offsets: TensorSpec,
+    offset2bag: TensorSpec,
+    bag_size: TensorSpec,
+    maximum_indices: TensorSpec,
+    num_weights: Any,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: TensorSpec | None,
+    padding_idx: Any = -1,
+) -> Any:
+    return NotImplemented if sparse else grad.like((num_weights, grad.shape[1]))
+
+
+@rule("_embedding_bag_per_sample_weights_backward")
+def embedding_bag_per_sample_weights_backward(
+    grad: TensorSpec,
+    weight: TensorSpec,
+    indices: TensorSpec,
+    offsets: TensorSpec,
+    offset2bag: TensorSpec,
+    mode: int,
+    padding_idx: Any = -1,
+) -> TensorSpec:
+    return grad.like((indices.shape[0],))
+
+
+@batching_rule("embedding_dense_backward")
+def batch_embedding_dense_backward(
+    keys: Any, gradient: torch.Tensor, index: torch.Tensor, rows: Any, padding: Any, scaled: bool
+) -> Any:
+    """One table with the rows of all entries, one after the other."""
+    level = Level()
+    with level.below():
+        inside, places = level.inside(gradient), level.inside(index)
+        size = inside.shape[0]
+        first = torch.arange(size, device=places.device).mul(rows).reshape(size, *[1] * index.dim())
+        table = aten.embedding_dense_backward(inside, places + first, size * rows, -1, scaled)
+        table = table.reshape(size, rows, -1)
+        if padding >= 0:
+            table = table * (torch.arange(rows, device=places.device) != padding).unsqueeze(-1)
+    return level.around(table)
+
+
+# --- embeddings ---------------------------------------------------------------------------------------------------
+
+
+@decomposition("embedding_bag.padding_idx")
+def decompose_embedding_bag(
+    weight: Tensor, indices: Tensor, offsets: Tensor, scale_grad_by_freq: bool, mode: int, sparse: bool,
+    per_sample_weights: Tensor | None, include_last_offset: bool, padding_idx: int | None,
+) -> Any:  # fmt: skip
+    """The row that counts for nothing may be counted from the end: the operator below takes its number."""
+    if padding_idx is None or unpack_dual(weight).tangent is not None:
+        return NotImplemented
+    rows = weight.shape[0]
+    if not -rows <= padding_idx < rows:
+        raise ArgumentError(f"embedding_bag: padding_idx {padding_idx} is not among {rows} rows")
+    number = padding_idx if padding_idx >= 0 else int(padding_idx + rows)
+    op = aten._embedding_bag if weight.requires_grad else aten._embedding_bag_forward_only
+    return op.default(
+        weight, indices.contiguous(), offsets.contiguous(), scale_grad_by_freq, mode, sparse, per_sample_weights,
+        include_last_offset, number,
+    )  # fmt: skip

@@ -1,0 +1,499 @@
+"""Normalisations. Results keep the memory format of the input; the statistics beside them are contiguous."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.ops.registry import rule
+from understudy.ops.shared.batching import Level, _between, batching_rule
+from understudy.ops.shared.decompositions import has_symbolic_sizes, rule_under_transforms
+from understudy.ops.shared.dtypes import COMPLEX, FLOATS, HALVES, check_cpu_dtype
+from understudy.ops.shared.layouts import looks_channels_last, suggested_strides
+from understudy.spec import (
+    TensorSpec,
+    elementwise_strides,
+    is_channels_last_contiguous,
+    preserved_copy,
+    same_shape,
+)
+from understudy.spec.tensor_spec import Size
+
+aten = torch.ops.aten
+
+Maybe = TensorSpec | None
+Mask = Sequence[bool]
+
+
+def accumulated(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which CUDA kernels add up numbers of this one."""
+    return torch.float32 if dtype in HALVES else dtype
+
+
+def _statistics_dtype(what: str, x: TensorSpec, *parameters: Maybe) -> torch.dtype:
+    """CPU kernels keep statistics in the input's dtype, unless 16-bit inputs meet float32 parameters."""
+    given = [parameter.dtype for parameter in parameters if parameter is not None]
+    if all(dtype is x.dtype for dtype in given):
+        return x.dtype
+    first = next((p.dtype for p in parameters if p is not None), x.dtype)
+    mixed = x.dtype in HALVES and first is not x.dtype and all(dtype is torch.float32 for dtype in given)
+    if not mixed and x.device.type == "cpu":
+        raise DtypeError(f"{what}: {x} goes with parameters of its own dtype or (16-bit inputs) float32")
+    return torch.float32
+
+
+def _formatted(x: TensorSpec) -> TensorSpec:
+    return x.like(stride=suggested_strides(x.shape, x))
+
+
+def _is_dense(x: TensorSpec) -> bool:
+    """Without gaps in the format that it seems to have."""
+    if looks_channels_last(x):
+        return is_channels_last_contiguous(x.shape, x.stride)
+    return x.is_contiguous
+
+
+# --- over the last dimensions
+
+
+def _leading_shape(what: str, x: TensorSpec, normalized: Sequence[Any], *parameters: Maybe) -> Size:
+    """The shape of the statistics: 1 for each normalised dimension."""
+    count = len(normalized)
+    wanted = tuple(normalized)
+    if not same_shape(x.shape[max(x.ndim - count, 0) :], wanted):
+        raise ShapeMismatch(f"{what}: the last dimensions of {x} are not {list(wanted)}")
+    for parameter in parameters:
+        if parameter is not None and not same_shape(parameter.shape, wanted):
+            raise ShapeMismatch(f"{what}: {parameter} has not the normalised shape {list(wanted)}")
+    return (*x.shape[: x.ndim - count], *(1,) * count)
+
+
+@rule("native_layer_norm")
+def layer_norm(
+    x: TensorSpec, normalized_shape: Sequence[Any], weight: Maybe, bias: Maybe, eps: float
+) -> tuple[TensorSpec, ...]:
+    if len(normalized_shape) == 0:
+        raise ArgumentError("layer_norm: no dimension to normalise over")
+    lead = _leading_shape("layer_norm", x, normalized_shape, weight, bias)
+    check_cpu_dtype("layer_norm", x, FLOATS)
+    on_cpu = x.device.type == "cpu"
+    dtype = _statistics_dtype("layer_norm", x, weight, bias) if on_cpu else accumulated(x.dtype)
+    statistics = x.like(lead, dtype=dtype)
+    return x.like(), statistics, statistics
+
+
+@rule("layer_norm")
+def layer_norm_whole(
+    x: TensorSpec, normalized_shape: Sequence[Any], weight: Maybe = None, bias: Maybe = None, eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> TensorSpec:  # fmt: skip
+    return layer_norm(x, normalized_shape, weight, bias, eps)[0]
+
+
+@rule("native_layer_norm_backward")
+def layer_norm_backward(
+    grad: TensorSpec, x: TensorSpec, normalized_shape: Sequence[Any], mean: TensorSpec, rstd: TensorSpec,
+    weight: Maybe, bias: Maybe, output_mask: Mask,
+) -> tuple[Maybe, ...]:  # fmt: skip
+    _leading_shape("layer_norm", x, normalized_shape, weight, bias)
+    _check_gradient("layer_norm", grad, x)
+    for_input, for_weight, for_bias = output_mask
+    return (
+        x.like() if for_input else None,
+        _gradient_like("layer_norm", weight, for_weight),
+        _gradient_like("layer_norm", bias, for_bias),
+    )
+
+
+def _check_gradient(what: str, grad: TensorSpec, x: TensorSpec) -> None:
+    if not same_shape(grad.shape, x.shape):
+        raise ShapeMismatch(f"{what} backward: {grad} is no gradient for {x}")
+    check_cpu_dtype(what, x, FLOATS)
+    if grad.dtype is not x.dtype:
+        raise DtypeError(f"{what} backward: {grad} and {x} differ in dtype")
+
+
+def _gradient_like(what: str, parameter: Maybe, wanted: bool) -> Maybe:
+    if not wanted:
+        return None
+    if parameter is None:
+        raise ArgumentError(f"{what} backward: a gradient is asked for a parameter that was not given")
+    return parameter.like()
+
+
+@rule("_fused_rms_norm")
+def rms_norm(
+    x: TensorSpec, normalized_shape: Sequence[Any], weight: Maybe, eps: float | None
+) -> tuple[TensorSpec, TensorSpec]:
+    lead = _leading_shape("rms_norm", x, normalized_shape, weight)
+    check_cpu_dtype("rms_norm", x, FLOATS | COMPLEX)
+    if len(normalized_shape) == 0:  # a mean over no dimensions is one over all of them
+        lead = (1,) * x.ndim
+    statistics = x.like(lead, dtype=accumulated(x.dtype))
+    if x.device.type != "cpu":
+        return x.like(), statistics
+    # On CPU it is a row of elementwise operators on an input made dense; strides of sizes 0 and 1 are kept.
+    shape = x.shape
+    result = x if _is_dense(x) else _formatted(x)
+    for factor in (statistics, weight):
+        if factor is not None:
+            result = x.like(stride=elementwise_strides(shape, (result, factor)))
+    return result, statistics
+
+
+@rule("rms_norm")
+def rms_norm_whole(
+    x: TensorSpec, normalized_shape: Sequence[Any], weight: Maybe = None, eps: float | None = None
+) -> TensorSpec:
+    if len(normalized_shape) == 0:
+        raise ArgumentError("rms_norm: no dimension to normalise over")
+    return rms_norm(x, normalized_shape, weight, eps)[0]
+
+
+@rule("_fused_rms_norm_backward")
+def rms_norm_backward(
+    grad: TensorSpec, x: TensorSpec, normalized_shape: Sequence[Any], rstd: TensorSpec, weight: Maybe,
+    output_mask: Mask,
+) -> tuple[Maybe, ...]:  # fmt: skip
+    if x.device.type == "cpu":
+        raise ArgumentError("rms_norm backward: there is no CPU kernel")
+    _leading_shape("rms_norm", x, normalized_shape, weight)
+    for_weight = output_mask[1] and weight is not None
+    return x.like() if output_mask[0] else None, weight.like() if for_weight and weight is not None else None
+
+
+# --- over groups of channels
+
+
+@rule("native_group_norm")
+def group_norm(
+    x: TensorSpec, weight: Maybe, bias: Maybe, N: Any, C: Any, HxW: Any, group: Any, eps: float
+) -> tuple[TensorSpec, ...]:
+    _check_groups(x, N, C, HxW, group, weight, bias)
+    check_cpu_dtype("group_norm", x, FLOATS)
+    result = _formatted(x)
+    if not _is_dense(x):
+        raise ArgumentError(f"group_norm: {x} is neither contiguous nor channels-last")
+    dtype = _statistics_dtype("group_norm", x, weight, bias)
+    statistics = x.like((N, group), dtype=dtype)
+    return result, statistics, statistics
+
+
+def _check_groups(
+    x: TensorSpec, batch: Any, channels: Any, size: Any, groups: Any, *parameters: Maybe
+) -> None:
+    if groups <= 0 or channels % groups != 0:
+        raise ArgumentError(f"group_norm: {channels} channels can't be divided into {groups} groups")
+    if x.numel != batch * channels * size:
+        raise ShapeMismatch(f"group_norm: {x} has not {batch} * {channels} * {size} elements")
+    for parameter in parameters:
+        if parameter is not None and (parameter.ndim != 1 or parameter.shape[0] != channels):
+            raise ShapeMismatch(f"group_norm: {parameter} is no parameter for {channels} channels")
+
+
+@rule("native_group_norm_backward")
+def group_norm_backward(
+    grad: TensorSpec, x: TensorSpec, mean: TensorSpec, rstd: TensorSpec, weight: Maybe, N: Any, C: Any, HxW: Any,
+    group: Any, output_mask: Mask,
+) -> tuple[Maybe, ...]:  # fmt: skip
+    _check_groups(x, N, C, HxW, group, weight)
+    _check_gradient("group_norm", grad, x)
+    for_input, for_weight, for_bias = output_mask
+    # The gradient of the bias is made like the weight, and there is none without it.
+    return (
+        _formatted(x) if for_input else None,
+        _gradient_like("group_norm", weight, for_weight),
+        _gradient_like("group_norm", weight, for_bias),
+    )
+
+
+# --- Batch normalisation, in the many names it goes by ------------------------------------------------------
+# Statistics for backward differ by device: CPU keeps them in the dtype of the parameters, and none (0 elements) in
+# evaluation; CUDA keeps one for each channel, in the dtype it accumulates in.
+
+def _normalised(
+    x: TensorSpec, weight: Maybe, bias: Maybe, mean: Maybe, var: Maybe, training: bool
+) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+    if x.ndim < 2:
+        raise ShapeMismatch(f"batch_norm: needs a batch and channels, got {x}")
+    channels = x.shape[1]
+    for parameter in (weight, bias, mean, var):
+        if parameter is not None and not _is_enough(parameter, channels):
+            raise ShapeMismatch(
+                f"batch_norm: {parameter} has not one element for each of {channels} channels"
+            )
+    if not training and (mean is None or var is None):
+        raise ArgumentError("batch_norm: evaluation needs running statistics")
+    check_cpu_dtype("batch_norm", x, FLOATS)
+    if x.device.type != "cpu":
+        statistics = x.like((channels,), dtype=accumulated(x.dtype))
+        return preserved_copy(x), statistics, statistics
+    if training and x.is_empty:
+        raise ShapeMismatch(f"batch_norm: {x} has no elements to normalise by")
+    dtype = _parameter_dtype(x, weight, bias, mean, var)
+    statistics = x.like((channels if training else 0,), dtype=dtype)
+    return _in_format_of(x), statistics, statistics
+
+
+def _is_enough(parameter: TensorSpec, channels: Any) -> bool:
+    """The CPU kernel takes the first elements, one for each channel; others are not its concern."""
+    return bool(parameter.numel >= channels if parameter.device.type == "cpu" else parameter.numel == channels)
+
+
+def _in_format_of(x: TensorSpec) -> TensorSpec:
+    """The CPU kernel asks for contiguity first: with one channel, strides may fit both formats."""
+    return x.like() if x.is_contiguous else x.like(stride=suggested_strides(x.shape, x))
+
+
+def _parameter_dtype(x: TensorSpec, *parameters: Maybe) -> torch.dtype:
+    given = {parameter.dtype for parameter in parameters if parameter is not None}
+    if given <= {x.dtype}:
+        return x.dtype
+    if x.dtype not in HALVES or given != {torch.float32}:
+        raise DtypeError(f"batch_norm: {x} goes with parameters of its own dtype or (16-bit inputs) float32")
+    return torch.float32
+
+
+@rule("native_batch_norm", "_native_batch_norm_legit")
+def batch_norm(
+    x: TensorSpec,
+    weight: Maybe,
+    bias: Maybe,
+    mean: Maybe,
+    var: Maybe,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[TensorSpec, ...]:
+    return _normalised(x, weight, bias, mean, var, training)
+
+
+@rule("_native_batch_norm_legit.no_stats")
+def batch_norm_without_running(
+    x: TensorSpec, weight: Maybe, bias: Maybe, training: bool, momentum: float, eps: float
+) -> tuple[TensorSpec, ...]:
+    return _normalised(x, weight, bias, None, None, training)
+
+
+@rule("_native_batch_norm_legit_no_training")
+def batch_norm_in_evaluation(
+    x: TensorSpec, weight: Maybe, bias: Maybe, mean: TensorSpec, var: TensorSpec, momentum: float, eps: float
+) -> tuple[TensorSpec, ...]:
+    return _normalised(x, weight, bias, mean, var, False)
+
+
+@rule("_native_batch_norm_legit_functional")
+def batch_norm_functional(
+    x: TensorSpec, weight: Maybe, bias: Maybe, mean: TensorSpec, var: TensorSpec, training: bool, momentum: float,
+    eps: float,
+) -> tuple[TensorSpec, ...]:  # fmt: skip
+    results = _normalised(x, weight, bias, mean, var, training)
+    return (*results, preserved_copy(mean), preserved_copy(var))
+
+
+@rule("_batch_norm_with_update")
+def batch_norm_with_update(
+    x: TensorSpec, weight: Maybe, bias: Maybe, mean: TensorSpec, var: TensorSpec, momentum: float, eps: float
+) -> tuple[TensorSpec, ...]:
+    return (*_normalised(x, weight, bias, mean, var, True), _reserve(x))
+
+
+@rule("_batch_norm_with_update_functional")
+def batch_norm_with_update_functional(
+    x: TensorSpec, weight: Maybe, bias: Maybe, mean: TensorSpec, var: TensorSpec, momentum: float, eps: float
+) -> tuple[TensorSpec, ...]:
+    results = batch_norm_with_update(x, weight, bias, mean, var, momentum, eps)
+    return (*results, preserved_copy(mean), preserved_copy(var))
+
+
+@rule("_batch_norm_no_update")
+def batch_norm_no_update(
+    x: TensorSpec, weight: Maybe, bias: Maybe, mean: Maybe, var: Maybe, momentum: float, eps: float
+) -> tuple[TensorSpec, ...]:
+    return (*_normalised(x, weight, bias, mean, var, False), _reserve(x))
+
+
+def _reserve(x: TensorSpec) -> TensorSpec:
+    """Room that only cuDNN makes use of."""
+    return x.like((0,), dtype=torch.uint8)
+
+
+@rule("cudnn_batch_norm")
+def cudnn_batch_norm(
+    x: TensorSpec, weight: TensorSpec, bias: Maybe, mean: Maybe, var: Maybe, training: bool,
+    exponential_average_factor: float, epsilon: float,
+) -> tuple[TensorSpec, ...]:  # fmt: skip
+    if x.device.type == "cpu":
+        raise ArgumentError("cudnn_batch_norm: there is no CPU kernel")
+    statistics = weight.like((weight.shape[0] if training else 0,))
+    return x.like(stride=suggested_strides(x.shape, x)), statistics, statistics, _reserve(x)
+
+
+# --- backward
+
+
+def _gradients(
+    grad: TensorSpec, x: TensorSpec, weight: Maybe, running: Maybe, output_mask: Mask
+) -> tuple[Maybe, ...]:
+    if not same_shape(grad.shape, x.shape):
+        raise ShapeMismatch(f"batch_norm backward: {grad} is no gradient for {x}")
+    check_cpu_dtype("batch_norm backward", x, FLOATS)
+    if grad.dtype is not x.dtype:
+        raise DtypeError(f"batch_norm backward: {grad} and {x} differ in dtype")
+    on_cpu = x.device.type == "cpu"
+    if on_cpu:
+        parameter = x.like((x.shape[1],), dtype=_parameter_dtype(x, weight, running))
+        alike = looks_channels_last(x) == looks_channels_last(grad)
+        for_x = _in_format_of(x) if alike else x.like(stride=suggested_strides(x.shape, x))
+    else:
+        parameter = x.like((x.shape[1],), dtype=weight.dtype if weight is not None else accumulated(x.dtype))
+        for_x = preserved_copy(x)
+    for_input, for_weight, for_bias = output_mask
+    return for_x if for_input else None, parameter if for_weight else None, parameter if for_bias else None
+
+
+@rule("native_batch_norm_backward")
+def batch_norm_backward(
+    grad: TensorSpec, x: TensorSpec, weight: Maybe, mean: Maybe, var: Maybe, save_mean: Maybe, save_invstd: Maybe,
+    train: bool, eps: float, output_mask: Mask,
+) -> tuple[Maybe, ...]:  # fmt: skip
+    return _gradients(grad, x, weight, mean, output_mask)
+
+
+@rule("batch_norm_backward")
+def batch_norm_backward_with_reserve(
+    grad: TensorSpec, x: TensorSpec, weight: TensorSpec, mean: Maybe, var: Maybe, save_mean: Maybe,
+    save_var: Maybe, update: bool, eps: float, output_mask: Mask, reserve: TensorSpec,
+) -> tuple[Maybe, ...]:  # fmt: skip
+    return _gradients(grad, x, weight, mean, output_mask)
+
+
+@rule("cudnn_batch_norm_backward")
+def cudnn_batch_norm_backward(
+    x: TensorSpec, grad: TensorSpec, weight: TensorSpec, mean: Maybe, var: Maybe, save_mean: Maybe,
+    save_var: Maybe, epsilon: float, reserve: Any,
+) -> tuple[TensorSpec, ...]:  # fmt: skip
+    if x.device.type == "cpu":
+        raise ArgumentError("cudnn_batch_norm backward: there is no CPU kernel")
+    return x.like(stride=suggested_strides(x.shape, x)), weight.like(), weight.like()
+
+
+@batching_rule("native_layer_norm")
+def batch_native_layer_norm(keys: Any, x: torch.Tensor, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
+    level = Level()
+    has_own = level.is_batch(weight) or level.is_batch(bias)
+    with level.below():
+        inside = level.inside(x)
+        if not has_own:
+            return tuple(map(level.around, torch.native_layer_norm(inside, shape, weight, bias, eps)))
+        result, *statistics = torch.native_layer_norm(inside, shape, None, None, eps)
+        ones = [1] * (x.dim() - len(shape))
+        if weight is not None:
+            result = result * _between(level, weight, ones)
+        if bias is not None:
+            result = result + _between(level, bias, ones)
+    return tuple(map(level.around, (result, *statistics)))
+
+
+@batching_rule("native_layer_norm_backward")
+def batch_native_layer_norm_backward(
+    keys: Any, gradient: torch.Tensor, x: torch.Tensor, shape: Any, mean: torch.Tensor, rstd: torch.Tensor, weight: Any,
+    bias: Any, wanted: list[bool],
+) -> Any:  # fmt: skip
+    level = Level()
+    has_own = level.is_batch(weight)
+    rows = list(range(1, x.dim() - len(shape) + 1))
+    results: list[Any] = [None, None, None]
+    with level.below():
+        given, *others = (level.inside(tensor) for tensor in (gradient, x, mean, rstd))
+        if wanted[0]:
+            scaled = given * _between(level, weight, [1] * len(rows)) if has_own else given
+            affine = (None, None) if has_own else (weight, None)
+            backward = aten.native_layer_norm_backward
+            results[0] = backward(scaled, others[0], shape, *others[1:], *affine, [True, False, False])[0]
+        if wanted[1]:
+            results[1] = _summed(given * (others[0] - others[1]) * others[2], rows)
+        if wanted[2]:
+            results[2] = _summed(given, rows)
+    return tuple([None if result is None else level.around(result) for result in results])
+
+
+def _summed(tensor: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    return tensor.sum(dims) if dims else tensor.clone()
+
+
+@batching_rule("native_group_norm")
+def batch_native_group_norm(
+    keys: Any,
+    x: torch.Tensor,
+    weight: Any,
+    bias: Any,
+    count: Any,
+    channels: Any,
+    size: Any,
+    groups: int,
+    eps: float,
+) -> Any:
+    level = Level()
+    has_own = level.is_batch(weight) or level.is_batch(bias)
+    with level.below():
+        inside = level.inside(x)
+        outer = inside.shape[:2]
+        affine = (None, None) if has_own else (weight, bias)
+        flat = inside.flatten(0, 1).contiguous()
+        found = aten.native_group_norm(flat, *affine, flat.shape[0], channels, size, groups, eps)
+        result, *statistics = (part.reshape(*outer, *part.shape[1:]) for part in found)
+        if has_own:
+            result = result if weight is None else result * _for_channels(level, weight, x.dim())
+            result = result if bias is None else result + _for_channels(level, bias, x.dim())
+    return tuple(map(level.around, (result, *statistics)))
+
+
+@batching_rule("native_group_norm_backward")
+def batch_native_group_norm_backward(
+    keys: Any, gradient: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Any, count: Any,
+    channels: Any, size: Any, groups: int, wanted: list[bool],
+) -> Any:  # fmt: skip
+    level = Level()
+    has_own = level.is_batch(weight)
+    results: list[Any] = [None, None, None]
+    with level.below():
+        given, inside, *statistics = (level.inside(tensor) for tensor in (gradient, x, mean, rstd))
+        if wanted[0]:
+            scaled = given * _for_channels(level, weight, x.dim()) if has_own else given
+            flat = [part.flatten(0, 1).contiguous() for part in (scaled, inside, *statistics)]
+            sizes = (flat[0].shape[0], channels, size, groups)
+            found = aten.native_group_norm_backward(
+                *flat, None if has_own else weight, *sizes, [True, False, False]
+            )
+            results[0] = found[0].reshape(inside.shape)
+        rows = [1, *range(3, inside.dim())]
+        if wanted[1]:
+            center, scale = (part[..., None] for part in statistics)
+            grouped = inside.reshape(*inside.shape[:2], groups, -1)
+            normal = ((grouped - center) * scale).reshape(inside.shape)
+            results[1] = (given * normal).sum(rows)
+        if wanted[2]:
+            results[2] = given.sum(rows)
+    return tuple([None if result is None else level.around(result) for result in results])
+
+
+def _for_channels(level: Level, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+    inside = level.inside(tensor)
+    return inside.reshape(inside.shape[0], 1, -1, *[1] * (rank - 2))
+
+
+@rule_under_transforms("group_norm")
+def decompose_group_norm(
+    input: torch.Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Any:  # fmt: skip
+    is_usual = input.dim() > 2 and input.device.type == "cpu" and input.is_contiguous()
+    if not has_symbolic_sizes(input) or not is_usual or input.shape[1] % groups:
+        return NotImplemented
+    count, channels, *rest = input.shape
+    return torch.native_group_norm(input, weight, bias, count, channels, math.prod(rest), groups, eps)[0]

@@ -1,0 +1,218 @@
+"""Padding: constant, reflection and replication, and the gradients of the latter two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from understudy.errors import ArgumentError, ShapeMismatch
+from understudy.ops.registry import Rule, rule
+from understudy.ops.shared.dims import replaced
+from understudy.ops.shared.dtypes import (
+    BOOL,
+    COMPLEX,
+    FLOATS,
+    NUMBERS,
+    check_cpu_dtype,
+    check_stored,
+    is_stored,
+)
+from understudy.ops.shared.layouts import is_surely_row_major, suggested_strides
+from understudy.ops.views.basic import narrowed
+from understudy.shapes.sizes import is_any_positive, larger, surely_less
+from understudy.spec import TensorSpec, preserved_copy, product, same_shape
+
+BLOCK_DTYPES = FLOATS | COMPLEX | BOOL
+
+
+@rule("constant_pad_nd")
+def constant_pad_nd(spec: TensorSpec, pad: Sequence[Any], value: Any = 0) -> TensorSpec:
+    if not is_stored(value, spec.dtype, spec.device) and is_any_positive(pad):
+        check_stored("pad", value, spec.dtype, spec.device)
+    return constant_padded(spec, pad)
+
+
+def constant_padded(spec: TensorSpec, pad: Sequence[Any]) -> TensorSpec:
+    if len(pad) % 2 != 0:
+        raise ArgumentError(f"pad: {list(pad)} must have two entries for each dimension")
+    if len(pad) > 2 * spec.ndim:
+        raise ArgumentError(f"pad: {list(pad)} pads {len(pad) // 2} dimensions, {spec} has {spec.ndim}")
+    if any(type(number) is not int for number in (*spec.shape, *pad)) and is_surely_row_major(spec):
+        shape = _padded_row_major(spec, pad)
+        if shape is not None:
+            return spec.like(shape)
+    cut = spec
+    shape = list(spec.shape)
+    for position in range(0, len(pad), 2):
+        dim = spec.ndim - 1 - position // 2
+        before, after = pad[position], pad[position + 1]
+        shape[dim] = shape[dim] + before + after
+        if shape[dim] < 0:
+            raise ShapeMismatch(f"pad: {list(pad)} cuts more from dimension {dim} of {spec} than it has")
+        cut = _cut(cut, dim, before, after)
+    if cut is spec and is_surely_row_major(spec):  # padded or copied, it is row-major
+        return spec.like(shape)
+    if is_any_positive(pad):
+        return spec.like(shape, stride=suggested_strides(shape, spec))
+    return preserved_copy(cut)
+
+
+def _padded_row_major(spec: TensorSpec, pad: Sequence[Any]) -> list[Any] | None:
+    """The shape, if it is all that there is to know: padded, cut or copied, the result is row-major in any case.
+
+    It is not if there may be nothing left, or if only what has size 1 lies around what is cut: then strides are kept.
+    Otherwise nobody needs to ask on which side of 0 the padding is.
+    """
+    shape, left = list(spec.shape), list(spec.shape)
+    innermost_cut = -1
+    for position in range(len(pad) - 2, -1, -2):
+        dim = spec.ndim - 1 - position // 2
+        before, after = pad[position], pad[position + 1]
+        shape[dim] = shape[dim] + before + after
+        if not all(surely_less(-1, extra) for extra in (before, after)):
+            innermost_cut = dim
+            left[dim] = left[dim] - larger(-before, 0) - larger(-after, 0)
+    if innermost_cut < 0:
+        return shape
+    is_left = all(surely_less(0, size) for size in left)
+    return shape if is_left and all(surely_less(1, size) for size in left[:innermost_cut]) else None
+
+
+def _cut(spec: TensorSpec, dim: int, before: Any, after: Any) -> TensorSpec:
+    """Negative padding takes elements away."""
+    length = spec.shape[dim]
+    start: Any = 0
+    if _takes_away(before):
+        start, length = -before, length + before
+    if _takes_away(after):
+        length = length + after
+    if length < 0:
+        raise ShapeMismatch(f"pad: ({before}, {after}) cuts more from dimension {dim} of {spec} than it has")
+    if length is spec.shape[dim]:
+        return spec
+    return narrowed(spec, dim, start, length)
+
+
+def _takes_away(extra: Any) -> bool:
+    """Of a symbol that is 0 at most, nobody needs to know whether it is less."""
+    return (type(extra) is not int and surely_less(extra, 1)) or bool(extra < 0)
+
+
+def padded_shape(kind: str, dims: int, spec: TensorSpec, padding: Sequence[Any]) -> tuple[Any, ...]:
+    """Shape of the last `dims` dimensions padded; in front of them come channels, and perhaps a batch."""
+    if len(padding) != 2 * dims:
+        raise ArgumentError(f"{kind}_pad{dims}d: expected {2 * dims} paddings, got {list(padding)}")
+    batched = spec.ndim == dims + 2
+    if not batched and spec.ndim != dims + 1:
+        raise ShapeMismatch(f"{kind}_pad{dims}d: expected {dims + 1} or {dims + 2} dimensions, got {spec}")
+    if any(size == 0 for size in spec.shape[1 if batched else 0 :]):
+        raise ShapeMismatch(f"{kind}_pad{dims}d: only the batch of {spec} may have size 0")
+    shape = spec.shape
+    for position in range(dims):
+        dim = spec.ndim - 1 - position
+        before, after = padding[2 * position], padding[2 * position + 1]
+        size = shape[dim]
+        if kind == "reflection" and (before >= size or after >= size):
+            raise ShapeMismatch(
+                f"reflection_pad{dims}d: padding ({before}, {after}) must be less than the size {size} "
+                f"of dimension {dim} of {spec}"
+            )
+        if size + before + after < 1:
+            raise ShapeMismatch(f"{kind}_pad{dims}d: padding {list(padding)} leaves nothing of {spec}")
+        shape = replaced(shape, dim, size + before + after)
+    return shape
+
+
+def _pad_rules(kind: str, dims: int) -> tuple[Rule, Rule]:
+    def pad(spec: TensorSpec, padding: Sequence[Any]) -> TensorSpec:
+        shape = padded_shape(kind, dims, spec, padding)
+        check_cpu_dtype(f"{kind}_pad{dims}d", spec, NUMBERS)
+        return spec.like(shape, stride=suggested_strides(shape, spec))
+
+    def pad_backward(grad_output: TensorSpec, spec: TensorSpec, padding: Sequence[Any]) -> TensorSpec:
+        shape = padded_shape(kind, dims, spec, padding)
+        if not same_shape(grad_output.shape, shape):
+            raise ShapeMismatch(
+                f"{kind}_pad{dims}d_backward: expected a gradient of shape {list(shape)}, got {grad_output}"
+            )
+        check_cpu_dtype(f"{kind}_pad{dims}d_backward", spec, FLOATS | COMPLEX)
+        return spec.like(stride=suggested_strides(spec.shape, spec))
+
+    return pad, pad_backward
+
+
+PADS: dict[tuple[str, int], Rule] = {}
+for _kind in ("reflection", "replication"):
+    for _dims in (1, 2, 3):
+        _forward, _backward = _pad_rules(_kind, _dims)
+        PADS[_kind, _dims] = rule(f"{_kind}_pad{_dims}d")(_forward)
+        rule(f"{_kind}_pad{_dims}d_backward")(_backward)
+
+
+@rule("pad")
+def pad(spec: TensorSpec, pad: Sequence[Any], mode: str = "constant", value: Any = None) -> Any:
+    if mode == "constant":
+        return constant_padded(spec, pad)
+    if value is not None and value != 0:
+        raise ArgumentError(f"pad: mode {mode!r} takes no value, got {value}")
+    found = PADS.get(({"reflect": "reflection", "replicate": "replication"}.get(mode, ""), len(pad) // 2))
+    return found(spec, pad) if found and len(pad) % 2 == 0 else NotImplemented
+
+
+def _pair(name: str, values: Sequence[Any], least: int) -> tuple[Any, Any]:
+    if len(values) != 2 or any(v < least for v in values):
+        raise ArgumentError(f"{name} must be two numbers ≥ {least}, got {list(values)}")
+    return values[0], values[1]
+
+
+def _blocks(
+    size: Sequence[Any], kernel: Sequence[Any], dilation: Sequence[Any], padding: Sequence[Any], stride: Sequence[Any]
+) -> tuple[Any, Any, Any]:
+    """Elements of one block, and how many blocks there are along each of the two dimensions."""
+    kernel, dilation = _pair("kernel_size", kernel, 1), _pair("dilation", dilation, 1)
+    padding, stride = _pair("padding", padding, 0), _pair("stride", stride, 1)
+    counts = []
+    for length, k, d, p, s in zip(size, kernel, dilation, padding, stride, strict=True):
+        count = (length + 2 * p - (d * (k - 1) + 1)) // s + 1
+        if count < 1:
+            raise ShapeMismatch(f"blocks of {list(kernel)} with dilation {list(dilation)} do not fit into {list(size)}")
+        counts.append(count)
+    return kernel[0] * kernel[1], counts[0], counts[1]
+
+
+@rule("im2col")
+def im2col(
+    spec: TensorSpec,
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> TensorSpec:
+    if spec.ndim not in (3, 4) or any(size == 0 for size in spec.shape[-3:]):
+        raise ShapeMismatch(f"im2col: expected images of 3 or 4 dimensions, only the batch may be empty, got {spec}")
+    check_cpu_dtype("im2col", spec, BLOCK_DTYPES)
+    block, rows, columns = _blocks(spec.shape[-2:], kernel_size, dilation, padding, stride)
+    return spec.like((*spec.shape[:-3], spec.shape[-3] * block, rows * columns))
+
+
+@rule("col2im")
+def col2im(
+    spec: TensorSpec,
+    output_size: Sequence[Any],
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> TensorSpec:
+    if spec.ndim not in (2, 3) or any(size == 0 for size in spec.shape[-2:]):
+        raise ShapeMismatch(f"col2im: expected columns of 2 or 3 dimensions, only the batch may be empty, got {spec}")
+    check_cpu_dtype("col2im", spec, BLOCK_DTYPES)
+    height, width = _pair("output_size", output_size, 1)
+    block, rows, columns = _blocks((height, width), kernel_size, dilation, padding, stride)
+    if spec.shape[-2] % block != 0:
+        raise ShapeMismatch(
+            f"col2im: size {spec.shape[-2]} of {spec} is not divisible by the {block} elements of a block"
+        )
+    if spec.shape[-1] != product((rows, columns)):
+        raise ShapeMismatch(f"col2im: {spec} has {spec.shape[-1]} blocks, {list(output_size)} takes {rows} × {columns}")
+    return spec.like((*spec.shape[:-2], spec.shape[-2] // block, height, width))

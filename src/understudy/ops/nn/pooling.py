@@ -1,0 +1,389 @@
+"""Pooling over windows. Whether a result keeps a channels-last format differs between the kernels: see the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.ops.registry import rule
+from understudy.ops.shared.batching import Level, batching_rule
+from understudy.ops.shared.dtypes import COMPLEX, FLOATS, INTEGERS, check_any_dtype, check_cpu_dtype
+from understudy.ops.shared.layouts import looks_channels_last, suggested_strides
+from understudy.shapes.sizes import smaller
+from understudy.spec import TensorSpec, same_shape
+from understudy.spec.tensor_spec import Size
+
+Function = Callable[..., Any]
+aten = torch.ops.aten
+
+Numbers = Sequence[Any]
+
+
+def for_each(numbers: Any, spatial: int, what: str) -> Size:
+    """One number for each spatial dimension, of one for all or of as many."""
+    given = tuple(numbers) if isinstance(numbers, (list, tuple)) else (numbers,)
+    if len(given) == 1:
+        return given * spatial
+    if len(given) != spatial:
+        raise ArgumentError(f"{what}: {list(given)} has not one number for each of {spatial} dimensions")
+    return given
+
+
+def _check_input(what: str, x: TensorSpec, spatial: int) -> None:
+    """(channels, …) or (batch, channels, …), where only the batch may be empty."""
+    if x.ndim not in (spatial + 1, spatial + 2):
+        raise ShapeMismatch(f"{what}: expected {spatial + 1} or {spatial + 2} dimensions, got {x}")
+    if any(size == 0 for size in x.shape[x.ndim - spatial - (x.ndim == spatial + 2) :]):
+        raise ShapeMismatch(f"{what}: {x} has an empty dimension other than the batch")
+
+
+def _placed(x: TensorSpec, shape: Size, keeps_format: bool, dtype: torch.dtype | None = None) -> TensorSpec:
+    stride = suggested_strides(shape, x) if keeps_format else None
+    return x.like(shape, stride=stride, dtype=dtype)
+
+
+def _keeps_format(x: TensorSpec, spatial: int, kernel_keeps: bool) -> bool:
+    return kernel_keeps and x.ndim == spatial + 2
+
+
+# --- windows that slide
+
+
+def window_count(size: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Any:
+    """How many windows fit. With `ceil_mode`, the last may reach beyond the end, but must start before it."""
+    room = size + 2 * padding - dilation * (kernel - 1) - 1
+    if not ceil_mode:
+        return room // stride + 1
+    return smaller((room + stride - 1) // stride + 1, (size + padding - 1) // stride + 1)
+
+
+def _pooled_shape(
+    what: str,
+    x: TensorSpec,
+    spatial: int,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
+) -> Size:
+    _check_input(what, x, spatial)
+    kernel = for_each(kernel, spatial, what)
+    stride = for_each(stride, spatial, what) if stride else kernel
+    padding, dilation = for_each(padding, spatial, what), for_each(dilation, spatial, what)
+    if any(number <= 0 for number in (*kernel, *stride, *dilation)):
+        raise ArgumentError(
+            f"{what}: kernel {kernel}, stride {stride} and dilation {dilation} must be positive"
+        )
+    if any(
+        pad < 0 or pad > (step * (size - 1) + 1) // 2
+        for pad, size, step in zip(padding, kernel, dilation, strict=True)
+    ):
+        raise ArgumentError(f"{what}: padding {padding} is negative or more than half of the kernel {kernel}")
+    lead = x.shape[: x.ndim - spatial]
+    if lead[-1] == 0:
+        raise ShapeMismatch(f"{what}: {x} has no channels")
+    counts = [
+        window_count(*numbers, ceil_mode)
+        for numbers in zip(x.shape[x.ndim - spatial :], kernel, stride, padding, dilation, strict=True)
+    ]
+    if any(count < 1 for count in counts):
+        raise ShapeMismatch(f"{what}: the result of {x} would have sizes {counts}")
+    return (*lead, *counts)
+
+
+def _register_max_pool(spatial: int) -> None:
+    name = f"max_pool{spatial}d"
+
+    @rule(f"{name}_with_indices")
+    def max_pool_with_indices(
+        x: TensorSpec, kernel_size: Numbers, stride: Numbers = (), padding: Any = 0, dilation: Any = 1,
+        ceil_mode: bool = False,
+    ) -> tuple[TensorSpec, TensorSpec]:  # fmt: skip
+        check_cpu_dtype(name, x, FLOATS | INTEGERS)
+        shape = _pooled_shape(name, x, spatial, kernel_size, stride, padding, dilation, ceil_mode)
+        if spatial == 3 and x.ndim == 4 and looks_channels_last(x) and x.device.type == "cpu":
+            raise ArgumentError(f"{name}: {x} is in the channels-last format of 2-D images")
+        keeps = _keeps_format(x, spatial, True)
+        return _placed(x, shape, keeps), _placed(x, shape, keeps, torch.int64)
+
+    @rule(name)
+    def max_pool(
+        x: TensorSpec, kernel_size: Numbers, stride: Numbers = (), padding: Any = 0, dilation: Any = 1,
+        ceil_mode: bool = False,
+    ) -> TensorSpec:  # fmt: skip
+        return max_pool_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode)[0]
+
+    @rule(f"{name}_with_indices_backward")
+    def max_pool_backward(
+        grad: TensorSpec, x: TensorSpec, kernel_size: Numbers, stride: Numbers, padding: Any, dilation: Any,
+        ceil_mode: bool, indices: TensorSpec,
+    ) -> TensorSpec:  # fmt: skip
+        shape = _pooled_shape(name, x, spatial, kernel_size, stride, padding, dilation, ceil_mode)
+        _check_gradient(name, grad, x, shape, indices)
+        return _placed(x, x.shape, _keeps_format(x, spatial, True))
+
+
+def _check_gradient(
+    name: str, grad: TensorSpec, x: TensorSpec, shape: Size | None = None, indices: TensorSpec | None = None
+) -> None:
+    what = f"{name} backward"
+    if shape is not None and not same_shape(grad.shape, shape):
+        raise ShapeMismatch(f"{what}: {grad} is no gradient for a result of shape {list(shape)}")
+    if indices is not None and not same_shape(indices.shape, grad.shape):
+        raise ShapeMismatch(f"{what}: {indices} are no indices for {grad}")
+    if grad.dtype is not x.dtype:
+        raise DtypeError(f"{what}: {grad} and {x} differ in dtype")
+    check_cpu_dtype(what, x, FLOATS)
+
+
+AVERAGED = {2: FLOATS | {torch.int64}, 3: {torch.float32, torch.float64, torch.int64}}
+
+
+def _register_avg_pool(spatial: int) -> None:
+    name = f"avg_pool{spatial}d"
+    keeps_format = spatial == 2
+
+    def shape_of(
+        x: TensorSpec, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, divisor: Any
+    ) -> Size:
+        check_cpu_dtype(name, x, AVERAGED[spatial])
+        if divisor == 0:
+            raise ArgumentError(f"{name}: a divisor of 0")
+        shape = _pooled_shape(name, x, spatial, kernel, stride, padding, 1, ceil_mode)
+        if spatial == 3:
+            _check_no_smaller(name, x, for_each(kernel, 3, name))
+        return shape
+
+    @rule(name)
+    def avg_pool(
+        x: TensorSpec, kernel_size: Numbers, stride: Numbers = (), padding: Any = 0, ceil_mode: bool = False,
+        count_include_pad: bool = True, divisor_override: int | None = None,
+    ) -> TensorSpec:  # fmt: skip
+        shape = shape_of(x, kernel_size, stride, padding, ceil_mode, divisor_override)
+        return _placed(x, shape, _keeps_format(x, spatial, keeps_format))
+
+    @rule(f"{name}_backward")
+    def avg_pool_backward(
+        grad: TensorSpec, x: TensorSpec, kernel_size: Numbers, stride: Numbers, padding: Any, ceil_mode: bool,
+        count_include_pad: bool, divisor_override: int | None,
+    ) -> TensorSpec:  # fmt: skip
+        shape = shape_of(x, kernel_size, stride, padding, ceil_mode, divisor_override)
+        if not same_shape(grad.shape, shape):
+            raise ShapeMismatch(f"{name} backward: {grad} is no gradient for a result of shape {list(shape)}")
+        if grad.dtype is not x.dtype:
+            raise DtypeError(f"{name} backward: {grad} and {x} differ in dtype")
+        return _placed(x, x.shape, _keeps_format(x, spatial, keeps_format))
+
+
+def _check_no_smaller(name: str, x: TensorSpec, kernel: Size) -> None:
+    if any(size < width for size, width in zip(x.shape[-3:], kernel, strict=True)):
+        raise ShapeMismatch(f"{name}: {x} is smaller than the kernel {kernel}")
+
+
+# --- windows that share the input between a given number of outputs
+
+
+def _adaptive_shape(
+    what: str, x: TensorSpec, spatial: int, output_size: Numbers, channels_may_miss: bool = False
+) -> Size:
+    if not (channels_may_miss and x.ndim == spatial + 2 and x.shape[1] == 0):
+        _check_input(what, x, spatial)
+    if len(output_size) != spatial:
+        raise ArgumentError(f"{what}: output_size {list(output_size)} has not {spatial} numbers")
+    if any(size < 0 for size in output_size):
+        raise ArgumentError(f"{what}: output_size {list(output_size)} has a negative number")
+    return (*x.shape[: x.ndim - spatial], *output_size)
+
+
+def _check_cells(name: str, grad: TensorSpec) -> None:
+    """Pooled to nothing is an answer; of nothing, there is no gradient."""
+    if any(size == 0 for size in grad.shape[1:]):
+        raise ShapeMismatch(f"{name} backward: there is nothing in {grad}")
+
+
+def _register_adaptive(spatial: int) -> None:
+    keeps_format = spatial == 2
+    name, max_name = f"_adaptive_avg_pool{spatial}d", f"adaptive_max_pool{spatial}d"
+
+    @rule(name)
+    def adaptive_avg_pool(x: TensorSpec, output_size: Numbers) -> TensorSpec:
+        check_cpu_dtype(name, x, FLOATS)
+        shape = _adaptive_shape(name, x, spatial, output_size, channels_may_miss=spatial == 2)
+        return _placed(x, shape, _keeps_format(x, spatial, keeps_format))
+
+    @rule(f"{name}_backward")
+    def adaptive_avg_pool_backward(grad: TensorSpec, x: TensorSpec) -> TensorSpec:
+        _check_gradient(name, grad, x)
+        _check_cells(name, grad)
+        if grad.ndim != x.ndim or not same_shape(grad.shape[: x.ndim - spatial], x.shape[: x.ndim - spatial]):
+            raise ShapeMismatch(f"{name} backward: {grad} is no gradient for a pooled {x}")
+        return _placed(x, x.shape, _keeps_format(x, spatial, keeps_format))
+
+    @rule(max_name)
+    def adaptive_max_pool(x: TensorSpec, output_size: Numbers) -> tuple[TensorSpec, TensorSpec]:
+        check_cpu_dtype(max_name, x, FLOATS)
+        shape = _adaptive_shape(max_name, x, spatial, output_size)
+        keeps = _keeps_format(x, spatial, keeps_format)
+        return _placed(x, shape, keeps), _placed(x, shape, keeps, torch.int64)
+
+    @rule(f"{max_name}_backward")
+    def adaptive_max_pool_backward(grad: TensorSpec, x: TensorSpec, indices: TensorSpec) -> TensorSpec:
+        _check_gradient(max_name, grad, x, indices=indices)
+        _check_cells(max_name, grad)
+        return _placed(x, x.shape, _keeps_format(x, spatial, keeps_format))
+
+
+# --- windows at random places, and back from the places of maxima
+
+
+def _check_random_samples(name: str, x: TensorSpec, samples: TensorSpec, spatial: int) -> None:
+    """For each channel of the batch, which may be smaller, where its windows are."""
+    if samples.dtype is not x.dtype:
+        raise DtypeError(f"{name}: {x} and the samples {samples} differ in dtype")
+    wanted = (x.shape[0] if x.ndim == spatial + 2 else 1, x.shape[-spatial - 1], spatial)
+    if samples.ndim != 3 or not same_shape(samples.shape[1:], wanted[1:]) or samples.shape[0] < wanted[0]:
+        raise ShapeMismatch(f"{name}: expected samples of shape {list(wanted)} for {x}, got {samples}")
+
+
+def _register_fractional(spatial: int) -> None:
+    name = f"fractional_max_pool{spatial}d"
+
+    @rule(name)
+    def fractional_max_pool(
+        x: TensorSpec, kernel_size: Numbers, output_size: Numbers, random_samples: TensorSpec
+    ) -> tuple[TensorSpec, TensorSpec]:
+        check_cpu_dtype(name, x, FLOATS)
+        shape = _adaptive_shape(name, x, spatial, output_size)
+        kernel = for_each(kernel_size, spatial, name)
+        for size, made, width in zip(x.shape[x.ndim - spatial :], output_size, kernel, strict=True):
+            if made + width - 1 > size:
+                raise ShapeMismatch(f"{name}: {made} windows of {width} do not fit into {size} of {x}")
+        _check_random_samples(name, x, random_samples, spatial)
+        return x.like(shape), x.like(shape, dtype=torch.int64)
+
+    @rule(f"{name}_backward")
+    def fractional_max_pool_backward(
+        grad: TensorSpec, x: TensorSpec, kernel_size: Numbers, output_size: Numbers, indices: TensorSpec
+    ) -> TensorSpec:
+        _check_gradient(name, grad, x, _adaptive_shape(name, x, spatial, output_size), indices)
+        return x.like()
+
+
+@rule("max_unpool2d")
+def max_unpool2d(x: TensorSpec, indices: TensorSpec, output_size: Numbers) -> TensorSpec:
+    shape = _unpooled_shape("max_unpool2d", x, indices, 2, output_size)
+    return _placed(x, shape, x.ndim == 4)
+
+
+@rule("max_unpool3d")
+def max_unpool3d(
+    x: TensorSpec, indices: TensorSpec, output_size: Numbers, stride: Numbers, padding: Numbers
+) -> TensorSpec:
+    if len(stride) != 3 or len(padding) != 3 or any(step <= 0 for step in stride):
+        raise ArgumentError(f"max_unpool3d: stride {list(stride)} and padding {list(padding)} of 3 numbers")
+    return x.like(_unpooled_shape("max_unpool3d", x, indices, 3, output_size))
+
+
+def _unpooled_shape(
+    what: str, x: TensorSpec, indices: TensorSpec, spatial: int, output_size: Numbers
+) -> Size:
+    check_any_dtype(what, indices, {torch.int64})
+    if not x.is_empty:
+        check_cpu_dtype(what, x, FLOATS)
+    if not same_shape(x.shape, indices.shape):
+        raise ShapeMismatch(f"{what}: {indices} are no indices for {x}")
+    return _adaptive_shape(what, x, spatial, output_size)
+
+
+for _spatial in (2, 3):
+    _register_max_pool(_spatial)
+    _register_avg_pool(_spatial)
+    _register_adaptive(_spatial)
+    _register_fractional(_spatial)
+
+
+# --- composites, which arrive whole in inference mode
+
+
+@rule("adaptive_avg_pool2d", "adaptive_avg_pool3d")
+def adaptive_avg_pool_whole(x: TensorSpec, output_size: Numbers) -> Any:
+    """To a single point it is a mean, which is put into the format of the input."""
+    spatial = len(output_size)
+    name = f"adaptive_avg_pool{spatial}d"
+    to_point = all(size == 1 for size in output_size)
+    check_cpu_dtype(name, x, FLOATS | COMPLEX if to_point else FLOATS)
+    if to_point and x.ndim not in (spatial + 1, spatial + 2):
+        return NotImplemented
+    shape = _adaptive_shape(name, x, spatial, output_size, channels_may_miss=spatial == 2 or to_point)
+    return _placed(x, shape, _keeps_format(x, spatial, spatial == 2 or to_point))
+
+
+def _with_height(x: TensorSpec) -> TensorSpec:
+    """A signal as an image of height 1."""
+    *lead, size = x.shape
+    *steps, step = x.stride
+    return x.like((*lead, 1, size), stride=(*steps, size * step, step))
+
+
+def _without_height(spec: TensorSpec) -> TensorSpec:
+    return spec.like((*spec.shape[:-2], spec.shape[-1]), stride=(*spec.stride[:-2], spec.stride[-1]))
+
+
+def _check_signal(what: str, x: TensorSpec) -> None:
+    if x.ndim not in (2, 3):
+        raise ShapeMismatch(f"{what}: expected 2 or 3 dimensions, got {x}")
+
+
+@rule("avg_pool1d")
+def avg_pool1d(
+    x: TensorSpec, kernel_size: Numbers, stride: Numbers = (), padding: Any = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> TensorSpec:  # fmt: skip
+    _check_signal("avg_pool1d", x)
+    check_cpu_dtype("avg_pool1d", x, AVERAGED[2])
+    (kernel,) = for_each(kernel_size, 1, "avg_pool1d")
+    (pad,) = for_each(padding, 1, "avg_pool1d")
+    (step,) = for_each(stride, 1, "avg_pool1d") if stride else (kernel,)
+    image = _with_height(x)
+    shape = _pooled_shape("avg_pool1d", image, 2, (1, kernel), (1, step), (0, pad), 1, ceil_mode)
+    return _without_height(_placed(image, shape, _keeps_format(image, 2, True)))
+
+
+@rule("adaptive_avg_pool1d")
+def adaptive_avg_pool1d(x: TensorSpec, output_size: Numbers) -> TensorSpec:
+    _check_signal("adaptive_avg_pool1d", x)
+    return _without_height(adaptive_avg_pool_whole(_with_height(x), (1, *output_size)))
+
+
+def _pooling(op: Any) -> Function:
+    """Of planes: the batch is counted among the entries that there are, or is those, if there are none."""
+
+    def rule(keys: Any, *args: Any) -> Any:
+        level = Level()
+        has_entries = args[0].dim() == PLANES_WITH_ENTRIES
+        with level.below():
+            tensors = [level.inside(arg) if isinstance(arg, torch.Tensor) else None for arg in args]
+            outer = tensors[0].shape[:2]  # type: ignore[union-attr]
+            if has_entries:
+                tensors = [None if tensor is None else tensor.flatten(0, 1) for tensor in tensors]
+            given = [arg if tensor is None else tensor for arg, tensor in zip(args, tensors, strict=True)]
+            found = op(*given)
+            results = found if isinstance(found, tuple) else (found,)
+            if has_entries:
+                results = tuple([result.reshape(*outer, *result.shape[1:]) for result in results])
+        around = tuple(map(level.around, results))
+        return around if isinstance(found, tuple) else around[0]
+
+    return rule
+
+
+for _name in ("max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d"):
+    batching_rule(_name)(_pooling(getattr(aten, _name)))
+    batching_rule(f"{_name}_backward")(_pooling(getattr(aten, f"{_name}_backward")))
+
+
+PLANES_WITH_ENTRIES = 4

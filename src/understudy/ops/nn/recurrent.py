@@ -1,0 +1,185 @@
+"""Recurrent layers and cells: oneDNN's layers on CPU, torch's fused cells on CUDA."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from understudy import _torch
+from understudy.errors import ArgumentError, ShapeMismatch
+from understudy.ops.registry import rule
+from understudy.spec import TensorSpec, spec_of
+from understudy.spec.call import flat
+
+Maybe = TensorSpec | None
+
+
+@rule("mkldnn_rnn_layer")
+def mkldnn_layer(
+    x: TensorSpec, weight0: TensorSpec, weight1: TensorSpec, weight2: TensorSpec, weight3: TensorSpec,
+    hx: TensorSpec, cx: TensorSpec, reverse: bool, batch_sizes: Any, mode: int, hidden_size: Any, *settings: Any,
+) -> tuple[TensorSpec, ...]:  # fmt: skip
+    """Of (length, batch, features). How large the workspace (the last result) is, oneDNN alone knows; it is
+    given as empty, and read by nobody but the backward of this layer."""
+    if x.ndim != 3:
+        raise ShapeMismatch(f"mkldnn_rnn_layer: expected (length, batch, features), got {x}")
+    result = x.like((x.shape[0], x.shape[1], hidden_size))
+    return result, x.like(hx.shape), x.like(cx.shape), x.like((0,), dtype=torch.uint8)
+
+
+@rule("mkldnn_rnn_layer_backward")
+def mkldnn_layer_backward(
+    x: TensorSpec, weight1: TensorSpec, weight2: TensorSpec, weight3: TensorSpec, weight4: TensorSpec,
+    hx: TensorSpec, cx: TensorSpec, *rest: Any,
+) -> tuple[TensorSpec, ...]:  # fmt: skip
+    return tuple(spec.like(dtype=torch.float32) for spec in (x, weight1, weight2, weight3, weight4, hx, cx))
+
+
+def _check_gpu(what: str, spec: TensorSpec) -> None:
+    if spec.device.type == "cpu":
+        raise ArgumentError(f"{what}: there is no CPU kernel")
+
+
+@rule("_thnn_fused_lstm_cell")
+def lstm_cell(
+    input_gates: TensorSpec, hidden_gates: TensorSpec, cx: TensorSpec, input_bias: Maybe = None,
+    hidden_bias: Maybe = None,
+) -> tuple[TensorSpec, ...]:  # fmt: skip
+    _check_gpu("_thnn_fused_lstm_cell", cx)
+    return cx.like(), cx.like(), input_gates.like()
+
+
+@rule("_thnn_fused_lstm_cell_backward_impl")
+def lstm_cell_backward(
+    grad_hy: Maybe, grad_cy: Maybe, cx: TensorSpec, cy: TensorSpec, workspace: TensorSpec, has_bias: bool
+) -> tuple[Maybe, ...]:
+    _check_gpu("_thnn_fused_lstm_cell", cx)
+    if grad_hy is None and grad_cy is None:
+        return None, None, None
+    return workspace.like(), cx.like(), workspace.like(workspace.shape[1:]) if has_bias else None
+
+
+@rule("_thnn_fused_gru_cell")
+def gru_cell(
+    input_gates: TensorSpec, hidden_gates: TensorSpec, hx: TensorSpec, input_bias: Maybe = None,
+    hidden_bias: Maybe = None,
+) -> tuple[TensorSpec, ...]:  # fmt: skip
+    _check_gpu("_thnn_fused_gru_cell", hx)
+    batch, width = hx.shape
+    return hx.like(), hx.like((batch, 5 * width))
+
+
+@rule("_thnn_fused_gru_cell_backward")
+def gru_cell_backward(grad_hy: TensorSpec, workspace: TensorSpec, has_bias: bool) -> tuple[Maybe, ...]:
+    _check_gpu("_thnn_fused_gru_cell", workspace)
+    batch, width = workspace.shape[0], workspace.shape[1] // 5
+    gates = workspace.like((batch, 3 * width))
+    bias = workspace.like((3 * width,)) if has_bias else None
+    return gates, gates, workspace.like((batch, width)), bias, bias
+
+
+# --- `nn.LSTM` with symbolic sizes, where eager takes oneDNN's layers: their steps stay a symbol, forward and backward ---
+# What torch has written out in Python for symbolic sizes takes those layers only where the input needs no gradient,
+# and never in the way that training needs them.
+
+LSTM_OF_ONEDNN = 2
+LAYER = torch.ops.aten.mkldnn_rnn_layer.default
+
+
+def takes_onednn(args: Any) -> bool:
+    """Of the arguments of `torch.lstm`, for a padded batch."""
+    if len(args) != 9 or not isinstance(args[3], bool) or not torch.backends.mkldnn.enabled:
+        return False
+    x, (hx, cx) = args[0], args[1]
+    specs = [spec_of(tensor) for tensor in flat(torch.Tensor, args[:3], {})]
+    is_usual = all(
+        spec is not None and (spec.dtype, spec.device.type) == (torch.float32, "cpu") for spec in specs
+    )
+    if not is_usual or x.dim() != 3 or hx.shape[2] != cx.shape[2] or _torch.is_transformed():
+        return False
+    return not torch.is_autocast_enabled("cpu") and bool(x.numel() != 0)
+
+
+def layer_by_layer(x: Any, count: int, dropout: float, train: bool, run: Callable[[Any, int], Any]) -> Any:
+    """What the last of the layers gives, with dropout between them. `run`: what a layer, by its number, gives."""
+    for layer in range(count):
+        x = run(x, layer)
+        if dropout and train and layer < count - 1:
+            x = torch.dropout(x, dropout, train=True)
+    return x
+
+
+def by_onednn(
+    x: Any, state: Any, weights: Any, has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool,
+    batch_first: bool,
+) -> Any:  # fmt: skip
+    """Layer by layer, direction by direction, with dropout between the layers, as eager does it."""
+    x = (x.transpose(0, 1) if batch_first else x).contiguous()
+    hx, cx = (part.contiguous() for part in state)
+    directions, width = (2 if bidirectional else 1), (4 if has_biases else 2)
+    last: list[tuple[Any, Any]] = []
+
+    def run(x: Any, layer: int) -> Any:
+        outputs = []
+        for direction in range(directions):
+            index = layer * directions + direction
+            own = list(weights[index * width : (index + 1) * width])
+            begin = hx[index], cx[index]
+            own += [] if has_biases else [torch.zeros(w.shape, dtype=w.dtype, device=w.device) for w in own]
+            output, hy, cy, _ = LAYER(
+                x, *own, *begin, direction == 1, [], LSTM_OF_ONEDNN, hx.shape[2], num_layers, has_biases,
+                bidirectional, batch_first, train,
+            )  # fmt: skip
+            outputs.append(output)
+            last.append((hy, cy))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+
+    x = layer_by_layer(x, num_layers, dropout, train, run)
+    hy, cy = (torch.stack(parts, 0) for parts in zip(*last, strict=True))
+    return x.transpose(0, 1) if batch_first else x, hy, cy
+
+
+# --- Packed sequences, unpacked, and sequences, padded to the longest one -----------------------------------
+# C++ writes the lengths into a tensor that it has just made, past every dispatch; inside a mode, that tensor has no
+# data. And it takes the lengths of sequences for plain numbers. So the same steps are taken here, as operators.
+
+
+def pad_packed(
+    data: torch.Tensor, counts: list[int], batch_first: bool, value: Any, total_length: int
+) -> Any:
+    """`counts` says, for each step, how many sequences are as long as that."""
+    steps = max(total_length, len(counts))
+    if 0 < total_length < len(counts):
+        raise ValueError(f"total_length is {total_length}, but the longest sequence has {len(counts)} steps")
+    padded = data.new_full((steps, counts[0], *data.shape[1:]), value)
+    row = first = 0
+    for step, count in enumerate(counts):
+        # Steps of the same number of sequences are copied together.
+        if step + 1 == len(counts) or counts[step + 1] != count:
+            together = step + 1 - first
+            block = data[row : row + together * count].view(together, count, *data.shape[1:])
+            padded[first : step + 1, :count].copy_(block)
+            row, first = row + together * count, step + 1
+    lengths = torch.tensor([sum(count > sequence for count in counts) for sequence in range(counts[0])])
+    return (padded.transpose(0, 1) if batch_first else padded), lengths
+
+
+def pad_sequence(
+    sequences: Sequence[torch.Tensor], batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
+) -> torch.Tensor:
+    if not sequences:
+        raise RuntimeError("received an empty list of sequences")
+    if padding_side not in ("left", "right"):
+        raise RuntimeError(f"Expected padding_side to be one of left or right, but got {padding_side}.")
+    first = sequences[0]
+    longest = functools.reduce(torch.sym_max, (sequence.shape[0] for sequence in sequences))
+    outer = (len(sequences), longest) if batch_first else (longest, len(sequences))
+    padded = first.new_full((*outer, *first.shape[1:]), padding_value)
+    for number, sequence in enumerate(sequences):
+        length = sequence.shape[0]
+        row = padded.select(0 if batch_first else 1, number)
+        (row[:length] if padding_side == "right" else row[longest - length :]).copy_(sequence)
+    return padded

@@ -1,0 +1,256 @@
+"""Resampling of images: to other sizes, and along grids."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from understudy import _torch
+from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.ops.factories import spaced
+from understudy.ops.registry import rule
+from understudy.ops.shared.decompositions import decomposition
+from understudy.ops.shared.dtypes import COMPLEX, FLOATS, REAL_NUMBERS, check_cpu_dtype
+from understudy.ops.shared.layouts import suggested_strides
+from understudy.spec import TensorSpec, same_shape, spec_of
+from understudy.spec.tensor_spec import Size
+
+Numbers = Sequence[Any]
+WIDE = frozenset({torch.float32, torch.float64})
+BYTES = frozenset({torch.uint8})
+
+
+class Resampling(NamedTuple):
+    name: str
+    spatial: int
+    dtypes: frozenset[torch.dtype]  # of the CPU kernel
+    gradient_dtypes: frozenset[torch.dtype]
+    gradient_keeps_format: bool
+
+
+RESAMPLINGS = [
+    Resampling("upsample_nearest1d", 1, FLOATS | BYTES, FLOATS, False),
+    Resampling("upsample_nearest2d", 2, FLOATS | BYTES, FLOATS, True),
+    Resampling("upsample_nearest3d", 3, FLOATS | BYTES, FLOATS, False),
+    Resampling("_upsample_nearest_exact1d", 1, FLOATS | BYTES, FLOATS, False),
+    Resampling("_upsample_nearest_exact2d", 2, FLOATS | BYTES, FLOATS, True),
+    Resampling("_upsample_nearest_exact3d", 3, FLOATS | BYTES, FLOATS, False),
+    Resampling("upsample_linear1d", 1, FLOATS, FLOATS, False),
+    Resampling("upsample_bilinear2d", 2, FLOATS | BYTES, FLOATS, True),
+    Resampling("upsample_bicubic2d", 2, FLOATS | BYTES, FLOATS, False),
+    Resampling("upsample_trilinear3d", 3, FLOATS, FLOATS, True),
+    Resampling("_upsample_bilinear2d_aa", 2, WIDE | BYTES, WIDE, True),
+    Resampling("_upsample_bicubic2d_aa", 2, WIDE | BYTES, WIDE, False),
+]
+
+
+def _check_sizes(how: Resampling, sizes: Numbers, name: str) -> None:
+    if len(sizes) != how.spatial:
+        raise ArgumentError(f"{how.name}: {name} {list(sizes)} has not {how.spatial} numbers")
+    if any(size <= 0 for size in sizes):
+        raise ShapeMismatch(f"{how.name}: {name} {list(sizes)} is not positive")
+
+
+def _resampled(how: Resampling, x: TensorSpec, sizes: Numbers) -> TensorSpec:
+    _check_sizes(how, sizes, "output_size")
+    if x.ndim != how.spatial + 2:
+        raise ShapeMismatch(f"{how.name}: expected {how.spatial + 2} dimensions, got {x}")
+    if any(size == 0 for size in x.shape[1:]):
+        raise ShapeMismatch(f"{how.name}: {x} has an empty dimension other than the batch")
+    check_cpu_dtype(how.name, x, how.dtypes)
+    shape = (*x.shape[:2], *sizes)
+    return x.like(shape, stride=suggested_strides(shape, x))
+
+
+def _gradient(how: Resampling, grad: TensorSpec, sizes: Numbers, input_size: Numbers) -> TensorSpec:
+    _check_sizes(how, sizes, "output_size")
+    shape = tuple(input_size)
+    if len(shape) != how.spatial + 2:
+        raise ArgumentError(
+            f"{how.name} backward: input_size {list(shape)} has not {how.spatial + 2} numbers"
+        )
+    if not same_shape(grad.shape, (*shape[:2], *sizes)):
+        raise ShapeMismatch(
+            f"{how.name} backward: {grad} is no gradient for {list(shape)} made {list(sizes)}"
+        )
+    if any(size <= 0 for size in shape[2:]):
+        raise ShapeMismatch(f"{how.name} backward: input_size {list(shape)} is not positive")
+    check_cpu_dtype(how.name, grad, how.gradient_dtypes)
+    return grad.like(shape, stride=suggested_strides(shape, grad) if how.gradient_keeps_format else None)
+
+
+def _sizes_of(
+    how: Resampling, x: TensorSpec, output_size: Numbers | None, factors: Sequence[float] | None
+) -> Size:
+    """Either the sizes, or factors, whose products with the sizes are cut to integers."""
+    if (output_size is None) == (factors is None):
+        raise ArgumentError(f"{how.name}: either output_size or scale_factors, not both or none")
+    if output_size is not None:
+        return tuple(output_size)
+    assert factors is not None
+    if x.ndim != how.spatial + 2 or len(factors) != how.spatial:
+        raise ArgumentError(f"{how.name}: {x} and {len(factors)} scale factors do not fit together")
+    return tuple(
+        size if factor == 1.0 else (size * factor).__trunc__()
+        for size, factor in zip(x.shape[2:], factors, strict=True)
+    )
+
+
+def _register(how: Resampling) -> None:
+    @rule(how.name)
+    def resample(x: TensorSpec, output_size: Numbers, *options: Any) -> TensorSpec:
+        return _resampled(how, x, output_size)
+
+    @rule(f"{how.name}.vec")
+    def resample_by_factors(x: TensorSpec, output_size: Numbers | None, *options: Any) -> TensorSpec:
+        return _resampled(how, x, _sizes_of(how, x, output_size, options[-1]))
+
+    @rule(f"{how.name}_backward")
+    def resample_backward(
+        grad: TensorSpec, output_size: Numbers, input_size: Numbers, *options: Any
+    ) -> TensorSpec:
+        return _gradient(how, grad, output_size, input_size)
+
+
+for _how in RESAMPLINGS:
+    _register(_how)
+
+
+# --- along grids
+
+
+def _check_grid(x: TensorSpec, grid: TensorSpec, spatial: int) -> None:
+    what = f"grid_sampler_{spatial}d"
+    if x.ndim != spatial + 2 or grid.ndim != spatial + 2:
+        raise ShapeMismatch(f"{what}: expected {spatial + 2} dimensions, got {x} and {grid}")
+    if x.shape[0] != grid.shape[0]:
+        raise ShapeMismatch(f"{what}: {x} and {grid} differ in batch size")
+    if grid.shape[-1] != spatial:
+        raise ShapeMismatch(f"{what}: the last dimension of {grid} has not {spatial} coordinates")
+    if any(size == 0 for size in x.shape[2:]):
+        raise ShapeMismatch(f"{what}: {x} has an empty dimension to sample from")
+    if x.dtype is not grid.dtype:
+        raise DtypeError(f"{what}: {x} and {grid} differ in dtype")
+    check_cpu_dtype(what, x, FLOATS)
+
+
+def _register_grid(spatial: int) -> None:
+    @rule(f"grid_sampler_{spatial}d")
+    def grid_sampler(
+        x: TensorSpec, grid: TensorSpec, mode: int, padding: int, align_corners: bool
+    ) -> TensorSpec:
+        _check_grid(x, grid, spatial)
+        if spatial == 3 and mode == 2:
+            raise ArgumentError("grid_sampler_3d: there is no bicubic sampling of volumes")
+        return x.like((*x.shape[:2], *grid.shape[1:-1]))
+
+    @rule(f"grid_sampler_{spatial}d_backward")
+    def grid_sampler_backward(
+        grad: TensorSpec, x: TensorSpec, grid: TensorSpec, mode: int, padding: int, align_corners: bool,
+        output_mask: Sequence[bool],
+    ) -> tuple[TensorSpec | None, TensorSpec]:  # fmt: skip
+        _check_grid(x, grid, spatial)
+        return x.like() if output_mask[0] else None, grid.like()
+
+
+for _spatial in (2, 3):
+    _register_grid(_spatial)
+
+
+@rule("affine_grid_generator")
+def affine_grid(theta: TensorSpec, size: Numbers, align_corners: bool) -> Any:
+    spatial = len(size) - 2
+    if spatial not in (2, 3):
+        raise ArgumentError(f"affine_grid_generator: size {list(size)} has 4 or 5 numbers")
+    if not same_shape(theta.shape, (size[0], spatial, spatial + 1)):
+        raise ShapeMismatch(
+            f"affine_grid_generator: {theta} is not of shape {[size[0], spatial, spatial + 1]}"
+        )
+    check_cpu_dtype("affine_grid_generator", theta, REAL_NUMBERS | COMPLEX)
+    return theta.like((size[0], *size[2:], spatial))
+
+
+# --- Upsampling to symbolic sizes ---------------------------------------------------------------------------
+# The functions of `torch._C._nn` take the output's size, or factors. In C++ they work the size out in plain integers;
+# here it is worked out in symbols, and the operator below them, which takes symbols, is called with it.
+
+aten = torch.ops.aten
+
+
+def upsampled(name: str, args: Any, kwargs: Any) -> Any:
+    """The call of such a function on a stand-in; NotImplemented if it is not in the form that takes factors."""
+    with_corners = "nearest" not in name
+    if kwargs or len(args) != 3 + with_corners:
+        return NotImplemented
+    if spec_of(args[0]) is None and not _torch.is_functorch_wrapped(args[0]):
+        return NotImplemented
+    x, size, *corners, factors = args
+    if not (factors is None or isinstance(factors, (list, tuple))):
+        return NotImplemented
+    if size is None and factors is not None:
+        size = [
+            torch.sym_int(torch.sym_float(length) * factor)
+            for length, factor in zip(x.shape[2:], factors, strict=True)
+        ]
+    if size is None:
+        return NotImplemented
+    scales = factors if factors is not None else [None] * (x.ndim - 2)
+    return getattr(aten, name).default(x, size, *corners, *scales)
+
+
+# --- Gradients of grids, for stand-ins with symbolic sizes: C++ reads the sizes of the image as numbers -----
+
+
+@decomposition("affine_grid_generator_backward")
+def decompose_affine_grid_backward(grad: Tensor, size: Any, align_corners: bool) -> Any:
+    """The gradient of the transformation: the points of the grid times the gradients that meet there."""
+    batch, _, *extents = size
+    if len(extents) not in (2, 3) or not any(isinstance(extent, torch.SymInt) for extent in size):
+        return NotImplemented
+    coordinates = len(extents) + 1
+    base = grad.new_empty([batch, *extents, coordinates])
+    for axis, extent in enumerate(reversed(extents)):
+        base.select(-1, axis).copy_(_along(extent, grad, align_corners).view(-1, *[1] * axis))
+    base.select(-1, coordinates - 1).fill_(1)
+    points = math.prod(extents)
+    flat = base.view(batch, points, coordinates).transpose(1, 2)
+    return flat.bmm(grad.reshape(batch, points, coordinates - 1)).transpose(1, 2)
+
+
+def _along(extent: Any, grad: Tensor, align_corners: bool) -> Tensor:
+    """Where the points lie along one dimension, from -1 to 1."""
+    if extent <= 1:
+        return grad.new_zeros(1)
+    points: Tensor = spaced(-1, 1, extent, dtype=grad.dtype, device=grad.device)
+    return points if align_corners else points * (extent - 1) / extent
+
+
+# --- upsampling ---------------------------------------------------------------------------------------------------
+
+
+UPSAMPLINGS = """upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
+    _upsample_nearest_exact2d _upsample_nearest_exact3d""".split()
+UPSAMPLINGS_WITH_CORNERS = """upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
+    _upsample_bilinear2d_aa _upsample_bicubic2d_aa""".split()
+
+
+def _register_upsampling(name: str) -> None:
+    @decomposition(f"{name}.vec")
+    def upsample(x: Tensor, output_size: Any, scale_factors: Any = None) -> Any:
+        return upsampled(name, (x, output_size, scale_factors), {})
+
+
+def _register_upsampling_with_corners(name: str) -> None:
+    @decomposition(f"{name}.vec")
+    def upsample(x: Tensor, output_size: Any, align_corners: bool, scale_factors: Any = None) -> Any:
+        return upsampled(name, (x, output_size, align_corners, scale_factors), {})
+
+
+for _name in UPSAMPLINGS:
+    _register_upsampling(_name)
+for _name in UPSAMPLINGS_WITH_CORNERS:
+    _register_upsampling_with_corners(_name)

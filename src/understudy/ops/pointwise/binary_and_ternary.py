@@ -1,0 +1,424 @@
+"""Elementwise operators on two operands: tensors, or a tensor and a number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.ops.registry import exact_out, rule, rule_named
+from understudy.ops.shared.dtypes import (
+    COMPLEX_HALF,
+    NONE,
+    REDUCED,
+    check_dtype,
+    check_same_dtype,
+    check_stored,
+    kind,
+)
+from understudy.ops.shared.layouts import written_in_place
+from understudy.spec import (
+    Same,
+    TensorSpec,
+    broadcast_shapes,
+    common_device,
+    complex_type,
+    elementwise,
+    float_type,
+    is_integral,
+    number_dtype,
+    preserved_copy,
+    result_type,
+    same_shape,
+)
+
+Dtypes = Iterable[torch.dtype]
+BOTH = ("Tensor", "Scalar")
+ONLY_TENSORS = ("",)
+SHIFTS = ("Tensor", "Tensor_Scalar", "Scalar_Tensor")
+ALL_ORDERS = ("Tensor", "Scalar", "Scalar_Tensor")
+POLYNOMIAL = ("", "n_scalar", "x_scalar")
+EITHER_SCALAR = ("", "self_scalar", "other_scalar")
+
+# kinds taken, dtypes without a CPU kernel, overloads, names. Kinds and kernels are those of the common dtype.
+Table = tuple[tuple[str, Dtypes, tuple[str, ...], str], ...]
+COMMON_DTYPE: Table = (
+    ("bifc", NONE, BOTH, "mul"),
+    ("if", NONE, ALL_ORDERS, "remainder"),
+    ("if", NONE, BOTH, "fmod"),
+    ("if", NONE, ("", "Scalar"), "floor_divide"),
+    ("bif", NONE, ONLY_TENSORS, "maximum minimum fmax fmin"),
+    ("bi", NONE, ALL_ORDERS, "bitwise_and bitwise_or bitwise_xor"),
+    ("i", NONE, SHIFTS, "bitwise_left_shift bitwise_right_shift"),
+    ("i", NONE, BOTH, "__lshift__ __rshift__"),
+    ("i", NONE, ONLY_TENSORS, "gcd lcm"),
+    ("f", NONE, ONLY_TENSORS, "hypot igamma igammac logaddexp2 nextafter"),
+    ("fc", COMPLEX_HALF, ONLY_TENSORS, "logaddexp"),
+)
+FLOAT_RESULT: Table = (
+    ("bifc", COMPLEX_HALF, BOTH, "div"),
+    ("bif", NONE, ONLY_TENSORS, "atan2"),
+    ("bif", NONE, BOTH, "copysign"),
+    ("bif", NONE, ("Tensor", "Scalar_Self", "Scalar_Other"), "xlogy"),
+    ("bif", NONE, EITHER_SCALAR, "special_xlog1py"),
+    ("bif", REDUCED, EITHER_SCALAR, "special_zeta"),
+    (
+        "bif",
+        REDUCED,
+        POLYNOMIAL,
+        "special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v "
+        "special_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he "
+        "special_laguerre_polynomial_l special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t "
+        "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v "
+        "special_shifted_chebyshev_polynomial_w",
+    ),
+)
+BOOL_RESULT: Table = (
+    ("bif", NONE, BOTH, "ge gt le lt"),
+    ("bifc", NONE, BOTH, "eq ne"),
+    ("bifc", COMPLEX_HALF, ONLY_TENSORS, "logical_and logical_or logical_xor"),
+)
+
+
+def overload(name: str, of: str) -> str:
+    return f"{name}.{of}" if of else name
+
+
+def binary(
+    name: str, kinds: str, without_cpu_kernel: Dtypes, computes_in: Callable[[torch.dtype], torch.dtype],
+    result_of: Callable[[torch.dtype], torch.dtype],
+) -> Callable[[Any, Any], TensorSpec]:  # fmt: skip
+    def binary_rule(a: Any, b: Any) -> TensorSpec:
+        common = computes_in(result_type(a, b))
+        check_dtype(name, common, kinds, common_device((a, b)), without_cpu_kernel)
+        return elementwise((a, b), result_of(common), common)
+
+    return binary_rule
+
+
+def _same(dtype: torch.dtype) -> torch.dtype:
+    return dtype
+
+
+def _bool(dtype: torch.dtype) -> torch.dtype:
+    return torch.bool
+
+
+for _table, _computes_in, _result_of in (
+    (COMMON_DTYPE, _same, _same),
+    (FLOAT_RESULT, float_type, _same),
+    (BOOL_RESULT, _same, _bool),
+):
+    for _kinds, _without, _overloads, _names in _table:
+        for _name in _names.split():
+            _function = binary(_name, _kinds, _without, _computes_in, _result_of)
+            rule(*(overload(_name, _overload) for _overload in _overloads))(_function)
+
+
+def check_alpha(name: str, alpha: Any, dtype: torch.dtype) -> None:
+    """A factor may not be of a higher kind than the result."""
+    if type(alpha) is int:
+        return
+    if isinstance(alpha, bool) and dtype is not torch.bool:
+        raise ArgumentError(f"{name}: a bool alpha goes only with bool tensors, not with {dtype}")
+    rank = "bifc"
+    if rank.index(kind(number_dtype(alpha))) > max(rank.index(kind(dtype)), 1):
+        raise ArgumentError(f"{name}: alpha={alpha} does not go with a result of {dtype}")
+
+
+@rule("add.Tensor", "add.Scalar")
+def add(a: Any, b: Any, alpha: Any = 1) -> TensorSpec:
+    common = result_type(a, b)
+    check_alpha("add", alpha, common)
+    return elementwise((a, b), common, common)
+
+
+@rule("sub.Tensor", "sub.Scalar")
+def sub(a: Any, b: Any, alpha: Any = 1) -> TensorSpec:
+    check_no_bool(a, b)
+    common = result_type(a, b)
+    check_alpha("sub", alpha, common)
+    return elementwise((a, b), common, common)
+
+
+@rule("rsub.Tensor", "rsub.Scalar")
+def rsub(a: Any, b: Any, alpha: Any = 1) -> TensorSpec:
+    return sub(b, a, alpha)
+
+
+def check_no_bool(*operands: Any) -> None:
+    for operand in operands:
+        if operand is True or operand is False or getattr(operand, "dtype", None) is torch.bool:
+            raise DtypeError("sub: bools can't be subtracted; use logical_not or bitwise_xor")
+
+
+@rule("div.Tensor_mode", "div.Scalar_mode")
+def div_mode(a: Any, b: Any, *, rounding_mode: str | None) -> TensorSpec:
+    common = result_type(a, b)
+    device = common_device((a, b))
+    if rounding_mode is None:
+        common = float_type(common)
+        check_dtype("div", common, "fc", device, COMPLEX_HALF)
+    elif rounding_mode in ("floor", "trunc"):
+        check_dtype("div", common, "if", device)
+    else:
+        raise ArgumentError(f"div: rounding_mode is None, 'trunc' or 'floor', not {rounding_mode!r}")
+    return elementwise((a, b), common, common)
+
+
+@rule("pow.Tensor_Tensor")
+def pow_tensor(base: Any, exponent: Any) -> TensorSpec:
+    common = _pow_dtype(base, exponent)
+    return elementwise((base, exponent), common, common)
+
+
+@rule("pow.Tensor_Scalar")
+def pow_by_number(base: TensorSpec, exponent: Any) -> TensorSpec:
+    common = result_type(base, exponent)
+    try:
+        _pow_dtype(base, exponent)
+    except DtypeError:
+        if exponent != 0 and exponent != 1:  # those two need no arithmetic: filled with ones, copied
+            raise
+    if is_integral(common, True) and exponent < 0:
+        raise ArgumentError(
+            f"pow: {base} holds integers, which can't be raised to the negative power {exponent}"
+        )
+    return elementwise((base,), common, common)  # the number is no operand: it has no say in the layout
+
+
+@rule("pow.Scalar")
+def pow_of_number(base: Any, exponent: TensorSpec) -> TensorSpec:
+    return exponent.like(dtype=_pow_dtype(base, exponent))
+
+
+@rule("__ilshift__.Tensor", "__ilshift__.Scalar", "__irshift__.Tensor", "__irshift__.Scalar")
+def shift_in_place(a: TensorSpec, by: Any) -> Same:
+    return written_in_place("shift", a, rule_named("bitwise_left_shift.Tensor")(a, by))
+
+
+@rule("pow_.Tensor")
+def pow_tensor_in_place(base: TensorSpec, exponent: Any) -> Same:
+    return written_in_place("pow_", base, pow_tensor(base, exponent))
+
+
+@rule("pow_.Scalar")
+def pow_by_number_in_place(base: TensorSpec, exponent: Any) -> Same:
+    return written_in_place("pow_", base, pow_by_number(base, exponent))
+
+
+def _pow_dtype(base: Any, exponent: Any) -> torch.dtype:
+    common = result_type(base, exponent)
+    check_dtype("pow", common, "ifc", common_device((base, exponent)), COMPLEX_HALF)
+    return common
+
+
+@rule("ldexp.Tensor")
+def ldexp(a: TensorSpec, exponent: TensorSpec) -> TensorSpec:
+    """A kernel of its own for integer exponents of real numbers; else a product with a power of two."""
+    if a.is_floating_point and is_integral(exponent.dtype, True):
+        check_dtype("ldexp", exponent.dtype, "i", a.device)
+        result = elementwise((a, exponent), a.dtype)
+        return preserved_copy(a) if same_shape(result.shape, a.shape) else result
+    if a.dtype is torch.float32 or is_integral(a.dtype, True):
+        power = pow_of_number(2.0, exponent)
+    else:
+        power = pow_tensor(a.like(()), exponent)
+    common = result_type(a, power)
+    return elementwise((a, power), common, common)
+
+
+@rule("heaviside")
+def heaviside(a: TensorSpec, values: TensorSpec) -> TensorSpec:
+    check_same_dtype("heaviside", a, values)
+    check_dtype("heaviside", a.dtype, "bif", a.device)
+    return elementwise((a, values), a.dtype)
+
+
+@rule("complex")
+def complex_of_real_and_imaginary(real: TensorSpec, imag: TensorSpec) -> TensorSpec:
+    return _complex_of_parts("complex", real, imag, (torch.float16, torch.float32, torch.float64))
+
+
+@rule("polar")
+def polar(magnitude: TensorSpec, angle: TensorSpec) -> TensorSpec:
+    return _complex_of_parts("polar", magnitude, angle, (torch.float32, torch.float64))
+
+
+def _complex_of_parts(name: str, a: TensorSpec, b: TensorSpec, takes: tuple[torch.dtype, ...]) -> TensorSpec:
+    check_same_dtype(name, a, b)
+    if a.dtype not in takes:
+        raise DtypeError(f"{name}: {a.dtype} has no complex dtype")
+    return elementwise((a, b), complex_type(a.dtype))
+
+
+exact_out("complex.out", "polar.out", "heaviside.out")
+
+
+# --- Elementwise operators on three operands, and those that choose between values --------------------------
+
+
+@rule("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
+def where(condition: TensorSpec, a: Any, b: Any) -> TensorSpec:
+    if condition.dtype not in (torch.bool, torch.uint8):
+        raise DtypeError(f"where: the condition must be a bool tensor, not {condition}")
+    dtype = result_type(a, b)
+    on_cpu = common_device((condition, a, b)).type == "cpu"
+    chosen = [
+        preserved_copy(x, dtype) if isinstance(x, TensorSpec) and on_cpu and x.dtype is not dtype else x
+        for x in (a, b)
+    ]
+    return elementwise((condition, *chosen), dtype)
+
+
+@rule("addcmul")
+def addcmul(a: TensorSpec, b: TensorSpec, c: TensorSpec, *, value: Any = 1) -> TensorSpec:
+    common = result_type(a, b, c)
+    check_dtype("addcmul", common, "ifc", common_device((a, b, c)))
+    check_number_fits("addcmul", value, common)
+    return elementwise((a, b, c), common, common)
+
+
+@rule("addcdiv")
+def addcdiv(a: TensorSpec, b: TensorSpec, c: TensorSpec, *, value: Any = 1) -> TensorSpec:
+    if is_integral(b.dtype, True) and is_integral(c.dtype, True):
+        raise DtypeError(f"addcdiv: the quotient of integers {b} and {c} is not supported; cast one to float")
+    common = result_type(a, b, c)
+    check_dtype("addcdiv", common, "fc", common_device((a, b, c)), COMPLEX_HALF)
+    check_number_fits("addcdiv", value, common)
+    return elementwise((a, b, c), common, common)
+
+
+def check_number_fits(name: str, number: Any, dtype: torch.dtype) -> None:
+    """A complex number can't be stored as a real one; other numbers are truncated, and all can be bools."""
+    if kind(number_dtype(number)) == "c" and kind(dtype) in "if" and number.imag != 0:
+        raise ArgumentError(f"{name}: {number} can't be stored in {dtype}")
+
+
+@rule("lerp.Scalar")
+def lerp_by_number(start: TensorSpec, end: TensorSpec, weight: Any) -> TensorSpec:
+    _check_lerp(start, end)
+    check_dtype("lerp", start.dtype, "fc", start.device, COMPLEX_HALF)
+    return elementwise((start, end), start.dtype)
+
+
+@rule("lerp.Tensor")
+def lerp(start: TensorSpec, end: TensorSpec, weight: TensorSpec) -> TensorSpec:
+    _check_lerp(start, end)
+    if weight.dtype is not start.dtype and weight.shape:
+        raise DtypeError(f"lerp: the weight {weight} must have the dtype of {start}")
+    common = result_type(start, end, weight)
+    check_dtype("lerp", common, "fc", start.device, COMPLEX_HALF)
+    return elementwise((start, end, weight), common, common)
+
+
+def _check_lerp(start: TensorSpec, end: TensorSpec) -> None:
+    if start.dtype is not end.dtype:
+        raise DtypeError(f"lerp: {start} and {end} must have the same dtype")
+
+
+@rule("clamp")
+def clamp(a: TensorSpec, min: Any = None, max: Any = None) -> TensorSpec:
+    """The bounds are numbers that take part in promotion, but not in the layout."""
+    _check_bounds(min, max)
+    _check_clamp_dtype(a.dtype)
+    common = result_type(a, min, max)
+    _check_clamp_dtype(common)
+    if common is torch.bool:
+        check_dtype("clamp", common, "if", a.device)
+    for bound in (min, max):
+        check_stored("clamp", bound, common, a.device)
+    return elementwise((a,), common, common)
+
+
+@rule("clamp_min", "clamp_max")
+def clamp_one_side(a: TensorSpec, bound: Any) -> TensorSpec:
+    return clamp(a, bound)
+
+
+@rule("clamp.Tensor")
+def clamp_tensor(a: TensorSpec, min: Any = None, max: Any = None) -> TensorSpec:
+    _check_bounds(min, max)
+    common = result_type(a, min, max)
+    _check_clamp_dtype(common)
+    if min is not None and max is not None:  # one bound alone is maximum or minimum, which take bools
+        check_dtype("clamp", common, "if", a.device)
+    return elementwise((a, min, max), common, common)
+
+
+@rule("clamp_min.Tensor", "clamp_max.Tensor")
+def clamp_one_side_tensor(a: TensorSpec, bound: TensorSpec) -> TensorSpec:
+    return clamp_tensor(a, bound)
+
+
+def _check_bounds(min: Any, max: Any) -> None:
+    if min is None and max is None:
+        raise ArgumentError("clamp: at least one of min and max must be given")
+
+
+def _check_clamp_dtype(dtype: torch.dtype) -> None:
+    if dtype.is_complex:
+        raise DtypeError(f"clamp: complex numbers have no order ({dtype})")
+
+
+@rule("masked_fill.Scalar")
+def masked_fill(a: TensorSpec, mask: TensorSpec, value: Any) -> TensorSpec:
+    _check_mask(mask)
+    check_stored("masked_fill", value, a.dtype, a.device)
+    return _filled(a, mask)
+
+
+@rule("masked_fill.Tensor")
+def masked_fill_tensor(a: TensorSpec, mask: TensorSpec, value: TensorSpec) -> TensorSpec:
+    _check_mask(mask)
+    if value.shape:
+        raise ShapeMismatch(f"masked_fill: the value must be a 0-dim tensor, not {value}")
+    return _filled(a, mask)
+
+
+def _filled(a: TensorSpec, mask: TensorSpec) -> TensorSpec:
+    return TensorSpec(broadcast_shapes(a.shape, mask.shape), dtype=a.dtype, device=a.device)
+
+
+def _check_mask(mask: TensorSpec) -> None:
+    if mask.dtype is not torch.bool:
+        raise DtypeError(f"masked_fill: the mask must be a bool tensor, not {mask}")
+
+
+@rule("threshold")
+def threshold(a: TensorSpec, threshold: Any, value: Any) -> TensorSpec:
+    check_dtype("threshold", a.dtype, "if", a.device)
+    for number in (threshold, value):
+        check_stored("threshold", number, a.dtype, a.device)
+    return elementwise((a,), a.dtype)
+
+
+@rule("isclose")
+def isclose(
+    a: TensorSpec, b: TensorSpec, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> TensorSpec:
+    if a.dtype is not b.dtype:
+        raise DtypeError(f"isclose: {a} and {b} must have the same dtype")
+    if rtol < 0 or atol < 0:
+        raise ArgumentError(f"isclose: tolerances must not be negative (rtol={rtol}, atol={atol})")
+    return elementwise((a, b), torch.bool)
+
+
+@rule("masked_fill_.Scalar")
+def masked_fill_in_place(a: TensorSpec, mask: TensorSpec, value: Any) -> Same:
+    return _written(a, masked_fill(a, mask, value))
+
+
+@rule("masked_fill_.Tensor")
+def masked_fill_tensor_in_place(a: TensorSpec, mask: TensorSpec, value: TensorSpec) -> Same:
+    return _written(a, masked_fill_tensor(a, mask, value))
+
+
+def _written(a: TensorSpec, result: TensorSpec) -> Same:
+    """Filling an expanded tensor is discouraged by eager, but done."""
+    return written_in_place("masked_fill_", a.like(), result)
+
+
+exact_out("clamp.out", "clamp_min.out", "clamp_max.out", "where.self_out", "lerp.Tensor_out")

@@ -1,0 +1,364 @@
+"""Operators on lists of tensors: each does to every tensor what the operator of the same name does to one.
+
+Lists hold the parameters of a model, most of which share a few specs: each combination is worked out once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.ops import factories as _factories  # noqa: F401  (its rules are used by name)
+from understudy.ops.pointwise import unary as _unary  # noqa: F401  (its rules are used by name)
+from understudy.ops.pointwise.binary_and_ternary import check_number_fits
+from understudy.ops.registry import Rule, check_no_overlap, rule, rule_named
+from understudy.ops.shared.dtypes import check_dtype
+from understudy.ops.shared.layouts import written_in_place
+from understudy.spec import (
+    Same,
+    TensorSpec,
+    check_expandable,
+    default_dtype,
+    preserved_copy,
+    real_type,
+    same_shape,
+)
+
+Specs = Sequence[TensorSpec]
+UNARY = (
+    "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal "
+    "round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc"
+).split()
+
+# name of the list operator's overload → name of the operator on one tensor
+BINARY_LISTS = {
+    "add.List": "add.Tensor",
+    "sub.List": "sub.Tensor",
+    "mul.List": "mul.Tensor",
+    "div.List": "div.Tensor",
+    "clamp_max.List": "clamp_max.Tensor",
+    "clamp_min.List": "clamp_min.Tensor",
+    "maximum.List": "maximum",
+    "minimum.List": "minimum",
+    "pow.List": "pow.Tensor_Tensor",
+}
+BINARY_NUMBERS = {
+    "add": "add.Scalar",
+    "sub": "sub.Scalar",
+    "mul": "mul.Scalar",
+    "div": "div.Scalar",
+    "clamp_max": "clamp_max",
+    "clamp_min": "clamp_min",
+    "maximum": "clamp_min",
+    "minimum": "clamp_max",
+    "pow": "pow.Tensor_Scalar",
+}
+BINARY_TENSOR = {"add.Tensor": "add.Tensor", "mul.Tensor": "mul.Tensor", "div.Tensor": "div.Tensor"}
+
+
+def each(function: Rule, *lists: Iterable[Any]) -> list[Any]:
+    """`function` of the first elements, of the second ones, and so on."""
+    known: dict[Any, Any] = {}
+    results = []
+    for arguments in zip(*lists, strict=True):
+        # 1, 1.0 and True are equal and hash alike, but are not the same argument.
+        key = (arguments, *map(type, arguments))
+        if key not in known:
+            known[key] = function(*arguments)
+        results.append(known[key])
+    return results
+
+
+def check_lists(name: str, first: Specs, *others: Sequence[Any]) -> None:
+    if not first:
+        raise ArgumentError(f"{name}: the list of tensors is empty")
+    for other in others:
+        if len(other) != len(first):
+            raise ArgumentError(f"{name}: lists of {len(first)} and {len(other)} do not go together")
+
+
+def written(name: str, function: Rule) -> Rule:
+    """`function`, its result checked as one that is written into its first argument."""
+
+    def check(target: TensorSpec, *rest: Any, **kwargs: Any) -> None:
+        written_in_place(name, target, function(target, *rest, **kwargs))
+
+    return check
+
+
+def register(name: str, list_rule: Callable[[str, Rule], Rule], of: str) -> None:
+    """The functional and the in-place variant of a list operator."""
+    packet, _, overload = name.partition(".")
+    suffix = f".{overload}" if overload else ""
+    functional = f"_foreach_{packet}{suffix}"
+    in_place = f"_foreach_{packet}_{suffix}"
+    rule(functional)(list_rule(functional, rule_named(of)))
+    run = list_rule(in_place, written(in_place, _in_place_variant(of)))
+
+    @rule(in_place)
+    def in_place_rule(*args: Any, **kwargs: Any) -> None:
+        run(*args, **kwargs)
+
+
+def _in_place_variant(of: str) -> Rule:
+    if of != "abs":
+        return rule_named(of)
+
+    def absolute_in_place(a: TensorSpec) -> TensorSpec:
+        check_dtype("abs_", a.dtype, "if", a.device)
+        return a
+
+    return absolute_in_place
+
+
+def unary(name: str, one: Rule) -> Rule:
+    def list_rule(tensors: Specs) -> list[Any]:
+        check_lists(name, tensors)
+        return each(one, tensors)
+
+    return list_rule
+
+
+def with_list(name: str, one: Rule) -> Rule:
+    def list_rule(tensors: Specs, others: Specs, **kwargs: Any) -> list[Any]:
+        check_lists(name, tensors, others)
+        return each(lambda a, b: one(a, b, **kwargs), tensors, others)
+
+    return list_rule
+
+
+def with_number(name: str, one: Rule) -> Rule:
+    def list_rule(tensors: Specs, number: Any) -> list[Any]:
+        check_lists(name, tensors)
+        return each(lambda a: one(a, number), tensors)
+
+    return list_rule
+
+
+def with_tensor(name: str, one: Rule) -> Rule:
+    def list_rule(tensors: Specs, other: TensorSpec, **kwargs: Any) -> list[Any]:
+        check_lists(name, tensors)
+        if other.shape:
+            raise ShapeMismatch(f"{name}: the tensor that goes with all must be 0-dim, not {other}")
+        return each(lambda a: one(a, other, **kwargs), tensors)
+
+    return list_rule
+
+
+def ternary(name: str, one: Rule) -> Rule:
+    def list_rule(tensors: Specs, first: Specs, second: Specs, value: Any = 1) -> list[Any]:
+        check_lists(name, tensors, first, second)
+        return each(lambda a, b, c: one(a, b, c, value=value), tensors, first, second)
+
+    return list_rule
+
+
+def ternary_with_numbers(name: str, one: Rule) -> Rule:
+    def list_rule(tensors: Specs, first: Specs, second: Specs, numbers: Sequence[Any]) -> list[Any]:
+        check_lists(name, tensors, first, second, numbers)
+        return each(lambda a, b, c, value: one(a, b, c, value=value), tensors, first, second, numbers)
+
+    return list_rule
+
+
+def ternary_with_tensor(name: str, one: Rule) -> Rule:
+    def list_rule(tensors: Specs, first: Specs, second: Specs, values: TensorSpec) -> list[Any]:
+        check_lists(name, tensors, first, second)
+        if values.ndim != 1 or values.shape[0] != len(tensors) or not values.is_contiguous:
+            raise ShapeMismatch(
+                f"{name}: {values} does not hold one number for each of {len(tensors)} tensors"
+            )
+        return each(one, tensors, first, second)
+
+    return list_rule
+
+
+def lerp_with_number(name: str, one: Rule) -> Rule:
+    def list_rule(tensors: Specs, ends: Specs, weight: Any) -> list[Any]:
+        check_lists(name, tensors, ends)
+        return each(lambda a, b: one(a, b, weight), tensors, ends)
+
+    return list_rule
+
+
+def three_lists(name: str, one: Rule) -> Rule:
+    def list_rule(tensors: Specs, first: Specs, second: Sequence[Any]) -> list[Any]:
+        check_lists(name, tensors, first, second)
+        return each(one, tensors, first, second)
+
+    return list_rule
+
+
+for _name in UNARY:
+    register(_name, unary, _name)
+for _name, _of in BINARY_LISTS.items():
+    register(_name, with_list, _of)
+for _name, _of in BINARY_NUMBERS.items():
+    register(f"{_name}.Scalar", with_number, _of)
+    register(f"{_name}.ScalarList", with_list, _of)
+for _name, _of in BINARY_TENSOR.items():
+    register(_name, with_tensor, _of)
+for _name in ("addcmul", "addcdiv"):
+    register(f"{_name}.Scalar", ternary, _name)
+    register(f"{_name}.ScalarList", ternary_with_numbers, _name)
+    register(f"{_name}.Tensor", ternary_with_tensor, _name)
+register("lerp.Scalar", lerp_with_number, "lerp.Scalar")
+register("lerp.ScalarList", three_lists, "lerp.Scalar")
+register("lerp.List", three_lists, "lerp.Tensor")
+
+
+@rule("_foreach_pow.ScalarAndTensor")
+def foreach_pow_of_number(base: Any, exponents: Specs) -> list[Any]:
+    check_lists("_foreach_pow", exponents)
+    one = rule_named("pow.Scalar")
+    return each(lambda exponent: one(base, exponent), exponents)
+
+
+@rule("_foreach_zero_")
+def foreach_zero_in_place(tensors: Specs) -> None:
+    check_lists("_foreach_zero_", tensors)
+
+
+@rule("_foreach_zero")
+def foreach_zero(tensors: Specs) -> list[Any]:
+    check_lists("_foreach_zero", tensors)
+    return each(rule_named("zero"), tensors)
+
+
+@rule("_foreach_copy_")
+def foreach_copy_in_place(tensors: Specs, sources: Specs, non_blocking: bool = False) -> None:
+    check_lists("_foreach_copy_", tensors, sources)
+
+    def check(target: TensorSpec, source: TensorSpec) -> None:
+        check_expandable(source.shape, target.shape, "_foreach_copy_")
+        check_no_overlap("_foreach_copy_", target)
+
+    each(check, tensors, sources)
+
+
+@rule("_foreach_copy")
+def foreach_copy(tensors: Specs, sources: Specs, non_blocking: bool = False) -> list[Any]:
+    check_lists("_foreach_copy", tensors, sources)
+    return each(rule_named("copy"), tensors, sources)
+
+
+@rule("_foreach_clone")
+def foreach_clone(tensors: Specs, *, memory_format: torch.memory_format | None = None) -> list[Any]:
+    check_lists("_foreach_clone", tensors)
+    one = rule_named("clone")
+    return each(lambda a: one(a, memory_format=memory_format), tensors)
+
+
+@rule("_foreach_norm.Scalar")
+def foreach_norm(tensors: Specs, ord: Any = 2, dtype: torch.dtype | None = None) -> list[Any]:
+    check_lists("_foreach_norm", tensors)
+    check_number_fits("_foreach_norm", ord, default_dtype())
+
+    def norm(a: TensorSpec) -> TensorSpec:
+        check_dtype("_foreach_norm", a.dtype, "fc", a.device)
+        if dtype is not None:
+            check_dtype("_foreach_norm", dtype, "c" if a.is_complex else "f", a.device)
+        return a.like((), dtype=real_type(dtype or a.dtype))
+
+    return each(norm, tensors)
+
+
+@rule("_foreach_mm")
+def foreach_mm(tensors: Specs, others: Specs) -> list[Any]:
+    check_lists("_foreach_mm", tensors, others)
+    return each(rule_named("mm"), tensors, others)
+
+
+@rule("_foreach_max")
+def foreach_max(tensors: Specs) -> list[Any]:
+    check_lists("_foreach_max", tensors)
+
+    def greatest(a: TensorSpec) -> TensorSpec:
+        if a.is_empty:
+            raise ShapeMismatch(f"_foreach_max: {a} has no greatest element")
+        check_dtype("_foreach_max", a.dtype, "bif", a.device)
+        return a.like(())
+
+    return each(greatest, tensors)
+
+
+# --- Optimizer steps and loss scaling that write into whole lists of tensors at once ------------------------
+
+
+def check_step(name: str, parameters: Specs, grads: Specs, *states: Specs) -> None:
+    """All lists are as long as the parameters', or empty; gradients and states are as large."""
+    check_lists(name, parameters, grads)
+    for others in (grads, *states):
+        if not others:
+            continue
+        check_lists(name, parameters, others)
+        each(lambda a, b: _check_same_shape(name, a, b), parameters, others)
+
+
+def _check_same_shape(name: str, a: TensorSpec, b: TensorSpec) -> None:
+    if not same_shape(a.shape, b.shape):
+        raise ShapeMismatch(f"{name}: {b} does not go with the parameter {a}")
+
+
+@rule("_fused_adam_", "_fused_adam_.tensor_lr", "_fused_adamw_", "_fused_adamw_.tensor_lr")
+def fused_adam(
+    parameters: Specs, grads: Specs, exp_avgs: Specs, exp_avg_sqs: Specs, max_exp_avg_sqs: Specs,
+    state_steps: Sequence[Any], **numbers: Any,
+) -> None:  # fmt: skip
+    check_step("_fused_adam_", parameters, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
+    check_lists("_fused_adam_", parameters, state_steps)
+
+
+@rule("_fused_adagrad_", "_fused_adagrad_.tensor_lr")
+def fused_adagrad(
+    parameters: Specs, grads: Specs, state_sums: Specs, state_steps: Sequence[Any], **numbers: Any
+) -> None:
+    check_step("_fused_adagrad_", parameters, grads, state_sums)
+    check_lists("_fused_adagrad_", parameters, state_steps)
+
+
+@rule("_fused_sgd_", "_fused_sgd_.tensor_lr")
+def fused_sgd(parameters: Specs, grads: Specs, momentum_buffer_list: Specs, **numbers: Any) -> None:
+    check_step("_fused_sgd_", parameters, grads, momentum_buffer_list)
+
+
+@rule("_fused_adam", "_fused_adam.tensor_lr", "_fused_adamw", "_fused_adamw.tensor_lr")
+def fused_adam_functional(*lists: Specs, **numbers: Any) -> tuple[list[TensorSpec], ...]:
+    fused_adam(*lists, **numbers)
+    return tuple(each(preserved_copy, tensors) for tensors in lists[:5])
+
+
+@rule("_fused_adagrad", "_fused_adagrad.tensor_lr")
+def fused_adagrad_functional(*lists: Specs, **numbers: Any) -> tuple[list[TensorSpec], ...]:
+    fused_adagrad(*lists, **numbers)
+    written = lists[:3] if isinstance(numbers.get("lr"), TensorSpec) else lists[:4]
+    return tuple(each(preserved_copy, tensors) for tensors in written)
+
+
+@rule("_fused_sgd", "_fused_sgd.tensor_lr")
+def fused_sgd_functional(*lists: Specs, **numbers: Any) -> tuple[list[TensorSpec], ...]:
+    fused_sgd(*lists, **numbers)
+    return tuple(each(preserved_copy, tensors) for tensors in lists[:3])
+
+
+@rule("_amp_foreach_non_finite_check_and_unscale_")
+def unscale_gradients(grads: Specs, found_inf: TensorSpec, inv_scale: TensorSpec) -> None:
+    for one in (found_inf, inv_scale):
+        if one.numel != 1:
+            raise ShapeMismatch(f"unscaling gradients: {one} must hold one number")
+        if not one.is_floating_point:
+            raise DtypeError(f"unscaling gradients: {one} must be a float tensor")
+
+
+@rule("_amp_update_scale_")
+def update_scale(
+    scale: TensorSpec, growth_tracker: TensorSpec, found_inf: TensorSpec, scale_growth_factor: float,
+    scale_backoff_factor: float, growth_interval: int,
+) -> Same:  # fmt: skip
+    for one in (scale, growth_tracker, found_inf):
+        if one.numel != 1:
+            raise ShapeMismatch(f"updating the loss scale: {one} must hold one number")
+    return Same(0)

@@ -1,0 +1,217 @@
+"""Elementwise operators on one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from understudy.errors import ArgumentError, DtypeError
+from understudy.ops.registry import exact_out, rule
+from understudy.ops.shared.dtypes import COMPLEX_HALF, NONE, REDUCED, check_dtype, check_stored
+from understudy.ops.shared.layouts import written_in_place
+from understudy.spec import Same, TensorSpec, elementwise, float_type, preserved_copy, real_type
+
+Dtypes = Iterable[torch.dtype]
+
+
+def same_type(dtype: torch.dtype) -> torch.dtype:
+    return dtype
+
+
+def bool_type(dtype: torch.dtype) -> torch.dtype:
+    return torch.bool
+
+
+# kinds taken, dtypes without a CPU kernel, names. Results have the dtype of the input.
+SAME_DTYPE: tuple[tuple[str, Dtypes, str], ...] = (
+    ("f", NONE, "frac special_round"),
+    ("if", NONE, "ceil floor round trunc relu"),
+    ("ifc", NONE, "neg"),
+    ("bif", COMPLEX_HALF, "sign"),
+    ("bifc", NONE, "sgn"),
+    ("bi", NONE, "bitwise_not"),
+    ("f", NONE, "celu elu hardshrink hardsigmoid hardswish leaky_relu mish selu softplus"),
+    ("fc", COMPLEX_HALF, "silu"),
+)
+
+# Integers and bools compute in the default dtype.
+FLOAT_RESULT: tuple[tuple[str, Dtypes, str], ...] = (
+    ("bif", NONE, "digamma erf erfc erfinv i0 lgamma special_entr special_i0e special_i1 special_i1e"),
+    (
+        "bifc",
+        COMPLEX_HALF,
+        "acos acosh asin asinh atan atanh cos cosh exp exp2 expm1 log log10 log1p log2 reciprocal rsqrt "
+        "sigmoid sin sinc sinh sqrt tan tanh",
+    ),
+    (
+        "bif",
+        REDUCED,
+        "special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 "
+        "special_erfcx special_log_ndtr special_modified_bessel_i0 special_modified_bessel_i1 "
+        "special_modified_bessel_k0 special_modified_bessel_k1 special_ndtri special_scaled_modified_bessel_k0 "
+        "special_scaled_modified_bessel_k1 special_spherical_bessel_j0",
+    ),
+    ("bif", NONE, "logit"),
+)
+BOOL_RESULT: tuple[tuple[str, Dtypes, str], ...] = (
+    ("bif", NONE, "isneginf isposinf signbit"),
+    ("bifc", COMPLEX_HALF, "logical_not"),
+    ("bifc", NONE, "isnan"),
+)
+
+
+def unary(
+    name: str, result_of: Callable[[torch.dtype], torch.dtype], kinds: str, without_cpu_kernel: Dtypes
+) -> None:
+    """Register an operator whose result is laid out as its input; its other arguments change values only."""
+
+    @rule(name)
+    def unary_rule(a: TensorSpec, *_: Any, **__: Any) -> TensorSpec:
+        dtype = result_of(a.dtype)
+        common = dtype if result_of is float_type else a.dtype
+        check_dtype(name, common, kinds, a.device, without_cpu_kernel)
+        if common is not a.dtype:
+            check_dtype(name, a.dtype, kinds, a.device)
+        return elementwise((a,), dtype, common)
+
+
+for _table, _result_of in ((SAME_DTYPE, same_type), (FLOAT_RESULT, float_type), (BOOL_RESULT, bool_type)):
+    for _kinds, _without, _names in _table:
+        for _name in _names.split():
+            unary(_name, _result_of, _kinds, _without)
+
+
+@rule("abs")
+def absolute(a: TensorSpec) -> TensorSpec:
+    check_dtype("abs", a.dtype, "ifc", a.device)
+    if a.is_complex:
+        return preserved_copy(a, real_type(a.dtype))
+    return elementwise((a,), a.dtype)
+
+
+@rule("abs_")
+def abs_in_place(a: TensorSpec) -> Same:
+    check_dtype("abs_", a.dtype, "if", a.device)
+    return written_in_place("abs_", a, a)
+
+
+@rule("angle")
+def angle(a: TensorSpec) -> TensorSpec:
+    if a.is_complex:
+        check_dtype("angle", a.dtype, "c", a.device, COMPLEX_HALF)
+        return a.like(dtype=real_type(a.dtype))
+    dtype = float_type(a.dtype)
+    return elementwise((a,), dtype, dtype)
+
+
+@rule("isinf")
+def isinf(a: TensorSpec) -> TensorSpec:
+    if not (a.is_floating_point or a.is_complex):
+        return preserved_copy(a, torch.bool)
+    if a.is_complex:  # of each part on its own
+        a = a.viewed(a.shape, [2 * step for step in a.stride], dtype=real_type(a.dtype), conj=False)
+    return elementwise((elementwise((a,), a.dtype), 0.0), torch.bool)
+
+
+@rule("deg2rad", "rad2deg")
+def between_degrees_and_radians(a: TensorSpec) -> TensorSpec:
+    check_dtype("deg2rad", a.dtype, "bif", a.device)
+    return preserved_copy(a, float_type(a.dtype))
+
+
+@rule("nan_to_num")
+def nan_to_num(a: TensorSpec, *_: Any, **__: Any) -> TensorSpec:
+    check_dtype("nan_to_num", a.dtype, "bifc", a.device, COMPLEX_HALF)
+    return preserved_copy(a)
+
+
+@rule("_conj_physical", "conj_physical")
+def conj_physical(a: TensorSpec) -> TensorSpec:
+    return preserved_copy(a)
+
+
+@rule("round.decimals")
+def round_decimals(a: TensorSpec, *, decimals: int) -> TensorSpec:
+    check_dtype("round", a.dtype, "f", a.device)
+    return elementwise((a,), a.dtype)
+
+
+@rule("polygamma")
+def polygamma(n: int, a: TensorSpec) -> TensorSpec:
+    if n < 0:
+        raise ArgumentError(f"polygamma: the order must not be negative, got {n}")
+    check_dtype("polygamma", a.dtype, "bif", a.device)
+    dtype = float_type(a.dtype)
+    return elementwise((a,), dtype, dtype)
+
+
+@rule("polygamma_")
+def polygamma_in_place(a: TensorSpec, n: int) -> Same:
+    return written_in_place("polygamma_", a, polygamma(n, a))
+
+
+@rule("mvlgamma")
+def mvlgamma(a: TensorSpec, p: int) -> TensorSpec:
+    if p < 1:
+        raise ArgumentError(f"mvlgamma: p must be at least 1, got {p}")
+    check_dtype("mvlgamma", a.dtype, "if", a.device)
+    return a.like(dtype=float_type(a.dtype))
+
+
+@rule("gelu")
+def gelu(a: TensorSpec, *, approximate: str = "none") -> TensorSpec:
+    check_gelu_approximation(approximate)
+    check_dtype("gelu", a.dtype, "f", a.device)
+    return elementwise((a,), a.dtype)
+
+
+def check_gelu_approximation(approximate: str) -> None:
+    if approximate not in ("none", "tanh"):
+        raise ArgumentError(f"gelu: approximate is 'none' or 'tanh', not {approximate!r}")
+
+
+@rule("frexp.Tensor")
+def frexp(a: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
+    check_dtype("frexp", a.dtype, "f", a.device)
+    mantissa = preserved_copy(a)
+    return mantissa, preserved_copy(a, torch.int32)
+
+
+@rule("softshrink")
+def softshrink(a: TensorSpec, lambd: Any = 0.5) -> TensorSpec:
+    check_dtype("softshrink", a.dtype, "f", a.device)
+    if lambd < 0:
+        raise ArgumentError(f"softshrink: lambd must not be negative, got {lambd}")
+    return elementwise((a,), a.dtype)
+
+
+@rule("relu6")
+def relu6(a: TensorSpec) -> TensorSpec:
+    return hardtanh(a, 0, 6)
+
+
+@rule("hardtanh")
+def hardtanh(a: TensorSpec, min_val: Any = -1, max_val: Any = 1) -> TensorSpec:
+    if a.dtype is torch.bool:
+        raise DtypeError("hardtanh: takes no bool tensors")
+    if not a.dtype.is_signed and (min_val < 0 or max_val < 0):
+        raise ArgumentError(f"hardtanh: bounds {min_val} and {max_val} are negative, {a} is unsigned")
+    check_dtype("hardtanh", a.dtype, "if", a.device)
+    if a.is_floating_point:  # integers may be clamped as floats
+        for bound in (min_val, max_val):
+            check_stored("hardtanh", bound, a.dtype, a.device)
+    return preserved_copy(a)
+
+
+exact_out(
+    "abs.out",
+    "nan_to_num.out",
+    "gelu.out",
+    "hardtanh.out",
+    "frexp.Tensor_out",
+    "isneginf.out",
+    "isposinf.out",
+)
+exact_out(*(f"{name}.out" for _, _, names in SAME_DTYPE for name in names.split()))

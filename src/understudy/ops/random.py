@@ -1,0 +1,355 @@
+"""Operators that draw random numbers. Values never matter here: only what is filled, and what eager refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from understudy.errors import ArgumentError, DtypeError, OperatorError, ShapeMismatch
+from understudy.ops.factories import Sizes, fresh, like
+from understudy.ops.registry import check_no_overlap, exact_out, rule
+from understudy.ops.shared.dtypes import REDUCED, check_dtype
+from understudy.spec import (
+    Same,
+    TensorSpec,
+    broadcast_shapes,
+    check_expandable,
+    contiguous_strides,
+    default_dtype,
+    elementwise,
+    preserved_copy,
+    product,
+    result_type,
+    same_shape,
+)
+from understudy.spec.elementwise import CPU
+
+Dtype = torch.dtype
+Check = Callable[..., None]
+
+
+def unless_empty(shape: Sizes, check: Check, *args: Any) -> None:
+    """Eager looks at nothing when there is nothing to fill. Only asked after a refusal: sizes may be symbols."""
+    try:
+        check(*args)
+    except OperatorError:
+        if product(shape) != 0:
+            raise
+
+
+@rule("rand", "rand.generator")
+def rand(
+    size: Sizes, *, generator: Any = None, dtype: Dtype | None = None, layout: torch.layout | None = None,
+    device: torch.device | None = None, pin_memory: bool | None = None,
+) -> Any:  # fmt: skip
+    dtype = dtype or default_dtype()
+    check_dtype("rand", dtype, "fc", device or CPU)
+    return fresh(size, dtype, device, layout)
+
+
+@rule("randn", "randn.generator")
+def randn(
+    size: Sizes, *, generator: Any = None, dtype: Dtype | None = None, layout: torch.layout | None = None,
+    device: torch.device | None = None, pin_memory: bool | None = None,
+) -> Any:  # fmt: skip
+    dtype = dtype or default_dtype()
+    unless_empty(size, check_dtype, "randn", dtype, "fc", device or CPU)
+    return fresh(size, dtype, device, layout)
+
+
+@rule("normal.float_float")
+def normal_of_numbers(
+    mean: float, std: float, size: Sizes, *, generator: Any = None, dtype: Dtype | None = None,
+    layout: torch.layout | None = None, device: torch.device | None = None, pin_memory: bool | None = None,
+) -> Any:  # fmt: skip
+    _check_std(mean, std)
+    return randn(size, dtype=dtype, layout=layout, device=device)
+
+
+@rule("randint", "randint.generator")
+def randint(high: Any, size: Sizes, **options: Any) -> Any:
+    return randint_low(0, high, size, **options)
+
+
+@rule("randint.low", "randint.low_generator")
+def randint_low(
+    low: Any, high: Any, size: Sizes, *, generator: Any = None, dtype: Dtype | None = torch.int64,
+    layout: torch.layout | None = None, device: torch.device | None = None, pin_memory: bool | None = None,
+) -> Any:  # fmt: skip
+    dtype = dtype or default_dtype()
+    check_dtype("randint", dtype, "bif", device or CPU)
+    _check_bounds(dtype, low, high)
+    return fresh(size, dtype, device, layout)
+
+
+def _check_bounds(dtype: Dtype, low: Any, high: Any) -> None:
+    if high is None:
+        return
+    if low >= high:
+        raise ArgumentError(f"there is no random integer from {low} up to, but without, {high}")
+    if dtype.is_floating_point:
+        return
+    least, most = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    if low < least or high - 1 > most:
+        raise ArgumentError(f"random integers from {low} to {high - 1} do not fit into {dtype}")
+
+
+@rule("randperm", "randperm.generator")
+def randperm(
+    n: Any, *, generator: Any = None, dtype: Dtype | None = torch.int64, layout: torch.layout | None = None,
+    device: torch.device | None = None, pin_memory: bool | None = None,
+) -> Any:  # fmt: skip
+    dtype = dtype or default_dtype()
+    check_dtype("randperm", dtype, "if", device or CPU)
+    return fresh((n,), dtype, device, layout)
+
+
+@rule("rand_like", "rand_like.generator")
+def rand_like(a: TensorSpec, *, generator: Any = None, dtype: Dtype | None = None, **options: Any) -> Any:
+    check_dtype("rand_like", dtype or a.dtype, "fc", a.device)
+    return like(a, dtype=dtype, **options)
+
+
+@rule("randn_like", "randn_like.generator")
+def randn_like(a: TensorSpec, *, generator: Any = None, dtype: Dtype | None = None, **options: Any) -> Any:
+    unless_empty(a.shape, check_dtype, "randn_like", dtype or a.dtype, "fc", a.device)
+    return like(a, dtype=dtype, **options)
+
+
+@rule("randint_like", "randint_like.generator")
+def randint_like(a: TensorSpec, high: Any, **options: Any) -> Any:
+    return randint_like_low(a, 0, high, **options)
+
+
+@rule("randint_like.low_dtype", "randint_like.low_generator_dtype")
+def randint_like_low(
+    a: TensorSpec, low: Any, high: Any, *, generator: Any = None, dtype: Dtype | None = None, **options: Any
+) -> Any:
+    check_dtype("randint_like", dtype or a.dtype, "bif", a.device)
+    _check_bounds(dtype or a.dtype, low, high)
+    return like(a, dtype=dtype, **options)
+
+
+@rule("randint_like.Tensor", "randint_like.Tensor_generator")
+def randint_like_tensor(
+    a: TensorSpec, high: TensorSpec, *, generator: Any = None, dtype: Dtype | None = None, **options: Any
+) -> Any:
+    if high.shape:
+        raise ShapeMismatch(f"randint_like: the bound must be a 0-dim tensor, not {high}")
+    check_dtype("randint_like", dtype or a.dtype, "bif", a.device)
+    return like(a, dtype=dtype, **options)
+
+
+def _check_std(mean: float = 0.0, std: float = 1.0) -> None:
+    if std < 0:
+        raise ArgumentError(f"a standard deviation can't be negative: {std}")
+
+
+def _check_interval(low: float = 0.0, high: float = 1.0) -> None:
+    if low > high:
+        raise ArgumentError(f"uniform: there is no interval from {low} to {high}")
+
+
+def _check_rate(rate: float = 1.0) -> None:
+    if rate <= 0:
+        raise ArgumentError(f"exponential: the rate must be positive, got {rate}")
+
+
+def _check_open_probability(p: float) -> None:
+    if not 0 < p < 1:
+        raise ArgumentError(f"geometric: the probability must lie between 0 and 1, got {p}")
+
+
+def _check_scale(centre: float = 0.0, scale: float = 1.0) -> None:
+    if scale <= 0:
+        raise ArgumentError(f"the width of a distribution must be positive, got {scale}")
+
+
+def _check_nothing(*_: Any) -> None:
+    pass
+
+
+def check_probability(p: float = 0.5) -> None:
+    if not 0 <= p <= 1:
+        raise ArgumentError(f"a probability lies between 0 and 1: {p} does not")
+
+
+# functional name, in-place name, kinds taken, check of the numbers
+FILLS: tuple[tuple[str, str, str, Check], ...] = (
+    ("uniform", "uniform_", "fc", _check_interval),
+    ("normal_functional", "normal_", "fc", _check_std),
+    ("random", "random_", "bif", _check_nothing),
+    ("random.to", "random_.to", "bif", _check_nothing),
+    ("random.from", "random_.from", "bif", _check_nothing),
+    ("exponential", "exponential_", "f", _check_rate),
+    ("geometric", "geometric_", "if", _check_open_probability),
+    ("cauchy", "cauchy_", "f", _check_scale),
+    ("log_normal", "log_normal_", "f", _check_scale),
+    ("", "bernoulli_.float", "bif", check_probability),
+)
+
+
+# Where bounds are checked in the tensor's dtype, a wrong dtype is refused even if there is nothing to fill.
+REFUSES_EMPTY = ("uniform_", "random_.to", "random_.from", "cauchy_")
+
+
+def _register_fill(functional: str, in_place: str, kinds: str, check: Check) -> None:
+    def check_call(a: TensorSpec, numbers: Sequence[Any]) -> None:
+        if in_place in REFUSES_EMPTY:
+            check_dtype(in_place, a.dtype, kinds, a.device)
+        else:
+            unless_empty(a.shape, check_dtype, in_place, a.dtype, kinds, a.device)
+        check(*numbers)
+        if in_place == "random_.to":
+            _check_bounds(a.dtype, 0, *numbers)
+        elif in_place == "random_.from":
+            _check_bounds(a.dtype, *numbers)
+
+    def filled(a: TensorSpec, *numbers: Any, generator: Any = None) -> TensorSpec:
+        check_call(a, numbers)
+        return preserved_copy(a)
+
+    def filled_in_place(a: TensorSpec, *numbers: Any, generator: Any = None) -> Same:
+        check_call(a, numbers)
+        check_no_overlap(in_place, a)
+        return Same(0)
+
+    if functional:
+        rule(functional)(filled)
+    rule(in_place)(filled_in_place)
+
+
+for _row in FILLS:
+    _register_fill(*_row)
+
+
+@rule("bernoulli")
+def bernoulli(a: TensorSpec, *, generator: Any = None) -> TensorSpec:
+    unless_empty(a.shape, check_dtype, "bernoulli", a.dtype, "f", a.device)
+    return a.like()
+
+
+@rule("bernoulli.p")
+def bernoulli_p(a: TensorSpec, p: float, *, generator: Any = None) -> TensorSpec:
+    unless_empty(a.shape, check_dtype, "bernoulli", a.dtype, "bif", a.device)
+    check_probability(p)
+    return a.like()
+
+
+@rule("bernoulli.Tensor")
+def bernoulli_tensor(a: TensorSpec, p: TensorSpec, *, generator: Any = None) -> TensorSpec:
+    _check_probabilities(a, p)
+    return preserved_copy(a)
+
+
+@rule("bernoulli_.Tensor")
+def bernoulli_tensor_in_place(a: TensorSpec, p: TensorSpec, *, generator: Any = None) -> Same:
+    _check_probabilities(a, p)
+    check_no_overlap("bernoulli_", a)
+    return Same(0)
+
+
+def _check_probabilities(a: TensorSpec, p: TensorSpec) -> None:
+    unless_empty(a.shape, check_dtype, "bernoulli", a.dtype, "bif", a.device)
+    unless_empty(a.shape, check_dtype, "bernoulli's probabilities", p.dtype, "f", a.device)
+    if a.is_floating_point and a.dtype in REDUCED and p.dtype is not a.dtype and p.dtype is not torch.float32:
+        raise DtypeError(f"bernoulli: probabilities {p} do not go with {a}")
+    check_expandable(p.shape, a.shape, "bernoulli's probabilities")
+
+
+@rule("poisson")
+def poisson(a: TensorSpec, generator: Any = None) -> TensorSpec:
+    check_dtype("poisson", a.dtype, "f", a.device)
+    return a.like()
+
+
+@rule("_standard_gamma", "_sample_dirichlet")
+def standard_gamma(a: TensorSpec, generator: Any = None) -> TensorSpec:
+    check_dtype("gamma", a.dtype, "f", a.device, REDUCED)
+    return a.like()
+
+
+@rule("binomial")
+def binomial(count: TensorSpec, prob: TensorSpec, generator: Any = None) -> TensorSpec:
+    check_dtype("binomial", count.dtype, "f", count.device, REDUCED)
+    if count.dtype is not prob.dtype:
+        raise DtypeError(f"binomial: {count} and {prob} must have the same dtype")
+    result = elementwise((count, prob), count.dtype)
+    return count.like() if same_shape(result.shape, count.shape) else result
+
+
+@rule("normal.Tensor_float")
+def normal_tensor_number(mean: TensorSpec, std: float = 1.0, *, generator: Any = None) -> TensorSpec:
+    _check_std(0.0, std)
+    unless_empty(mean.shape, check_dtype, "normal", mean.dtype, "fc", mean.device)
+    return mean.like()
+
+
+@rule("normal.Tensor_float_out")
+def normal_into(mean: TensorSpec, std: float = 1.0, *, generator: Any = None, out: TensorSpec) -> Same:
+    """Fills the tensor that it is given, broadcast to the means, with noise, and adds the means."""
+    _check_std(0.0, std)
+    shape = broadcast_shapes(mean.shape, out.shape)
+    unless_empty(shape, check_dtype, "normal", out.dtype, "fc", out.device)
+    return Same(1) if same_shape(shape, out.shape) else Same(1, out.viewed(shape, contiguous_strides(shape)))
+
+
+@rule("normal.float_Tensor")
+def normal_number_tensor(mean: float, std: TensorSpec, *, generator: Any = None) -> TensorSpec:
+    check_dtype("normal's deviations", std.dtype, "bif", std.device)
+    unless_empty(std.shape, check_dtype, "normal", std.dtype, "f", std.device)
+    return std.like()
+
+
+@rule("normal.Tensor_Tensor")
+def normal_tensors(mean: TensorSpec, std: TensorSpec, *, generator: Any = None) -> TensorSpec:
+    check_dtype("normal", mean.dtype, "fc", mean.device)
+    check_dtype("normal's deviations", std.dtype, "bif", std.device)
+    return mean.like(broadcast_shapes(mean.shape, std.shape))
+
+
+MOST_CATEGORIES = 1 << 24
+"""Whole numbers up to here are exact in float32."""
+
+
+@rule("multinomial")
+def multinomial(
+    weights: TensorSpec, num_samples: Any, replacement: bool = False, *, generator: Any = None
+) -> TensorSpec:
+    if weights.ndim not in (1, 2):
+        raise ShapeMismatch(f"multinomial: weights have 1 or 2 dimensions, {weights} has {weights.ndim}")
+    check_dtype("multinomial", weights.dtype, "f", weights.device)
+    if num_samples <= 0:
+        raise ArgumentError(f"multinomial: can't draw {num_samples} samples")
+    if not replacement and num_samples > weights.shape[-1]:
+        raise ArgumentError(
+            f"multinomial: can't draw {num_samples} of {weights.shape[-1]} categories without replacement"
+        )
+    if weights.shape[-1] > MOST_CATEGORIES:
+        raise ArgumentError(f"multinomial: {weights} has more than 2^24 categories")
+    return weights.like((*weights.shape[:-1], num_samples), dtype=torch.int64)
+
+
+@rule("native_dropout")
+def native_dropout(a: TensorSpec, p: float, train: bool | None) -> Any:
+    if a.is_empty:
+        return (Same(0), preserved_copy(a)) if a.device.type == "cpu" else NotImplemented
+    mask = preserved_copy(a, torch.bool)
+    if train is False:
+        return preserved_copy(a), mask
+    check_probability(p)
+    check_dtype("native_dropout", a.dtype, "fc", a.device)
+    return elementwise((a, mask), a.dtype), mask
+
+
+@rule("native_dropout_backward")
+def native_dropout_backward(grad: TensorSpec, mask: TensorSpec, scale: float) -> TensorSpec:
+    common = result_type(grad, mask)
+    scaled = elementwise((grad, mask), common, common)
+    dtype = result_type(scaled, scale)
+    return elementwise((scaled, scale), dtype, dtype)
+
+
+exact_out("multinomial.out")

@@ -1,0 +1,345 @@
+"""Running sums, products, maxima and minima along a dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.ops.registry import rule
+from understudy.ops.shared.decompositions import decomposition
+from understudy.ops.shared.dims import replaced, size_at, wrap_dim, wrap_dims
+from understudy.ops.shared.dtypes import (
+    BOOL,
+    COMPLEX,
+    FLOATS,
+    INTEGERS,
+    NUMBERS,
+    REAL_NUMBERS,
+    UNSIGNED,
+    check_cpu_dtype,
+)
+from understudy.spec import TensorSpec, Value, is_integral, preserved_copy, same_shape
+
+
+@rule("cumsum", "cumprod")
+def running_total(spec: TensorSpec, dim: int, *, dtype: torch.dtype | None = None) -> TensorSpec:
+    """Contiguous whatever the input is. Integers add up in 64 bits."""
+    wrap_dim(dim, spec.ndim)
+    if dtype is None:
+        dtype = torch.int64 if is_integral(spec.dtype, include_bool=True) else spec.dtype
+    result = spec.like(dtype=dtype)
+    check_cpu_dtype("cumsum and cumprod", result, NUMBERS)
+    return result
+
+
+@rule("cummax", "cummin")
+def running_extreme(spec: TensorSpec, dim: int) -> tuple[TensorSpec, TensorSpec]:
+    if not spec.is_empty:
+        wrap_dim(dim, spec.ndim)
+    if spec.shape:  # a single element is copied, whatever it is
+        check_cpu_dtype("cummax and cummin", spec, REAL_NUMBERS | BOOL)
+    return spec.like(), spec.like(dtype=torch.int64)
+
+
+@rule("_cummax_helper", "_cummin_helper")
+def running_extreme_into(spec: TensorSpec, values: TensorSpec, indices: TensorSpec, dim: int) -> Value:
+    wrap_dim(dim, spec.ndim)
+    return Value(None)
+
+
+@rule("logcumsumexp", "_logcumsumexp")
+def logcumsumexp(spec: TensorSpec, dim: int) -> TensorSpec:
+    wrap_dim(dim, spec.ndim)
+    check_cpu_dtype("logcumsumexp", spec, FLOATS | COMPLEX)
+    return spec.like()
+
+
+@rule("cummaxmin_backward")
+def cummaxmin_backward(grad: TensorSpec, input: TensorSpec, indices: TensorSpec, dim: int) -> TensorSpec:
+    return input.like()
+
+
+# --- Softmax and its relatives ------------------------------------------------------------------------------
+
+Dtype = torch.dtype | None
+
+
+@rule("_softmax", "_log_softmax")
+def softmax(x: TensorSpec, dim: int, half_to_float: bool) -> TensorSpec:
+    wrap_dim(dim, x.ndim)
+    if half_to_float:
+        if x.device.type == "cpu":
+            raise ArgumentError(f"softmax: the CPU kernel does not widen {x.dtype} on the way")
+        return x.like(dtype=torch.float32)
+    _check_dtype(x)
+    return x.like()
+
+
+@rule("softmax.int", "log_softmax.int")
+def softmax_in_dtype(x: TensorSpec, dim: int, dtype: Dtype = None) -> TensorSpec:
+    wrap_dim(dim, x.ndim)
+    converted = x.like(dtype=dtype)
+    _check_dtype(converted)
+    return converted
+
+
+def _check_dtype(x: TensorSpec) -> None:
+    """The kernel is not asked where there is nothing to compute."""
+    if x.dtype not in FLOATS and not x.is_empty:
+        check_cpu_dtype("softmax", x, FLOATS)
+
+
+@rule("_safe_softmax")
+def safe_softmax(x: TensorSpec, dim: int, dtype: Dtype = None) -> TensorSpec:
+    check_cpu_dtype("_safe_softmax", x, FLOATS | INTEGERS | UNSIGNED | BOOL)
+    return softmax_in_dtype(x, dim, dtype)
+
+
+@rule("_softmax_backward_data", "_log_softmax_backward_data")
+def softmax_backward(grad: TensorSpec, output: TensorSpec, dim: int, input_dtype: torch.dtype) -> TensorSpec:
+    wrap_dim(dim, grad.ndim)
+    if not same_shape(grad.shape, output.shape):
+        raise ShapeMismatch(f"softmax backward: {grad} and {output} differ in shape")
+    check_cpu_dtype("softmax backward", grad, FLOATS)
+    narrowed = grad.dtype is torch.float32 and input_dtype is torch.float16
+    if grad.device.type == "cpu" and (narrowed or grad.dtype is not output.dtype):
+        raise DtypeError(f"softmax backward: no CPU kernel for {grad} and {output} to {input_dtype}")
+    return grad.like(dtype=torch.float16 if narrowed else grad.dtype)
+
+
+# --- Sorting: values and the places they came from ----------------------------------------------------------
+
+SORTED_DTYPES = REAL_NUMBERS | UNSIGNED | BOOL
+
+
+def _sorted(spec: TensorSpec, dim: int) -> tuple[TensorSpec, TensorSpec]:
+    """Both results keep the order of dimensions in memory."""
+    wrap_dim(dim, spec.ndim)
+    check_cpu_dtype("sort", spec, SORTED_DTYPES)
+    values = preserved_copy(spec)
+    return values, values.like(stride=values.stride, dtype=torch.int64)
+
+
+@rule("sort")
+def sort(spec: TensorSpec, dim: int = -1, descending: bool = False) -> tuple[TensorSpec, TensorSpec]:
+    return _sorted(spec, dim)
+
+
+@rule("sort.stable")
+def sort_stable(
+    spec: TensorSpec, *, stable: bool | None, dim: int = -1, descending: bool = False
+) -> tuple[TensorSpec, TensorSpec]:
+    return _sorted(spec, dim)
+
+
+@rule("argsort")
+def argsort(spec: TensorSpec, dim: int = -1, descending: bool = False) -> TensorSpec:
+    return _sorted(spec, dim)[1]
+
+
+@rule("argsort.stable")
+def argsort_stable(spec: TensorSpec, *, stable: bool, dim: int = -1, descending: bool = False) -> TensorSpec:
+    return _sorted(spec, dim)[1]
+
+
+@rule("msort")
+def msort(spec: TensorSpec) -> TensorSpec:
+    return _sorted(spec, 0)[0]
+
+
+@rule("topk")
+def topk(
+    spec: TensorSpec, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[TensorSpec, TensorSpec]:
+    dim = wrap_dim(dim, spec.ndim)
+    size = size_at(spec, dim)
+    if k < 0 or k > size:
+        raise ArgumentError(f"topk: k is {k}, but dimension {dim} of {spec} has {size} elements to choose from")
+    check_cpu_dtype("topk", spec, REAL_NUMBERS)
+    values = spec.like(replaced(spec.shape, dim, k) if spec.shape else ())
+    return values, values.like(dtype=torch.int64)
+
+
+# --- Gradients of running products, step by step: see `composite_table` -------------------------------------
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+
+
+@decomposition("cumprod_backward")
+def decompose_cumprod_backward(grad: Tensor, x: Tensor, dim: int, output: Tensor) -> Any:
+    """C++'s own steps, in its order, so that sums come out the same to the bit. It reads the size first, to no use.
+
+    Up to the first zero of a line, the gradient is the sum of all products from there on, divided by the element. For
+    the zero itself, it is the sum of those without it; behind it, there is none. (For gradients of gradients C++ goes
+    from element to element.)
+    """
+    if torch.is_grad_enabled() or x.dim() == 0:
+        return NotImplemented
+    dim = wrap_dim(dim, x.dim())
+    if (x.shape[dim] == 1) | (x.numel() <= 1):
+        return grad
+    conjugate, output_conjugate = x.conj(), output.conj()
+    products = output_conjugate * grad
+    zeros = aten.eq.Scalar(x, 0)
+    result = aten.zeros.default(list(x.shape), dtype=grad.dtype, layout=grad.layout, device=grad.device)
+    count = zeros.cumsum(dim)
+    is_before = aten.eq.Scalar(count, 0)
+    sums = aten.masked_fill.Scalar(products, ~is_before, 0.0).flip(dim).cumsum(dim).flip(dim)
+    result = torch.where(is_before, sums.div(conjugate), result)
+    is_behind = aten.eq.Scalar(count, 1)
+    place = aten.max.dim(is_behind, dim, True)[1]
+    is_first = torch.zeros_like(is_behind).scatter_(dim, place, 1).logical_and_(is_behind)
+    is_behind &= ~is_first
+    others = aten.masked_fill.Scalar(conjugate, ~is_behind, 1.0).cumprod(dim)
+    from_there = aten.masked_fill.Scalar(grad, aten.ne.Scalar(count, 1), 0.0)
+    before = output_conjugate.gather(dim, aten.sub.Scalar(place, 1).relu_())
+    before = aten.masked_fill_.Scalar(before, aten.eq.Scalar(place, 0), 1.0)
+    return torch.where(is_first, (others * from_there).sum(dim, True) * before, result)
+
+
+# --- differences --------------------------------------------------------------------------------------------------
+
+
+@decomposition("gradient.scalarint", under_transforms=True)
+def decompose_gradient(x: Tensor, *, spacing: Any = None, dim: int | None = None, edge_order: int = 1) -> Any:
+    dims = range(x.dim()) if dim is None else (dim,)
+    return _gradients(x, [1.0 if spacing is None else spacing] * len(dims), dims, edge_order)
+
+
+@decomposition("gradient.scalararray", under_transforms=True)
+def decompose_gradient_along(x: Tensor, *, spacing: Any, dim: Sequence[int], edge_order: int = 1) -> Any:
+    return _gradients(x, [spacing] * len(dim), dim, edge_order)
+
+
+@decomposition("gradient.array", under_transforms=True)
+def decompose_gradient_of_one(x: Tensor, *, dim: Sequence[int], edge_order: int = 1) -> Any:
+    return _gradients(x, [1.0] * len(dim), dim, edge_order)
+
+
+@decomposition("gradient.scalarrayint", "gradient.tensorarrayint")
+def decompose_gradient_spaced(x: Tensor, *, spacing: Sequence[Any], dim: int | None = None, edge_order: int = 1) -> Any:
+    return _gradients(x, spacing, range(x.dim()) if dim is None else (dim,), edge_order)
+
+
+@decomposition("gradient.scalarrayarray", "gradient.tensorarray")
+def decompose_gradient_spaced_along(
+    x: Tensor, *, spacing: Sequence[Any], dim: Sequence[int], edge_order: int = 1
+) -> Any:
+    return _gradients(x, spacing, dim, edge_order)
+
+
+def _gradients(x: Tensor, spacing: Sequence[Any], dims: Sequence[int], edge_order: int) -> list[Tensor]:
+    if x.dtype is torch.uint8:
+        raise DtypeError("gradient: uint8 has no differences")
+    if len(spacing) != len(dims):
+        raise ArgumentError(f"gradient: {len(dims)} dimensions need as many spacings, got {len(spacing)}")
+    if edge_order not in (1, 2):
+        raise ArgumentError(f"gradient: edge_order is 1 or 2, not {edge_order}")
+    wrapped = wrap_dims(dims, x.dim())
+    for dim in wrapped:
+        if x.shape[dim] < edge_order + 1:
+            raise ShapeMismatch(
+                f"gradient: dimension {dim} of {list(x.shape)} must have at least {edge_order + 1} elements"
+            )
+    return [
+        _uneven(x, dim, spaces, edge_order)
+        if isinstance(spaces, Tensor)
+        else _even(x, dim, spaces, edge_order)
+        for dim, spaces in zip(wrapped, spacing, strict=True)
+    ]
+
+
+def _even(x: Tensor, dim: int, space: Any, edge_order: int) -> Tensor:
+    def part(start: int, end: int | None = None) -> Any:
+        return aten.slice.Tensor(x, dim, start, end)
+
+    def difference(before: Any, after: Any) -> Any:
+        return aten.div.Scalar(_difference(before, after), space)
+
+    middle = difference(part(0, -2), part(2))
+    if edge_order == 1:
+        first, last = difference(part(0, 1), part(1, 2)), difference(part(-2, -1), part(-1))
+    else:
+        third, second = aten.mul.Scalar(part(2, 3), 0.5), aten.mul.Scalar(part(1, 2), 2)
+        first = difference(third, aten.mul.Scalar(part(0, 1), -1.5) + second)
+        ultimate, penultimate = aten.mul.Scalar(part(-1), 1.5), aten.mul.Scalar(part(-2, -1), 2)
+        before = aten.mul.Scalar(part(-3, -2), 0.5) - penultimate
+        last = aten.div.Scalar(before + ultimate, space)
+    return torch.cat([first, aten.div.Scalar(middle, 2), last], dim)
+
+
+def _uneven(x: Tensor, dim: int, places: Tensor, edge_order: int) -> Tensor:
+    """With the coordinates of the elements along a dimension."""
+
+    def part(start: int, end: int | None = None) -> Any:
+        return aten.slice.Tensor(x, dim, start, end)
+
+    steps = torch.diff(places, 1, 0)
+    left, right = aten.slice.Tensor(steps, 0, 0, -1), aten.slice.Tensor(steps, 0, 1)
+    shape = [-1 if i == dim else 1 for i in range(x.dim())]
+    divisor = left * (left + right)
+    a = (-right / divisor).view(shape)
+    divisor = left * right
+    b = ((right - left) / divisor).view(shape)
+    divisor = right * (left + right)
+    c = (left / divisor).view(shape)
+    third = c * part(2)
+    second = b * part(1, -1)
+    middle = a * part(0, -2) + second + third
+    if edge_order == 1:
+        step = aten.select.int(steps, 0, 0)
+        first = _difference(part(0, 1), part(1, 2)) / step
+        step = aten.select.int(steps, 0, -1)
+        last = _difference(part(-2, -1), part(-1)) / step
+    else:
+        a, b, c = (
+            _weight_of_nearest(steps, 0, 1),
+            _weight_of_second(steps, 0, 1),
+            _weight_of_third(steps, 0, 1),
+        )
+        third, second = c * part(2, 3), b * part(1, 2)
+        first = a * part(0, 1) + second + third
+        a, b, c = (
+            _weight_of_third(steps, -1, -2),
+            _weight_of_second(steps, -1, -2),
+            _weight_of_nearest(steps, -1, -2),
+        )
+        third, second = c * part(-1), b * part(-2, -1)
+        last = a * part(-3, -2) + second + third
+    return torch.cat([first, middle, last], dim)
+
+
+def _difference(before: Any, after: Any) -> Any:
+    return after - before
+
+
+def _weight_of_nearest(steps: Tensor, at: int, beside: int) -> Any:
+    """Of the element at an end, with the last step and the one beside it. At the front signs are the other way round."""
+    divisor = _sum_of(steps, at, beside)
+    divisor = aten.select.int(steps, 0, at) * divisor
+    other = aten.select.int(steps, 0, beside)
+    total = aten.mul.Scalar(aten.select.int(steps, 0, at), 2.0 if at == 0 else 2) + other
+    return (-total if at == 0 else total) / divisor
+
+
+def _weight_of_second(steps: Tensor, at: int, beside: int) -> Any:
+    other = aten.select.int(steps, 0, beside)
+    divisor = aten.select.int(steps, 0, at) * other
+    total = _sum_of(steps, at, beside)
+    return (total if at == 0 else -total) / divisor
+
+
+def _weight_of_third(steps: Tensor, at: int, beside: int) -> Any:
+    divisor = _sum_of(steps, at, beside)
+    divisor = aten.select.int(steps, 0, beside) * divisor
+    step = aten.select.int(steps, 0, at)
+    return (-step if at == 0 else step) / divisor
+
+
+def _sum_of(steps: Tensor, at: int, beside: int) -> Any:
+    other = aten.select.int(steps, 0, beside)
+    return aten.select.int(steps, 0, at) + other

@@ -1,0 +1,359 @@
+"""Reductions. On every device and for every layout of the input, eager makes contiguous results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from understudy.errors import ArgumentError, DataDependentOutputException, DimensionError, DtypeError
+from understudy.ops.registry import rule
+from understudy.ops.shared.decompositions import decomposition
+from understudy.ops.shared.dims import check_not_empty, reduced_shape, reduced_shape_all, wrap_dim, wrap_dims
+from understudy.ops.shared.dtypes import (
+    BOOL,
+    COMPLEX,
+    COMPLEX_HALF,
+    FLOAT8,
+    FLOATS,
+    NUMBERS,
+    REAL_NUMBERS,
+    UNSIGNED,
+    check_any_dtype,
+    check_cpu_dtype,
+)
+from understudy.spec import TensorSpec
+from understudy.spec.promotion import float_type, is_integral, real_type
+
+Tensor = torch.Tensor
+
+Dims = Sequence[int] | None
+Dtype = torch.dtype | None
+SUMMABLE = NUMBERS | BOOL | UNSIGNED
+ORDERED = REAL_NUMBERS | BOOL
+MEAN_DTYPES = FLOATS | COMPLEX | FLOAT8 | COMPLEX_HALF
+ANY_COMPLEX_OR_FLOAT = FLOATS | COMPLEX | COMPLEX_HALF
+
+
+# --- sums and products
+
+
+def _total_dtype(what: str, x: TensorSpec, dtype: Dtype) -> torch.dtype:
+    """Integers add up in int64, unless told otherwise."""
+    if dtype is not None:
+        return dtype
+    check_cpu_dtype(what, x, SUMMABLE)
+    return torch.int64 if is_integral(x.dtype, include_bool=True) else x.dtype
+
+
+@rule("sum")
+def sum_all(x: TensorSpec, *, dtype: Dtype = None) -> TensorSpec:
+    return x.like((), dtype=_total_dtype("sum", x, dtype))
+
+
+@rule("sum.dim_IntList")
+def sum_dims(x: TensorSpec, dim: Dims, keepdim: bool = False, *, dtype: Dtype = None) -> TensorSpec:
+    return x.like(reduced_shape_all(x, dim, keepdim), dtype=_total_dtype("sum", x, dtype))
+
+
+@rule("nansum")
+def nansum(x: TensorSpec, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None) -> TensorSpec:
+    if x.is_complex or (dtype is not None and dtype.is_complex and x.is_floating_point):
+        raise DtypeError(f"nansum: complex numbers are not taken, given as {x} and dtype={dtype}")
+    return x.like(reduced_shape_all(x, dim, keepdim), dtype=_total_dtype("nansum", x, dtype))
+
+
+@rule("prod")
+def prod_all(x: TensorSpec, *, dtype: Dtype = None) -> TensorSpec:
+    return x.like((), dtype=_total_dtype("prod", x, dtype))
+
+
+@rule("prod.dim_int")
+def prod_dim(x: TensorSpec, dim: int, keepdim: bool = False, *, dtype: Dtype = None) -> TensorSpec:
+    shape = reduced_shape(x.shape, [wrap_dim(dim, x.ndim)], keepdim)
+    return x.like(shape, dtype=_total_dtype("prod", x, dtype))
+
+
+def _mean_dtype(x: TensorSpec, dtype: Dtype) -> torch.dtype:
+    result = dtype or x.dtype
+    if is_integral(result, include_bool=True):
+        raise DtypeError(f"mean: {x} has no mean in {result}; give a floating or complex dtype")
+    if dtype is None:
+        check_cpu_dtype("mean", x, FLOATS | COMPLEX)
+    return result
+
+
+@rule("mean")
+def mean_all(x: TensorSpec, *, dtype: Dtype = None) -> TensorSpec:
+    return x.like((), dtype=_mean_dtype(x, dtype))
+
+
+@rule("mean.dim")
+def mean_dims(x: TensorSpec, dim: Dims, keepdim: bool = False, *, dtype: Dtype = None) -> TensorSpec:
+    return x.like(reduced_shape_all(x, dim, keepdim), dtype=_mean_dtype(x, dtype))
+
+
+@rule("logsumexp")
+def logsumexp(x: TensorSpec, dim: Sequence[int], keepdim: bool = False) -> TensorSpec:
+    if not dim and x.shape and not keepdim and not x.is_empty:
+        raise ArgumentError("logsumexp: an empty list of dimensions needs keepdim")
+    if is_integral(x.dtype, include_bool=True):
+        x = x.like(dtype=float_type(x.dtype))
+    check_cpu_dtype("logsumexp", x, FLOATS | COMPLEX)
+    return x.like(reduced_shape_all(x, dim, keepdim))
+
+
+@rule("trace")
+def trace(x: TensorSpec) -> TensorSpec:
+    if x.ndim != 2:
+        raise DimensionError(f"trace: expected a matrix, got {x}")
+    check_cpu_dtype("trace", x, NUMBERS)
+    return x.like((), dtype=torch.int64 if is_integral(x.dtype) else x.dtype)
+
+
+# --- extremes
+
+
+def _extreme_dims(what: str, x: TensorSpec, dim: Sequence[int]) -> list[int]:
+    check_cpu_dtype(what, x, ORDERED)
+    dims = wrap_dims(dim, x.ndim) if dim else list(range(x.ndim))
+    check_not_empty(what, x, dims)
+    return dims
+
+
+@rule("amax", "amin")
+def amax(x: TensorSpec, dim: Sequence[int] = (), keepdim: bool = False) -> TensorSpec:
+    return x.like(reduced_shape(x.shape, _extreme_dims("amax/amin", x, dim), keepdim))
+
+
+@rule("max", "min")
+def max_all(x: TensorSpec) -> TensorSpec:
+    _extreme_dims("max/min", x, ())
+    return x.like(())
+
+
+@rule("max.dim", "min.dim")
+def max_dim(x: TensorSpec, dim: int, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+    return _with_indices(x, _extreme_dims("max/min", x, [dim]), keepdim)
+
+
+@rule("aminmax")
+def aminmax(x: TensorSpec, *, dim: int | None = None, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+    dims = _extreme_dims("aminmax", x, () if dim is None else [dim])
+    result = x.like(reduced_shape(x.shape, dims, keepdim))
+    return result, result
+
+
+@rule("argmax", "argmin")
+def argmax(x: TensorSpec, dim: int | None = None, keepdim: bool = False) -> TensorSpec:
+    check_cpu_dtype("argmax/argmin", x, REAL_NUMBERS)
+    dims = _extreme_dims("argmax/argmin", x, () if dim is None else [dim])
+    return x.like(reduced_shape(x.shape, dims, keepdim), dtype=torch.int64)
+
+
+@rule("median", "nanmedian")
+def median_all(x: TensorSpec) -> TensorSpec:
+    check_cpu_dtype("median", x, REAL_NUMBERS)
+    return x.like(())
+
+
+@rule("median.dim", "nanmedian.dim")
+def median_dim(x: TensorSpec, dim: int, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+    check_cpu_dtype("median", x, REAL_NUMBERS)
+    return _with_indices(x, _extreme_dims("median", x, [dim]), keepdim)
+
+
+@rule("mode")
+def mode(x: TensorSpec, dim: int = -1, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+    return _with_indices(x, _extreme_dims("mode", x, [dim]), keepdim)
+
+
+@rule("kthvalue")
+def kthvalue(x: TensorSpec, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+    check_cpu_dtype("kthvalue", x, REAL_NUMBERS)
+    dims = _extreme_dims("kthvalue", x, [dim])
+    size = x.shape[dims[0]] if x.shape else 1
+    if k < 1 or k > size:
+        raise ArgumentError(f"kthvalue: there is no value number {k} among {size} of {x}")
+    return _with_indices(x, dims, keepdim)
+
+
+def _with_indices(x: TensorSpec, dims: list[int], keepdim: bool) -> tuple[TensorSpec, TensorSpec]:
+    shape = reduced_shape(x.shape, dims, keepdim)
+    return x.like(shape), x.like(shape, dtype=torch.int64)
+
+
+# --- truth and counting
+
+
+def _truth(x: TensorSpec) -> torch.dtype:
+    """uint8 answers in uint8, as it did before there was a bool."""
+    return torch.uint8 if x.dtype is torch.uint8 else torch.bool
+
+
+@rule("any", "all")
+def any_all(x: TensorSpec) -> TensorSpec:
+    return x.like((), dtype=_truth(x))
+
+
+@rule("any.dim", "all.dim")
+def any_dim(x: TensorSpec, dim: int, keepdim: bool = False) -> TensorSpec:
+    return x.like(reduced_shape(x.shape, [wrap_dim(dim, x.ndim)], keepdim), dtype=_truth(x))
+
+
+@rule("any.dims", "all.dims")
+def any_dims(x: TensorSpec, dim: Dims = None, keepdim: bool = False) -> Any:
+    if dim is not None and len(dim) == 0:
+        return x.like(dtype=_truth(x))
+    return x.like(reduced_shape_all(x, dim, keepdim), dtype=_truth(x))
+
+
+@rule("_is_all_true", "_is_any_true")
+def is_all_true(x: TensorSpec) -> TensorSpec:
+    check_any_dtype("_is_all_true", x, BOOL)
+    return x.like(())
+
+
+@rule("count_nonzero")
+def count_nonzero(x: TensorSpec, dim: int | None = None) -> TensorSpec:
+    if dim is None:
+        check_cpu_dtype("count_nonzero", x, NUMBERS | BOOL | COMPLEX_HALF)
+    return count_nonzero_dims(x, () if dim is None else [dim])
+
+
+@rule("count_nonzero.dim_IntList")
+def count_nonzero_dims(x: TensorSpec, dim: Sequence[int]) -> TensorSpec:
+    return x.like(reduced_shape_all(x, dim, False), dtype=torch.int64)
+
+
+@rule("equal")
+def compared_by_value(*specs: Any, **options: Any) -> Any:
+    raise DataDependentOutputException(
+        "the answer is a Python bool that depends on the values of the tensors"
+    )
+
+
+# --- variance
+
+
+def _variance(what: str, x: TensorSpec, dim: Dims, keepdim: bool) -> tuple[TensorSpec, TensorSpec]:
+    if is_integral(x.dtype, include_bool=True):
+        raise DtypeError(f"{what}: expected floating or complex numbers, got {x}")
+    check_cpu_dtype(what, x, ANY_COMPLEX_OR_FLOAT)
+    shape = reduced_shape_all(x, dim, keepdim)
+    return x.like(shape, dtype=real_type(x.dtype)), x.like(shape)
+
+
+@rule("var", "std")
+def var_all(x: TensorSpec, unbiased: bool = True) -> TensorSpec:
+    return _variance("var/std", x, None, False)[0]
+
+
+@rule("var.dim", "std.dim")
+def var_dim(x: TensorSpec, dim: Dims, unbiased: bool = True, keepdim: bool = False) -> TensorSpec:
+    return _variance("var/std", x, dim, keepdim)[0]
+
+
+@rule("var.correction", "std.correction")
+def var_correction(
+    x: TensorSpec, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
+) -> TensorSpec:
+    return _variance("var/std", x, dim, keepdim)[0]
+
+
+@rule("var_mean", "std_mean")
+def var_mean_all(x: TensorSpec, unbiased: bool = True) -> tuple[TensorSpec, TensorSpec]:
+    return _variance("var_mean/std_mean", x, None, False)
+
+
+@rule("var_mean.dim", "std_mean.dim")
+def var_mean_dim(
+    x: TensorSpec, dim: Dims, unbiased: bool = True, keepdim: bool = False
+) -> tuple[TensorSpec, TensorSpec]:
+    return _variance("var_mean/std_mean", x, dim, keepdim)
+
+
+@rule("var_mean.correction", "std_mean.correction")
+def var_mean_correction(
+    x: TensorSpec, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[TensorSpec, TensorSpec]:
+    return _variance("var_mean/std_mean", x, dim, keepdim)
+
+
+# --- norms of vectors
+
+
+@rule("linalg_vector_norm")
+def vector_norm(
+    x: TensorSpec, ord: Any = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None
+) -> TensorSpec:
+    check_any_dtype("vector_norm", x, ANY_COMPLEX_OR_FLOAT | FLOAT8)
+    check_cpu_dtype("vector_norm", x, ANY_COMPLEX_OR_FLOAT)
+    if dtype is not None and (
+        dtype.is_complex != x.is_complex
+        or not (dtype.is_floating_point or dtype.is_complex)
+        or torch.promote_types(x.dtype, dtype) is not dtype
+    ):
+        raise DtypeError(f"vector_norm: {x} can't be computed in {dtype} without loss")
+    if ord < 0 or ord == float("inf"):
+        _extreme_norm_exists(x, ord, dim)
+    return x.like(reduced_shape_all(x, dim, keepdim), dtype=real_type(dtype or x.dtype))
+
+
+def _extreme_norm_exists(x: TensorSpec, order: Any, dim: Dims) -> None:
+    dims = wrap_dims(dim, x.ndim) if dim else range(x.ndim)
+    if any(x.shape and x.shape[d] == 0 for d in dims):
+        raise ArgumentError(f"vector_norm: the norm of order {order} has no value for no elements of {x}")
+
+
+def _norm(x: TensorSpec, p: Any, dim: Dims, keepdim: bool, dtype: torch.dtype) -> TensorSpec:
+    if dtype.is_complex:
+        raise DtypeError(f"norm: a norm of {x} is real, and can't have {dtype}")
+    return vector_norm(x, 2 if p is None else p, dim, keepdim, dtype=dtype)
+
+
+@rule("norm.Scalar")
+def norm_all(x: TensorSpec, p: Any = 2) -> TensorSpec:
+    return vector_norm(x, p)
+
+
+@rule("norm.ScalarOpt_dim")
+def norm_dims(x: TensorSpec, p: Any, dim: Sequence[int], keepdim: bool = False) -> TensorSpec:
+    return vector_norm(x, 2 if p is None else p, dim, keepdim)
+
+
+@rule("norm.ScalarOpt_dim_dtype")
+def norm_dims_dtype(
+    x: TensorSpec, p: Any, dim: Sequence[int], keepdim: bool, *, dtype: torch.dtype
+) -> TensorSpec:
+    return _norm(x, p, dim, keepdim, dtype)
+
+
+@rule("norm.ScalarOpt_dtype")
+def norm_all_dtype(x: TensorSpec, p: Any, *, dtype: torch.dtype) -> TensorSpec:
+    return _norm(x, p, None, False, dtype)
+
+
+# --- Hashes of tensors, along some dimensions ---------------------------------------------------------------
+
+
+@rule("hash_tensor")
+def hash_tensor(
+    x: TensorSpec, dim: Sequence[int] = (), *, keepdim: bool = False, mode: int = 0
+) -> TensorSpec:
+    if mode != 0:
+        raise ArgumentError(f"hash_tensor: there is no mode {mode}")
+    check_cpu_dtype("hash_tensor", x, REAL_NUMBERS | BOOL)
+    dims = wrap_dims(dim, x.ndim) if dim else list(range(x.ndim))
+    check_not_empty("hash_tensor", x, dims)
+    return x.like(reduced_shape(x.shape, dims, keepdim), dtype=torch.uint64)
+
+
+@decomposition("is_nonzero")
+def decompose_is_nonzero(x: Tensor) -> bool:
+    """`bool(x)`"""
+    if x.numel() != 1:
+        many = "more than one value" if x.numel() != 0 else "no values"
+        raise RuntimeError(f"Boolean value of Tensor with {many} is ambiguous")
+    return bool(x.item())

@@ -1,0 +1,86 @@
+"""`torch.vmap` of operators whose rules in C++ read sizes as plain integers, for symbolic sizes: see `transforms`.
+
+A rule is called at the level of vmap. What is inside of the tensors at that level, with the batch in front, is computed with
+below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from understudy import _torch
+
+Function = Callable[..., Any]
+
+
+class Level:
+    """One level of vmap, the innermost one."""
+
+    def __init__(self) -> None:
+        interpreter, _, _ = _torch.innermost_transform()
+        self._level = interpreter.level()
+        self._size = interpreter.batch_size()
+
+    @staticmethod
+    def below() -> Any:
+        """Inside, calls are passed on to the transforms around this level."""
+        return _torch.below(_torch.BATCHED_KEYS)
+
+    def is_batch(self, tensor: Any) -> bool:
+        return bool(_torch.batched_at(tensor, 0, self._level)[1])
+
+    def inside(self, tensor: torch.Tensor) -> torch.Tensor:
+        """With its batch in front."""
+        inner, is_batch = _torch.batched_at(tensor, 0, self._level)
+        return inner if is_batch else inner.expand(self._size, *inner.shape)
+
+    def around(self, result: torch.Tensor) -> Any:
+        return _torch.with_batch_dimension(result, 0, self._level)
+
+
+BATCHING_RULES: dict[str, Function] = {}
+"""By the operator's name."""
+
+
+def batching_rule(*names: str) -> Callable[[Function], Function]:
+    """Register the rule of these operators at one level of `torch.vmap`, for symbolic sizes."""
+
+    def register(function: Function) -> Function:
+        for name in names:
+            if name in BATCHING_RULES:
+                raise ValueError(f"{name} has a batching rule already: {BATCHING_RULES[name]}")
+            BATCHING_RULES[name] = function
+        return function
+
+    return register
+
+
+def _behind_batch(dim: int, rank: int) -> int:
+    """A dimension of one entry, counted in the whole batch."""
+    most = max(rank, 1)
+    if not -most <= dim < most:
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-most}, {most - 1}], but got {dim})"
+        )
+    return dim + 1 if dim >= 0 else dim
+
+
+def _in_rows(level: Level, tensor: torch.Tensor) -> torch.Tensor:
+    """A number is a row of one."""
+    inside = level.inside(tensor)
+    return inside if tensor.dim() else inside.unsqueeze(-1)
+
+
+def _between(level: Level, tensor: torch.Tensor, ones: list[int]) -> torch.Tensor:
+    """With dimensions of one between the batch and the others."""
+    inside = level.inside(tensor)
+    return inside.reshape(inside.shape[0], *ones, *inside.shape[1:])
+
+
+def _aligned(level: Level, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    """With the same number of dimensions, as for broadcasting."""
+    rank = max(tensor.dim() for tensor in tensors)
+    return [_between(level, tensor, [1] * (rank - tensor.dim())) for tensor in tensors]

@@ -1,0 +1,104 @@
+"""Dimension arguments: negative ones, lists of them, and the shape that a reduction over them leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from understudy.errors import ArgumentError, DimensionError, OperatorError, ShapeMismatch
+from understudy.spec import TensorSpec
+from understudy.spec.tensor_spec import Size
+
+MOST_DIMS = 64
+"""Of a tensor that is reduced over a list of dimensions, which eager keeps as the bits of a number."""
+
+
+def wrap_dim(dim: int, ndim: int) -> int:
+    """A dimension counted from the front; a 0-dim tensor counts as having one."""
+    count = ndim or 1
+    if -count <= dim < count:
+        return dim if dim >= 0 else dim + count
+    raise DimensionError(f"dimension {dim} is out of range for a tensor of {ndim} dimensions")
+
+
+def wrap_dims(dims: Sequence[int], ndim: int) -> list[int]:
+    """All of these counted from the front, none twice."""
+    wrapped = [wrap_dim(dim, ndim) for dim in dims]
+    if len(set(wrapped)) != len(wrapped):
+        raise OperatorError(f"dimensions {list(dims)} name one of {ndim} dimensions twice")
+    return wrapped
+
+
+def reduced_shape(shape: Size, dims: Sequence[int], keepdim: bool) -> Size:
+    """The shape left by reducing over `dims`, which are counted from the front."""
+    if not shape:
+        return shape
+    if len(shape) > MOST_DIMS and len(dims) < len(shape):
+        raise OperatorError(
+            f"a reduction over some dimensions takes tensors of up to {MOST_DIMS} dimensions, not {len(shape)}"
+        )
+    if keepdim:
+        return tuple(1 if dim in dims else size for dim, size in enumerate(shape))
+    return tuple(size for dim, size in enumerate(shape) if dim not in dims)
+
+
+def reduced_shape_all(spec: TensorSpec, dims: Any, keepdim: bool) -> Size:
+    """As `reduced_shape`, where no dimensions (None or an empty list) means all of them."""
+    if not dims:
+        return (1,) * spec.ndim if keepdim else ()
+    return reduced_shape(spec.shape, wrap_dims(dims, spec.ndim), keepdim)
+
+
+def check_not_empty(what: str, spec: TensorSpec, dims: Sequence[int]) -> None:
+    """A maximum and the like has no value for no elements."""
+    for dim in dims:
+        if spec.shape and spec.shape[dim] == 0:
+            raise DimensionError(f"{what}: dimension {dim} of {spec} has no elements to choose from")
+
+
+def size_at(spec: TensorSpec, dim: int) -> Any:
+    """Size along a wrapped dimension; a 0-dim tensor counts as one of size 1."""
+    return spec.shape[dim] if spec.shape else 1
+
+
+def stride_at(spec: TensorSpec, dim: int) -> Any:
+    return spec.stride[dim] if spec.shape else 1
+
+
+def replaced(sizes: Sequence[Any], dim: int, size: Any) -> tuple[Any, ...]:
+    """`sizes` with another value at `dim`."""
+    return (*sizes[:dim], size, *sizes[dim + 1 :])
+
+
+def without(sizes: Sequence[Any], dim: int) -> tuple[Any, ...]:
+    return (*sizes[:dim], *sizes[dim + 1 :])
+
+
+def with_inserted(sizes: Sequence[Any], dim: int, size: Any) -> tuple[Any, ...]:
+    return (*sizes[:dim], size, *sizes[dim:])
+
+
+def complete_shape(spec: TensorSpec, shape: Sequence[Any]) -> tuple[Any, ...]:
+    """`shape` for all elements of `spec`, its -1 (if any) filled in."""
+    known: Any = 1
+    unknown = -1
+    for dim, size in enumerate(shape):
+        if size == -1:
+            if unknown >= 0:
+                raise ArgumentError(f"shape {list(shape)} leaves more than one size (-1) to be inferred")
+            unknown = dim
+        elif size < 0:
+            raise ArgumentError(f"shape {list(shape)} has a negative size")
+        else:
+            known = known * size
+    if unknown < 0:
+        if known != spec.numel:
+            raise ShapeMismatch(f"shape {list(shape)} holds {known} elements, {spec} has {spec.numel}")
+        return tuple(shape)
+    if known == 0:
+        raise ShapeMismatch(f"the -1 in shape {list(shape)} can't be inferred beside a size of 0, for {spec}")
+    if spec.numel % known != 0:
+        raise ShapeMismatch(
+            f"shape {list(shape)} does not fit {spec}: {spec.numel} elements are not divisible by {known}"
+        )
+    return replaced(shape, unknown, spec.numel // known)

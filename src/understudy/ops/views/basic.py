@@ -1,0 +1,369 @@
+"""Views: another shape, stride or offset on the storage of the first input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
+from understudy.ops.registry import rule
+from understudy.ops.shared.dims import (
+    complete_shape,
+    replaced,
+    size_at,
+    stride_at,
+    with_inserted,
+    without,
+    wrap_dim,
+    wrap_dims,
+)
+from understudy.ops.shared.layouts import expand_strides, view_strides
+from understudy.shapes.sizes import (
+    from_start,
+    has_place,
+    is_symbolic,
+    larger,
+    lies_in_data,
+    smaller,
+    surely_less,
+)
+from understudy.spec import TensorSpec, View, complex_type, real_type
+
+
+@rule("view", "_unsafe_view")
+def view(spec: TensorSpec, size: Sequence[Any]) -> View:
+    return View(0, viewed_as(spec, complete_shape(spec, size)))
+
+
+def viewed_as(spec: TensorSpec, shape: tuple[Any, ...]) -> TensorSpec:
+    stride = view_strides(spec, shape)
+    if stride is None:
+        raise ShapeMismatch(
+            f"view: {spec} can't be seen as {list(shape)} without a copy, because some of the new dimensions "
+            f"join old ones that do not lie next to each other in memory; use .reshape({list(shape)}) "
+            f"or .contiguous() first"
+        )
+    return spec.viewed(shape, stride)
+
+
+@rule("_reshape_alias")
+def reshape_alias(spec: TensorSpec, size: Sequence[Any], stride: Sequence[Any]) -> View:
+    return View(0, spec.viewed(size, stride))
+
+
+@rule("expand")
+def expand(spec: TensorSpec, size: Sequence[Any], *, implicit: bool = False) -> View:
+    return View(0, spec.viewed(*expand_strides(spec, size)))
+
+
+@rule("permute")
+def permute(spec: TensorSpec, dims: Sequence[int]) -> View:
+    if len(dims) != spec.ndim:
+        raise ArgumentError(f"permute: {list(dims)} has {len(dims)} dimensions, {spec} has {spec.ndim}")
+    order = wrap_dims(dims, spec.ndim)
+    return View(0, spec.viewed([spec.shape[d] for d in order], [spec.stride[d] for d in order]))
+
+
+def transposed(spec: TensorSpec, dim0: int, dim1: int) -> TensorSpec:
+    first, second = wrap_dim(dim0, spec.ndim), wrap_dim(dim1, spec.ndim)
+    if first == second:
+        return spec
+    shape, stride = list(spec.shape), list(spec.stride)
+    shape[first], shape[second] = shape[second], shape[first]
+    stride[first], stride[second] = stride[second], stride[first]
+    return spec.viewed(shape, stride)
+
+
+@rule("transpose.int")
+def transpose(spec: TensorSpec, dim0: int, dim1: int) -> View:
+    return View(0, transposed(spec, dim0, dim1))
+
+
+@rule("t")
+def t(spec: TensorSpec) -> View:
+    if spec.ndim > 2:
+        raise ShapeMismatch(f"t: expected at most 2 dimensions, {spec} has {spec.ndim}; use .mT or .transpose(...)")
+    return View(0, transposed(spec, 0, 1) if spec.ndim == 2 else spec)
+
+
+def squeezed(spec: TensorSpec, dims: Sequence[int] | None = None) -> TensorSpec:
+    """Without the dimensions of size 1 among `dims` (all of them by default)."""
+    candidates = range(spec.ndim) if dims is None else wrap_dims(dims, spec.ndim)
+    kept = [dim for dim in range(spec.ndim) if dim not in candidates or spec.shape[dim] != 1]
+    return spec.viewed([spec.shape[d] for d in kept], [spec.stride[d] for d in kept])
+
+
+@rule("squeeze")
+def squeeze(spec: TensorSpec) -> View:
+    return View(0, squeezed(spec))
+
+
+@rule("squeeze.dim")
+def squeeze_dim(spec: TensorSpec, dim: int) -> View:
+    return View(0, squeezed(spec, (dim,)))
+
+
+@rule("squeeze.dims")
+def squeeze_dims(spec: TensorSpec, dim: Sequence[int]) -> View:
+    return View(0, squeezed(spec, dim))
+
+
+def unsqueezed(spec: TensorSpec, dim: int) -> TensorSpec:
+    dim = wrap_dim(dim, spec.ndim + 1)
+    step = spec.shape[dim] * spec.stride[dim] if dim < spec.ndim else 1
+    return spec.viewed(with_inserted(spec.shape, dim, 1), with_inserted(spec.stride, dim, step))
+
+
+def with_dimensions(spec: TensorSpec, at_least: int) -> TensorSpec:
+    """What atleast_1d, _2d and _3d make of it."""
+    while spec.ndim < at_least:
+        spec = unsqueezed(spec, 0 if spec.ndim < 2 else -1)
+    return spec
+
+
+@rule("unsqueeze")
+def unsqueeze(spec: TensorSpec, dim: int) -> View:
+    return View(0, unsqueezed(spec, dim))
+
+
+def selected(spec: TensorSpec, dim: int, index: Any) -> TensorSpec:
+    if not spec.shape:
+        raise DimensionError(f"select: {spec} has no dimension to select from")
+    dim = wrap_dim(dim, spec.ndim)
+    size = spec.shape[dim]
+    if not has_place(size, index):
+        raise DimensionError(f"select: index {index} is out of range for dimension {dim} of {spec}")
+    index = from_start(index, size)
+    stride = spec.stride
+    return spec.viewed(without(spec.shape, dim), without(stride, dim), spec.offset + index * stride[dim])
+
+
+@rule("select.int")
+def select(spec: TensorSpec, dim: int, index: Any) -> View:
+    return View(0, selected(spec, dim, index))
+
+
+def clamped_range(size: Any, start: Any, end: Any) -> tuple[Any, Any]:
+    """Start and end of a slice within 0…size, as Python's own slices clamp them."""
+    start = 0 if start is None else start
+    if lies_in_data(size, start, end):
+        return _clamped_in_data(size, start, end)
+    if start < 0:
+        start = start + size
+        if start < 0:
+            start = 0
+    elif start > size:
+        start = size
+    # The largest 64-bit number is how C++ says "to the end".
+    if end is None or (not is_symbolic((end,)) and end == _TO_THE_END):
+        return start, size
+    if end < 0:
+        end = end + size
+    if end < start:
+        end = start
+    elif end > size:
+        end = size
+    return start, end
+
+
+def _clamped_in_data(size: Any, start: Any, end: Any) -> tuple[Any, Any]:
+    """The same, where nobody can say which of the numbers is the least."""
+    start = smaller(larger(from_start(start, size), 0), size)
+    if end is None or (type(end) is int and end == _TO_THE_END):
+        return start, size
+    return start, larger(smaller(from_start(end, size), size), start)
+
+
+_TO_THE_END = 2**63 - 1
+
+
+def sliced_size(spec: TensorSpec, dim: int, start: Any, end: Any, step: Any) -> tuple[int, Any, Any]:
+    """The wrapped dimension, the first index and the number of indices of a slice."""
+    if not spec.shape:
+        raise DimensionError(f"slice: {spec} has no dimension to slice")
+    dim = wrap_dim(dim, spec.ndim)
+    if step <= 0:
+        raise ArgumentError(f"slice: the step must be positive, not {step}")
+    start, end = clamped_range(spec.shape[dim], start, end)
+    length = end - start
+    return dim, start, length if step == 1 else (length + step - 1) // step
+
+
+def sliced(spec: TensorSpec, dim: int, start: Any, end: Any, step: Any) -> TensorSpec:
+    dim, start, length = sliced_size(spec, dim, start, end, step)
+    stride = spec.stride
+    return spec.viewed(
+        replaced(spec.shape, dim, length),
+        stride if step == 1 else replaced(stride, dim, stride[dim] * step),
+        spec.offset + start * stride[dim],
+    )
+
+
+@rule("slice.Tensor")
+def slice_(spec: TensorSpec, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> View:
+    return View(0, sliced(spec, dim, start, end, step))
+
+
+def narrowed(spec: TensorSpec, dim: int, start: Any, length: Any) -> TensorSpec:
+    """A slice whose range is known to be inside."""
+    return spec.viewed(replaced(spec.shape, dim, length), spec.stride, spec.offset + start * spec.stride[dim])
+
+
+@rule("narrow")
+def narrow(spec: TensorSpec, dim: int, start: Any, length: Any) -> View:
+    if not spec.shape:
+        raise DimensionError(f"narrow: {spec} has no dimension to narrow")
+    if length < 0:
+        raise ArgumentError(f"narrow: the length must not be negative, got {length}")
+    dim = wrap_dim(dim, spec.ndim)
+    size = spec.shape[dim]
+    if start < -size or start > size:
+        raise DimensionError(f"narrow: start {start} is out of range for dimension {dim} of {spec}")
+    start = from_start(start, size)
+    if start + length > size:
+        raise DimensionError(f"narrow: {start} + {length} passes the end of dimension {dim} of {spec}")
+    return View(0, narrowed(spec, dim, start, length))
+
+
+@rule("diagonal")
+def diagonal(spec: TensorSpec, offset: int = 0, dim1: int = 0, dim2: int = 1) -> View:
+    return View(0, diagonal_of(spec, offset, dim1, dim2))
+
+
+def diagonal_of(spec: TensorSpec, offset: int, dim1: int, dim2: int) -> TensorSpec:
+    if not spec.shape:
+        raise DimensionError(f"diagonal: {spec} has no dimensions")
+    first, second = wrap_dim(dim1, spec.ndim), wrap_dim(dim2, spec.ndim)
+    if first == second:
+        raise ArgumentError(f"diagonal: both dimensions are {first}")
+    rows, columns = spec.shape[first], spec.shape[second]
+    if offset >= 0:
+        columns = columns - offset
+    else:
+        rows = rows + offset
+    length = smaller(rows, columns)
+    skipped = offset * spec.stride[second] if offset >= 0 else -offset * spec.stride[first]
+    if not surely_less(0, length):
+        length = larger(length, 0)
+        skipped = skipped * smaller(length, 1)  # a diagonal without elements starts where the tensor does
+    kept = [dim for dim in range(spec.ndim) if dim not in (first, second)]
+    return spec.viewed(
+        [*(spec.shape[d] for d in kept), length],
+        [*(spec.stride[d] for d in kept), spec.stride[first] + spec.stride[second]],
+        spec.offset + skipped,
+    )
+
+
+def restrided(spec: TensorSpec, size: Sequence[Any], stride: Sequence[Any], offset: Any) -> TensorSpec:
+    if len(size) != len(stride):
+        raise ArgumentError(f"as_strided: {len(size)} sizes {list(size)} and {len(stride)} strides {list(stride)}")
+    if any(s < 0 for s in size) or any(s < 0 for s in stride) or (offset is not None and offset < 0):
+        raise ArgumentError(
+            f"as_strided: sizes {list(size)}, strides {list(stride)} and offset {offset} must not be negative"
+        )
+    return spec.viewed(size, stride, offset)
+
+
+@rule("as_strided")
+def as_strided(spec: TensorSpec, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None) -> View:
+    return View(0, restrided(spec, size, stride, storage_offset))
+
+
+def unfolded(spec: TensorSpec, dimension: int, size: Any, step: Any) -> TensorSpec:
+    dim = wrap_dim(dimension, spec.ndim)
+    length, stride = size_at(spec, dim), stride_at(spec, dim)
+    if size < 0 or step <= 0:
+        raise ArgumentError(f"unfold: expected a size ≥ 0 and a step > 0, got {size} and {step}")
+    if size > length:
+        raise ShapeMismatch(f"unfold: windows of {size} do not fit into {length} of dimension {dim} of {spec}")
+    if not spec.shape:
+        return spec.viewed((size,), (1,))
+    return spec.viewed(
+        (*replaced(spec.shape, dim, (length - size) // step + 1), size),
+        (*replaced(spec.stride, dim, stride * step), stride),
+    )
+
+
+@rule("unfold")
+def unfold(spec: TensorSpec, dimension: int, size: Any, step: Any) -> View:
+    return View(0, unfolded(spec, dimension, size, step))
+
+
+@rule("alias", "detach")
+def alias(spec: TensorSpec) -> View:
+    return View(0, spec)
+
+
+@rule("view.dtype")
+def view_dtype(spec: TensorSpec, dtype: torch.dtype) -> View:
+    return View(0, reinterpreted(spec, dtype))
+
+
+def reinterpreted(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
+    """The same bytes as another dtype: the last dimension shrinks or grows with the size of an element."""
+    if spec.dtype is dtype and not spec.conj and not spec.neg:
+        return spec
+    if spec.conj or spec.neg:
+        raise DtypeError(f"view: {spec} is a lazy conjugate or negative; call .resolve_conj().resolve_neg() first")
+    old, new = spec.dtype.itemsize, dtype.itemsize
+    if old == new:
+        return spec.viewed(spec.shape, spec.stride, dtype=dtype)
+    if not spec.shape:
+        raise DtypeError(f"view: {spec} has no last dimension to make {dtype} of")
+    if spec.stride[-1] != 1:
+        raise DtypeError(f"view: {spec} must have stride 1 in its last dimension to become {dtype}")
+    if old > new:
+        ratio = old // new
+        stride = [step * ratio for step in spec.stride[:-1]]
+        return spec.viewed((*spec.shape[:-1], spec.shape[-1] * ratio), (*stride, 1), spec.offset * ratio, dtype=dtype)
+    ratio = new // old
+    if any(part % ratio != 0 for part in (spec.shape[-1], spec.offset, *spec.stride[:-1])):
+        raise DtypeError(
+            f"view: the last size, the offset and the strides of {spec} must be divisible by {ratio} to become {dtype}"
+        )
+    stride = [step // ratio for step in spec.stride[:-1]]
+    return spec.viewed((*spec.shape[:-1], spec.shape[-1] // ratio), (*stride, 1), spec.offset // ratio, dtype=dtype)
+
+
+def as_real(spec: TensorSpec, conj: bool = False) -> TensorSpec:
+    stride = [step * 2 for step in spec.stride]
+    return spec.viewed((*spec.shape, 2), (*stride, 1), spec.offset * 2, dtype=real_type(spec.dtype), conj=conj)
+
+
+@rule("view_as_real")
+def view_as_real(spec: TensorSpec) -> View:
+    if not spec.is_complex:
+        raise DtypeError(f"view_as_real: {spec} is not complex")
+    if spec.conj:
+        raise DtypeError(f"view_as_real: {spec} is a lazy conjugate; call .resolve_conj() first")
+    return View(0, as_real(spec))
+
+
+@rule("view_as_complex")
+def view_as_complex(spec: TensorSpec) -> View:
+    if spec.dtype not in (torch.float16, torch.float32, torch.float64):
+        raise DtypeError(f"view_as_complex: expected f16, f32 or f64, got {spec}")
+    if not spec.shape or spec.shape[-1] != 2:
+        raise ShapeMismatch(f"view_as_complex: the last dimension of {spec} must have size 2")
+    uneven = any(step % 2 != 0 for size, step in zip(spec.shape, spec.stride[:-1], strict=False) if size != 1)
+    if spec.stride[-1] != 1 or uneven or spec.offset % 2 != 0:
+        raise ShapeMismatch(
+            f"view_as_complex: {spec} must have stride 1 in its last dimension, and an even offset and even strides "
+            f"elsewhere"
+        )
+    stride = [step // 2 for step in spec.stride[:-1]]
+    return View(0, spec.viewed(spec.shape[:-1], stride, spec.offset // 2, dtype=complex_type(spec.dtype)))
+
+
+@rule("_conj")
+def conj(spec: TensorSpec) -> View:
+    if not spec.is_complex:
+        raise DtypeError(f"conj: {spec} is not complex")
+    return View(0, spec.viewed(spec.shape, spec.stride, conj=not spec.conj))
+
+
+@rule("_neg_view")
+def neg_view(spec: TensorSpec) -> View:
+    return View(0, spec.viewed(spec.shape, spec.stride, neg=not spec.neg))

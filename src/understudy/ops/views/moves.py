@@ -1,0 +1,224 @@
+"""Copies with elements at other places: repeat, roll, flip, triangles, shuffles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from understudy.errors import ArgumentError, DimensionError, DynamicOutputShapeException, ShapeMismatch
+from understudy.ops.registry import rule
+from understudy.ops.shared.dims import replaced, with_inserted, wrap_dim, wrap_dims
+from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, NUMBERS, check_cpu_dtype
+from understudy.ops.shared.layouts import is_surely_row_major, suggested_strides
+from understudy.ops.views.basic import narrowed, transposed
+from understudy.ops.views.split_and_join import joined
+from understudy.shapes.sizes import larger, smaller
+from understudy.spec import TensorSpec, View, preserved_copy
+
+
+@rule("repeat")
+def repeat(spec: TensorSpec, repeats: Sequence[Any]) -> TensorSpec:
+    if len(repeats) < spec.ndim:
+        raise ShapeMismatch(f"repeat: {list(repeats)} has fewer entries than {spec} has dimensions")
+    return _repeated(spec, repeats)
+
+
+@rule("tile")
+def tile(spec: TensorSpec, dims: Sequence[Any]) -> TensorSpec:
+    return _repeated(spec, (*(1,) * (spec.ndim - len(dims)), *dims))
+
+
+def _repeated(spec: TensorSpec, repeats: Sequence[Any]) -> TensorSpec:
+    if any(times < 0 for times in repeats):
+        raise ArgumentError(f"repeat: {list(repeats)} has a negative entry")
+    sizes = (*(1,) * (len(repeats) - spec.ndim), *spec.shape)
+    return spec.like([size * times for size, times in zip(sizes, repeats, strict=True)])
+
+
+@rule("repeat_interleave.self_int")
+def repeat_interleave(
+    spec: TensorSpec, repeats: Any, dim: int | None = None, *, output_size: Any = None
+) -> TensorSpec:
+    if repeats < 0:
+        raise ArgumentError(f"repeat_interleave: repeats must not be negative, got {repeats}")
+    flat = spec.like((spec.numel,)) if dim is None else spec
+    at = wrap_dim(0 if dim is None else dim, flat.ndim)
+    if not flat.shape:
+        raise DimensionError(f"repeat_interleave: {spec} has no dimension {dim}")
+    length = flat.shape[at] * repeats
+    if output_size is not None and output_size != length:
+        raise ShapeMismatch(f"repeat_interleave: output_size {output_size} differs from {length}")
+    return flat.like(replaced(flat.shape, at, length))
+
+
+@rule("repeat_interleave.Tensor")
+def repeat_interleave_indices(repeats: TensorSpec, *, output_size: Any = None) -> TensorSpec:
+    if repeats.ndim != 1:
+        raise ShapeMismatch(f"repeat_interleave: repeats must have one dimension, got {repeats}")
+    if output_size is None:
+        raise DynamicOutputShapeException(
+            "repeat_interleave: the size of the result is the sum of the values in repeats; give output_size=, "
+            "or repeats as a Python int"
+        )
+    return repeats.like((output_size,))
+
+
+@rule("repeat_interleave.self_Tensor")
+def repeat_interleave_tensor(
+    spec: TensorSpec, repeats: TensorSpec, dim: int | None = None, *, output_size: Any = None
+) -> TensorSpec:
+    flat = spec.like((spec.numel,)) if dim is None or not spec.shape else spec
+    at = wrap_dim(0 if dim is None else dim, flat.ndim)
+    if repeats.ndim > 1 or (repeats.shape and repeats.shape[0] not in (1, flat.shape[at])):
+        raise ShapeMismatch(
+            f"repeat_interleave: repeats must be one number or as many as dimension {at} of {flat} has, got {repeats}"
+        )
+    if output_size is None:
+        raise DynamicOutputShapeException(
+            "repeat_interleave: the size of the result is the sum of the values in repeats; give output_size=, "
+            "or repeats as a Python int"
+        )
+    return flat.like(replaced(flat.shape, at, output_size))
+
+
+@rule("roll")
+def roll(spec: TensorSpec, shifts: Any, dims: Any = ()) -> TensorSpec:
+    shift_list = shifts if isinstance(shifts, (list, tuple)) else (shifts,)
+    dim_list = dims if isinstance(dims, (list, tuple)) else (dims,)
+    if not shift_list:
+        raise ArgumentError("roll: shifts must not be empty")
+    along_dims = bool(dim_list) or len(shift_list) != 1
+    if along_dims and len(shift_list) != len(dim_list):
+        raise ArgumentError(f"roll: {len(shift_list)} shifts for {len(dim_list)} dimensions")
+    if (along_dims or spec.ndim == 1) and spec.is_empty:
+        return preserved_copy(spec)  # without a look at the dimensions
+    if along_dims and not spec.shape:
+        raise DimensionError(f"roll: {spec} has no dimension to roll along")
+    rolled = spec if along_dims else spec.like()
+    for dim, shift in zip(dim_list, shift_list, strict=False):
+        rolled = _rolled(rolled, wrap_dim(dim, spec.ndim), shift)
+    return rolled
+
+
+def _rolled(spec: TensorSpec, dim: int, shift: Any) -> TensorSpec:
+    """The CPU kernel cuts the tensor in two and joins the pieces, whose format the result takes."""
+    if spec.device.type != "cpu":
+        return spec.like()
+    size = spec.shape[dim]
+    start = (size - shift) % size
+    pieces = narrowed(spec, dim, start, size - start), narrowed(spec, dim, 0, start)
+    return spec.like(stride=joined(pieces, dim).stride)
+
+
+@rule("flip")
+def flip(spec: TensorSpec, dims: Sequence[int]) -> TensorSpec:
+    wrap_dims(dims, spec.ndim)
+    return preserved_copy(spec)
+
+
+@rule("fliplr")
+def fliplr(spec: TensorSpec) -> TensorSpec:
+    if spec.ndim < 2:
+        raise ShapeMismatch(f"fliplr: expected at least 2 dimensions, got {spec}")
+    return preserved_copy(spec)
+
+
+@rule("flipud")
+def flipud(spec: TensorSpec) -> TensorSpec:
+    if spec.ndim < 1:
+        raise ShapeMismatch(f"flipud: expected at least 1 dimension, got {spec}")
+    return preserved_copy(spec)
+
+
+@rule("rot90")
+def rot90(spec: TensorSpec, k: int = 1, dims: Sequence[int] = (0, 1)) -> TensorSpec:
+    if len(dims) != 2:
+        raise ArgumentError(f"rot90: expected two dimensions, got {list(dims)}")
+    if spec.ndim < 2:
+        raise ShapeMismatch(f"rot90: expected at least 2 dimensions, got {spec}")
+    first, second = wrap_dims(dims, spec.ndim)
+    turns = k % 4
+    if turns == 0:
+        return spec.like()
+    return preserved_copy(spec) if turns == 2 else transposed(preserved_copy(spec), first, second)
+
+
+@rule("tril", "triu")
+def triangle(spec: TensorSpec, diagonal: Any = 0) -> TensorSpec:
+    if spec.ndim < 2:
+        raise ShapeMismatch(f"tril and triu take at least 2 dimensions, {spec} has {spec.ndim}")
+    check_cpu_dtype("tril and triu", spec, NUMBERS | BOOL | COMPLEX_HALF)
+    return spec.like()
+
+
+@rule("diag_embed")
+def diag_embed(spec: TensorSpec, offset: int = 0, dim1: int = -2, dim2: int = -1) -> TensorSpec:
+    ndim = spec.ndim + 1
+    first, second = wrap_dim(dim1, ndim), wrap_dim(dim2, ndim)
+    if first == second:
+        raise ArgumentError(f"diag_embed: both dimensions are {first}")
+    if not spec.shape:
+        raise DimensionError(f"diag_embed: {spec} has no dimension to put on a diagonal")
+    length = spec.shape[-1] + abs(offset)
+    low, high = min(first, second), max(first, second)
+    return spec.like(with_inserted(with_inserted(spec.shape[:-1], low, length), high, length))
+
+
+@rule("diag")
+def diag(spec: TensorSpec, diagonal: int = 0) -> TensorSpec:
+    if spec.ndim == 1:
+        length = spec.shape[0] + abs(diagonal)
+        return spec.like((length, length))
+    if spec.ndim != 2:
+        raise ShapeMismatch(f"diag: expected a vector or a matrix, got {spec}")
+    rows, columns = spec.shape
+    rows, columns = (rows, columns - diagonal) if diagonal >= 0 else (rows + diagonal, columns)
+    return spec.like((larger(smaller(rows, columns), 0),))
+
+
+@rule("pixel_shuffle")
+def pixel_shuffle(spec: TensorSpec, upscale_factor: Any) -> TensorSpec:
+    if spec.ndim < 3:
+        raise ShapeMismatch(f"pixel_shuffle: expected at least 3 dimensions, got {spec}")
+    if upscale_factor <= 0:
+        raise ArgumentError(f"pixel_shuffle: the factor must be positive, got {upscale_factor}")
+    *batch, channels, height, width = spec.shape
+    pixels = upscale_factor * upscale_factor
+    if channels % pixels != 0:
+        raise ShapeMismatch(f"pixel_shuffle: {channels} channels of {spec} are not divisible by {pixels}")
+    return _shuffled(spec, (*batch, channels // pixels, height * upscale_factor, width * upscale_factor))
+
+
+@rule("pixel_unshuffle")
+def pixel_unshuffle(spec: TensorSpec, downscale_factor: Any) -> TensorSpec:
+    if spec.ndim < 3:
+        raise ShapeMismatch(f"pixel_unshuffle: expected at least 3 dimensions, got {spec}")
+    factor = downscale_factor
+    if factor <= 0:
+        raise ArgumentError(f"pixel_unshuffle: the factor must be positive, got {factor}")
+    *batch, channels, height, width = spec.shape
+    if height % factor != 0 or width % factor != 0:
+        raise ShapeMismatch(f"pixel_unshuffle: {height} × {width} of {spec} are not divisible by {factor}")
+    is_the_same = type(factor) is int and factor == 1 and is_surely_row_major(spec)
+    if spec.device.type == "cpu" and not is_the_same and spec.is_empty:
+        return preserved_copy(spec)  # the CPU kernel gives up before it looks at the factor
+    return _shuffled(spec, (*batch, channels * factor * factor, height // factor, width // factor))
+
+
+def _shuffled(spec: TensorSpec, shape: tuple[Any, ...]) -> TensorSpec:
+    """The CPU kernel keeps a channels-last format; elsewhere the shuffle is made of reshapes and a copy."""
+    if spec.device.type != "cpu":
+        return spec.like(shape)
+    check_cpu_dtype("shuffle", spec, NUMBERS | BOOL)
+    return spec.like(shape, stride=suggested_strides(shape, spec))
+
+
+@rule("channel_shuffle", "native_channel_shuffle")
+def channel_shuffle(spec: TensorSpec, groups: Any) -> TensorSpec | View:
+    if spec.ndim < 3:
+        raise ShapeMismatch(f"channel_shuffle: expected at least 3 dimensions, got {spec}")
+    if groups <= 0 or spec.shape[1] % groups != 0:
+        raise ShapeMismatch(f"channel_shuffle: {spec.shape[1]} channels of {spec} can't be put in {groups} groups")
+    if spec.is_empty:
+        return View(0, spec)
+    return _shuffled(spec, spec.shape)

@@ -1,0 +1,402 @@
+"""Operators that cut a tensor into a list of views."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from understudy.errors import ArgumentError, DimensionError, ShapeMismatch
+from understudy.ops.registry import Rule, rule
+from understudy.ops.shared.batching import Level, _behind_batch, batching_rule
+from understudy.ops.shared.decompositions import decomposition
+from understudy.ops.shared.dims import replaced, with_inserted, wrap_dim
+from understudy.ops.shared.layouts import expand_strides, is_surely_row_major, looks_channels_last
+from understudy.ops.views.basic import narrowed, selected, sliced, unsqueezed, viewed_as, with_dimensions
+from understudy.shapes.sizes import at_hand, at_least_one, has_to_be, lies_in_data, surely_equal
+from understudy.spec import (
+    TensorSpec,
+    View,
+    channels_last_strides,
+    common_device,
+    contiguous_strides,
+    product,
+    result_type,
+    same_shape,
+)
+from understudy.spec.strides import CHANNELS_LAST_ORDER
+from understudy.spec.tensor_spec import Size
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+def pieces(spec: TensorSpec, dim: int, sizes: Sequence[Any]) -> list[View]:
+    views, start = [], 0
+    for size in sizes:
+        views.append(View(0, narrowed(spec, dim, start, size)))
+        start = start + size
+    return views
+
+
+def equal_sizes(spec: TensorSpec, dim: int, split_size: Any) -> list[Any]:
+    """Sizes of pieces of `split_size`, of which the last may be smaller."""
+    length = spec.shape[dim]
+    if split_size < 0:
+        raise ArgumentError(f"split: the size of a piece must not be negative, got {split_size}")
+    if split_size == 0:
+        if length != 0:
+            raise ArgumentError(f"split: pieces of size 0 never use up dimension {dim} of {spec}")
+        return [0]
+    # How many pieces there are has to be a number: one question, where the size is a symbol.
+    full = _count(length, split_size) - 1
+    return [*[split_size] * full, length - full * split_size]
+
+
+def _count(length: Any, split_size: Any) -> int:
+    """How many pieces there are, at least one. Of symbols, what that depends on is asked as plainly as can be."""
+    count = -(-length // split_size)
+    number = at_hand(count)
+    if type(count) is not int and number is not None:
+        number = max(number, 1)
+        if length <= number * split_size and (number == 1 or length > (number - 1) * split_size):
+            return int(number)
+    return operator.index(at_least_one(count))
+
+
+@rule("split.Tensor", "unsafe_split.Tensor")
+def split(spec: TensorSpec, split_size: Any, dim: int = 0) -> list[View]:
+    if not spec.shape:
+        raise ShapeMismatch(f"split: {spec} has no dimension to split")
+    dim = wrap_dim(dim, spec.ndim)
+    return pieces(spec, dim, equal_sizes(spec, dim, split_size))
+
+
+@rule("split_with_sizes", "split.sizes", "unsafe_split_with_sizes")
+def split_with_sizes(spec: TensorSpec, split_sizes: Sequence[Any], dim: int = 0) -> list[View]:
+    if not spec.shape:
+        raise ShapeMismatch(f"split_with_sizes: {spec} has no dimension to split")
+    dim = wrap_dim(dim, spec.ndim)
+    total: Any = 0
+    for size in split_sizes:
+        if size < 0:
+            raise ArgumentError(f"split_with_sizes: {list(split_sizes)} has a negative size")
+        total = total + size
+    if not has_to_be(total, spec.shape[dim], is_refused_else=True):
+        raise ShapeMismatch(
+            f"split_with_sizes: {list(split_sizes)} add up to {total}, "
+            f"dimension {dim} of {spec} has size {spec.shape[dim]}"
+        )
+    return pieces(spec, dim, split_sizes)
+
+
+@rule("unbind.int")
+def unbind(spec: TensorSpec, dim: int = 0) -> list[View]:
+    if not spec.shape:
+        raise DimensionError(f"unbind: {spec} has no dimension to take apart")
+    dim = wrap_dim(dim, spec.ndim)
+    return [View(0, selected(spec, dim, index)) for index in range(spec.shape[dim])]
+
+
+@rule("chunk", "unsafe_chunk")
+def chunk(spec: TensorSpec, chunks: int, dim: int = 0) -> list[View]:
+    if not spec.shape:
+        raise ShapeMismatch(f"chunk: {spec} has no dimension to split")
+    if chunks <= 0:
+        raise ArgumentError(f"chunk: the number of chunks must be positive, got {chunks}")
+    dim = wrap_dim(dim, spec.ndim)
+    length = spec.shape[dim]
+    size = (length + chunks - 1) // chunks
+    if length == 0:
+        # Nothing to share out: all the chunks that were asked for are there, and empty.
+        return pieces(spec, dim, [0] * chunks)
+    return pieces(spec, dim, equal_sizes(spec, dim, size))
+
+
+def sections_of(spec: TensorSpec, sections: Any, dim: int) -> list[View]:
+    if not spec.shape:
+        raise ShapeMismatch(f"tensor_split: {spec} has no dimension to split")
+    if sections <= 0:
+        raise ArgumentError(f"tensor_split: the number of sections must be positive, got {sections}")
+    dim = wrap_dim(dim, spec.ndim)
+    smallest, larger = spec.shape[dim] // sections, spec.shape[dim] % sections
+    return pieces(spec, dim, [smallest + 1 if i < larger else smallest for i in range(sections)])
+
+
+def cut_at(spec: TensorSpec, indices: Sequence[Any], dim: int) -> list[View]:
+    if not spec.shape:
+        raise ShapeMismatch(f"tensor_split: {spec} has no dimension to split")
+    dim = wrap_dim(dim, spec.ndim)
+    views, start = [], 0
+    for end in (*indices, spec.shape[dim]):
+        views.append(View(0, sliced(spec, dim, start, end, 1)))
+        start = end
+    return views
+
+
+@rule("tensor_split.sections")
+def tensor_split_sections(spec: TensorSpec, sections: Any, dim: int = 0) -> list[View]:
+    return sections_of(spec, sections, dim)
+
+
+@rule("tensor_split.indices")
+def tensor_split_indices(spec: TensorSpec, indices: Sequence[Any], dim: int = 0) -> list[View]:
+    return cut_at(spec, indices, dim)
+
+
+# The dimension that each of these splits, and how many dimensions a tensor must have for it.
+NAMED_SPLITS = {"hsplit": (1, 1), "vsplit": (0, 2), "dsplit": (2, 3)}
+
+
+def _named_split(name: str, dim: int, at_least: int) -> tuple[Rule, Rule]:
+    def along(spec: TensorSpec) -> int:
+        if spec.ndim < at_least:
+            raise ShapeMismatch(f"{name}: expected at least {at_least} dimensions, got {spec}")
+        return 0 if spec.ndim == 1 else dim
+
+    def split_in_sections(spec: TensorSpec, sections: int) -> list[View]:
+        at = along(spec)
+        if sections == 0 or spec.shape[at] % sections != 0:
+            raise ShapeMismatch(f"{name}: dimension {at} of {spec} can't be split into {sections} equal parts")
+        return sections_of(spec, sections, at)
+
+    def split_at(spec: TensorSpec, indices: Sequence[Any]) -> list[View]:
+        return cut_at(spec, indices, along(spec))
+
+    return split_in_sections, split_at
+
+
+for _name, (_dim, _at_least) in NAMED_SPLITS.items():
+    _in_sections, _at_indices = _named_split(_name, _dim, _at_least)
+    rule(f"{_name}.int")(_in_sections)
+    rule(f"{_name}.array")(_at_indices)
+
+
+# --- Operators that put tensors beside each other: cat, stack and their relatives ---------------------------
+
+
+@rule("cat", "concat", "concatenate")
+def cat(tensors: Sequence[TensorSpec], dim: int = 0) -> TensorSpec:
+    return joined(tensors, dim)
+
+
+def joined(tensors: Sequence[TensorSpec], dim: int) -> TensorSpec:
+    if not tensors:
+        raise ArgumentError("cat: the list of tensors is empty")
+    first: TensorSpec | None = None
+    total: Any = 0
+    for position, tensor in enumerate(tensors):
+        if not tensor.shape:
+            raise ShapeMismatch(f"cat: tensor {position} of the list is 0-dim: {tensor}; use stack instead")
+        if len(tensor.shape) == 1 and tensor.shape[0] == 0:
+            continue  # a 1-D tensor without elements goes with anything
+        if first is None:
+            first, dim = tensor, wrap_dim(dim, tensor.ndim)
+        else:
+            _check_joinable(first, tensor, position, dim)
+        total = total + tensor.shape[dim]
+    model = tensors[0]
+    dtype, device = result_type(*tensors), common_device(tensors)
+    if first is None:
+        return model.like((0,), dtype=dtype, device=device)
+    shape = replaced(first.shape, dim, total)
+    return model.like(shape, stride=_joined_strides(tensors, shape), dtype=dtype, device=device)
+
+
+def _check_joinable(first: TensorSpec, other: TensorSpec, position: int, dim: int) -> None:
+    if first.shape is other.shape:
+        return
+    if other.ndim != first.ndim:
+        raise ShapeMismatch(
+            f"cat: {first} has {first.ndim} dimensions, tensor {position} of the list has {other.ndim}: {other}"
+        )
+    for at, (size, other_size) in enumerate(zip(first.shape, other.shape, strict=True)):
+        if at != dim and size != other_size and not has_to_be(size, other_size):
+            raise ShapeMismatch(
+                f"cat: along dimension {dim}, all other sizes must be equal, but dimension {at} has size {size} in "
+                f"{first} and {other_size} in tensor {position} of the list, {other}"
+            )
+
+
+def _joined_strides(tensors: Sequence[TensorSpec], shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Channels-last if all of the tensors look like it, skipped ones included."""
+    if len(shape) in (4, 5):
+        ndim = len(shape)
+        if all(tensor.ndim == ndim and looks_channels_last(tensor) for tensor in tensors):
+            return channels_last_strides(shape)
+    return contiguous_strides(shape)
+
+
+def _has_to_be(shape: Sequence[Any], wanted: Sequence[Any]) -> bool:
+    return lies_in_data(*shape, *wanted) and len(shape) == len(wanted) and all(map(has_to_be, shape, wanted))
+
+
+@rule("stack", "_stack")
+def stack(tensors: Sequence[TensorSpec], dim: int = 0) -> TensorSpec:
+    if not tensors:
+        raise ArgumentError("stack: the list of tensors is empty")
+    first = tensors[0]
+    for position, tensor in enumerate(tensors):
+        if not same_shape(tensor.shape, first.shape) and not _has_to_be(tensor.shape, first.shape):
+            raise ShapeMismatch(
+                f"stack: all tensors must have one shape, but the first is {first} "
+                f"and tensor {position} of the list is {tensor}"
+            )
+    dim = wrap_dim(dim, first.ndim + 1)
+    if dim == first.ndim:
+        return joined([unsqueezed(tensor, dim) for tensor in tensors], dim)
+    # Eager joins along the dimension behind the new one, and then splits the result.
+    along = joined(tensors, dim)
+    split = viewed_as(along, with_inserted(first.shape, dim, len(tensors)))
+    return along.like(split.shape, stride=split.stride)
+
+
+@rule("hstack")
+def hstack(tensors: Sequence[TensorSpec]) -> TensorSpec:
+    raised = [with_dimensions(tensor, 1) for tensor in tensors]
+    return joined(raised, 0 if raised and raised[0].ndim == 1 else 1)
+
+
+@rule("vstack", "row_stack")
+def vstack(tensors: Sequence[TensorSpec]) -> TensorSpec:
+    return joined([with_dimensions(tensor, 2) for tensor in tensors], 0)
+
+
+@rule("dstack")
+def dstack(tensors: Sequence[TensorSpec]) -> TensorSpec:
+    return joined([with_dimensions(tensor, 3) for tensor in tensors], 2)
+
+
+@rule("column_stack")
+def column_stack(tensors: Sequence[TensorSpec]) -> TensorSpec:
+    columns = [viewed_as(t, (t.numel, 1)) if t.ndim <= 1 else t for t in tensors]
+    return joined(columns, 1)
+
+
+@rule("block_diag")
+def block_diag(tensors: Sequence[TensorSpec]) -> Any:
+    if not tensors:
+        return NotImplemented
+    rows: Any = 0
+    columns: Any = 0
+    for position, tensor in enumerate(tensors):
+        if tensor.ndim > 2:
+            raise ShapeMismatch(f"block_diag: tensor {position} of the list has more than 2 dimensions: {tensor}")
+        height, width = (1,) * (2 - tensor.ndim) + tensor.shape
+        rows, columns = rows + height, columns + width
+    return tensors[0].like((rows, columns), dtype=_joint_dtype(tensors))
+
+
+def _joint_dtype(tensors: Sequence[TensorSpec]) -> Any:
+    """Promotion in which 0-dim tensors count as much as the others."""
+    return result_type(*(tensor if tensor.shape else unsqueezed(tensor, 0) for tensor in tensors))
+
+
+@rule("meshgrid")
+def meshgrid(tensors: Sequence[TensorSpec]) -> list[View]:
+    return _grids(tensors, "ij")
+
+
+@rule("meshgrid.indexing")
+def meshgrid_indexing(tensors: Sequence[TensorSpec], *, indexing: str) -> list[View]:
+    return _grids(tensors, indexing)
+
+
+def _grids(tensors: Sequence[TensorSpec], indexing: str) -> list[View]:
+    if not tensors:
+        raise ArgumentError("meshgrid: the list of tensors is empty")
+    if indexing not in ("ij", "xy"):
+        raise ArgumentError(f"meshgrid: indexing is 'ij' or 'xy', not {indexing!r}")
+    for tensor in tensors:
+        if tensor.ndim > 1:
+            raise ShapeMismatch(f"meshgrid: expected tensors of at most one dimension, got {tensor}")
+        if tensor.dtype is not tensors[0].dtype:
+            raise ArgumentError(f"meshgrid: {tensors[0]} and {tensor} differ in dtype")
+    order = list(range(len(tensors)))
+    if indexing == "xy" and len(tensors) >= 2:
+        order[:2] = [1, 0]
+    shape = [tensors[position].numel for position in order]
+    grids = []
+    for dim, position in enumerate(order):
+        column = viewed_as(tensors[position], tuple(s if d == dim else 1 for d, s in enumerate(shape)))
+        grids.append(View(position, column.viewed(*expand_strides(column, shape))))
+    return [grids[dim] for dim in order]
+
+
+# --- Chunks of several tensors, put together chunk by chunk: what sharded parameters are gathered with ------
+
+
+@rule("_chunk_cat")
+def chunk_cat(tensors: Sequence[TensorSpec], dim: int, num_chunks: int) -> Any:
+    """Each tensor is filled up to whole chunks. For plain sizes, and where layouts matter, torch's own steps answer.
+
+    These ask whether anything is to be filled up; the shape is the same in both cases.
+    """
+    if not any(spec.is_symbolic for spec in tensors):
+        return NotImplemented
+    first = tensors[0]
+    is_plain = num_chunks >= 1 and all((spec.dtype, spec.device) == (first.dtype, first.device) for spec in tensors)
+    if dim < 0 and all(spec.ndim == first.ndim for spec in tensors):
+        dim += first.ndim
+    if not is_plain or dim < 0 or any(dim >= spec.ndim for spec in tensors):
+        return NotImplemented
+    width: Any = 0
+    for spec in tensors:
+        if spec.is_empty:
+            raise ShapeMismatch(f"_chunk_cat: {spec} has no elements")
+        if not same_shape(spec.shape[:dim], first.shape[:dim]):
+            raise ShapeMismatch(f"_chunk_cat: {first} and {spec} differ before dimension {dim}")
+        chunk = (spec.shape[dim] + num_chunks - 1) // num_chunks * product(spec.shape[dim + 1 :])
+        if not _goes_row_major(spec, (*spec.shape[:dim], num_chunks, chunk)):
+            return NotImplemented
+        width = width + chunk
+    return first.like((*first.shape[:dim], num_chunks, width))
+
+
+def _goes_row_major(spec: TensorSpec, shape: Size) -> bool:
+    """Whether a tensor, cut into chunks of this shape, can't be taken for one in a channels-last format."""
+    if len(shape) not in CHANNELS_LAST_ORDER:
+        return True
+    is_contiguous = all(map(surely_equal, spec.stride, contiguous_strides(spec.shape)))
+    return is_contiguous and is_surely_row_major(spec.like(shape))
+
+
+@batching_rule("cat")
+def batch_cat(keys: Any, tensors: Any, dim: int = 0) -> Any:
+    level = Level()
+    rank = max(tensor.dim() for tensor in tensors)
+    dim = _behind_batch(dim, rank)
+    with level.below():  # what has nothing in it may have another rank
+        parts = [level.inside(tensor) for tensor in tensors if tensor.dim() == rank or tensor.numel() != 0]
+        result = torch.cat(parts, dim)
+    return level.around(result)
+
+
+@batching_rule("chunk")
+def batch_chunk(keys: Any, x: torch.Tensor, chunks: int, dim: int = 0) -> Any:
+    level = Level()
+    dim = _behind_batch(dim, x.dim())
+    with level.below():
+        parts = torch.chunk(level.inside(x), chunks, dim)
+    return [level.around(part) for part in parts]
+
+
+# --- pieces -------------------------------------------------------------------------------------------------------
+
+
+@decomposition("tensor_split.tensor_indices_or_sections")
+def decompose_tensor_split(x: Tensor, places: Tensor, dim: int = 0) -> Any:
+    """The places, or the number of pieces, are data: each becomes a symbol, unless its value is known."""
+    if places.dim() == 0:
+        return torch.tensor_split(x, int(places.item()), dim)
+    return aten.tensor_split.indices(x, [places[i].item() for i in range(int(places.shape[0]))], dim)
+
+
+@decomposition("unsafe_chunk", under_transforms=True)
+def decompose_unsafe_chunk(x: Tensor, chunks: int, dim: int = 0) -> Any:
+    length = x.shape[wrap_dim(dim, x.dim())]
+    size = (length + chunks - 1) // chunks
+    if size == 0:
+        return torch.unsafe_split_with_sizes(x, [size] * (chunks - 1) + [size - (size * chunks - length)], dim)
+    return aten.unsafe_split.Tensor(x, size, dim)

@@ -1,0 +1,216 @@
+"""Writing through a view without a view: gradients of views, and *_scatter operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.ops.factories import clone, strides_in_format
+from understudy.ops.registry import Rule, check_no_overlap, rule
+from understudy.ops.shared.batching import Level, _behind_batch, batching_rule
+from understudy.ops.shared.layouts import suggested_format
+from understudy.ops.views.basic import (
+    as_strided,
+    diagonal_of,
+    restrided,
+    selected,
+    sliced,
+    squeeze,
+    squeeze_dim,
+    squeeze_dims,
+    t,
+    transpose,
+    unsqueeze,
+)
+from understudy.shapes.sizes import surely_equal
+from understudy.spec import (
+    Same,
+    TensorSpec,
+    check_expandable,
+    contiguous_strides,
+    is_contiguous,
+    preserved_copy,
+    same_shape,
+)
+
+Function = Callable[..., Any]
+aten = torch.ops.aten
+
+@rule("slice_backward")
+def slice_backward(
+    grad_output: TensorSpec, input_sizes: Sequence[Any], dim: int, start: Any, end: Any, step: Any
+) -> TensorSpec:
+    result = grad_output.like(input_sizes)
+    check_expandable(grad_output.shape, sliced(result, dim, start, end, step).shape, "slice_backward")
+    return result
+
+
+@rule("select_backward")
+def select_backward(grad_output: TensorSpec, input_sizes: Sequence[Any], dim: int, index: Any) -> TensorSpec:
+    result = grad_output.like(input_sizes)
+    check_expandable(grad_output.shape, selected(result, dim, index).shape, "select_backward")
+    return result
+
+
+@rule("diagonal_backward")
+def diagonal_backward(
+    grad_output: TensorSpec, input_sizes: Sequence[Any], offset: int, dim1: int, dim2: int
+) -> TensorSpec:
+    result = grad_output.like(input_sizes)
+    check_expandable(grad_output.shape, diagonal_of(result, offset, dim1, dim2).shape, "diagonal_backward")
+    return result
+
+
+@rule("unfold_backward")
+def unfold_backward(grad_in: TensorSpec, input_sizes: Sequence[Any], dim: int, size: Any, step: Any) -> TensorSpec:
+    return grad_in.like(input_sizes)
+
+
+def copied_in_place(spec: TensorSpec) -> TensorSpec:
+    """A copy of the whole storage, seen with the same strides and offset, unless elements overlap."""
+    expanded = any(step == 0 and size > 1 for size, step in zip(spec.shape, spec.stride, strict=True))
+    if expanded and not is_contiguous(spec.shape, spec.stride):
+        return preserved_copy(spec)
+    return spec.viewed(spec.shape, spec.stride, conj=False, neg=False)
+
+
+def _check_source(what: str, src: TensorSpec, part: TensorSpec) -> None:
+    if not same_shape(src.shape, part.shape):
+        raise ShapeMismatch(f"{what}: the source {src} does not have the shape {list(part.shape)} of what it fills")
+
+
+@rule("slice_scatter")
+def slice_scatter(
+    spec: TensorSpec, src: TensorSpec, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> TensorSpec:
+    _check_source("slice_scatter", src, sliced(spec, dim, start, end, step))
+    return copied_in_place(spec)
+
+
+@rule("select_scatter")
+def select_scatter(spec: TensorSpec, src: TensorSpec, dim: int, index: Any) -> TensorSpec:
+    _check_source("select_scatter", src, selected(spec, dim, index))
+    return copied_in_place(spec)
+
+
+@rule("diagonal_scatter")
+def diagonal_scatter(
+    spec: TensorSpec, src: TensorSpec, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> TensorSpec:
+    _check_source("diagonal_scatter", src, diagonal_of(spec, offset, dim1, dim2))
+    return copied_in_place(spec)
+
+
+@rule("as_strided_scatter")
+def as_strided_scatter(
+    spec: TensorSpec, src: TensorSpec, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None
+) -> TensorSpec:
+    target = restrided(spec, size, stride, storage_offset)
+    _check_source("as_strided_scatter", src, target)
+    if not any(surely_equal(length, 0) for length in target.shape):
+        check_no_overlap("as_strided_scatter", target)
+    return copied_in_place(spec)
+
+
+# --- Operators that change the shape, stride or offset of their first input in place ------------------------
+
+VIEWS_IN_PLACE: dict[str, Rule] = {
+    "squeeze_": squeeze,
+    "squeeze_.dim": squeeze_dim,
+    "squeeze_.dims": squeeze_dims,
+    "unsqueeze_": unsqueeze,
+    "t_": t,
+    "transpose_": transpose,
+    "swapdims_": transpose,
+    "swapaxes_": transpose,
+    "as_strided_": as_strided,
+}
+
+
+def changed(before: TensorSpec, after: TensorSpec) -> Same:
+    return Same(0) if after is before else Same(0, after)
+
+
+def _in_place(view_rule: Rule) -> Rule:
+    def view_in_place(spec: TensorSpec, *args: Any, **kwargs: Any) -> Same:
+        return changed(spec, view_rule(spec, *args, **kwargs).spec)
+
+    return view_in_place
+
+
+for _name, _view_rule in VIEWS_IN_PLACE.items():
+    rule(_name)(_in_place(_view_rule))
+
+
+@rule("detach_")
+def detach_(spec: TensorSpec) -> Same:
+    return Same(0)
+
+
+def resized(spec: TensorSpec, size: Sequence[Any], memory_format: torch.memory_format | None) -> TensorSpec:
+    """A tensor of the same shape keeps its strides; another shape, or a format, lays it out anew."""
+    if any(s < 0 for s in size):
+        raise ArgumentError(f"resize_: {list(size)} has a negative size")
+    if not same_shape(tuple(size), spec.shape):
+        spec = spec.viewed(size, contiguous_strides(size))
+    if memory_format is None:
+        return spec
+    return spec.viewed(size, strides_in_format(tuple(size), memory_format))
+
+
+@rule("resize_")
+def resize_(spec: TensorSpec, size: Sequence[Any], *, memory_format: torch.memory_format | None = None) -> Same:
+    return changed(spec, resized(spec, size, memory_format))
+
+
+@rule("resize")
+def resize(spec: TensorSpec, size: Sequence[Any], *, memory_format: torch.memory_format | None = None) -> TensorSpec:
+    return resized(clone(spec), size, memory_format)
+
+
+@rule("resize_as_")
+def resize_as_(
+    spec: TensorSpec, the_template: TensorSpec, *, memory_format: torch.memory_format | None = None
+) -> Same:
+    if memory_format is torch.preserve_format:
+        memory_format = suggested_format(the_template)
+    return changed(spec, resized(spec, the_template.shape, memory_format))
+
+
+@rule("set_.source_Tensor")
+def set_source(spec: TensorSpec, source: TensorSpec) -> Same:
+    if spec.dtype is not source.dtype:
+        raise DtypeError(f"set_: {spec} can't take over the storage of {source}, which has another dtype")
+    return changed(spec, spec.viewed(source.shape, source.stride, source.offset))
+
+
+@batching_rule("slice_backward")
+def batch_slice_backward(
+    keys: Any, gradient: torch.Tensor, sizes: Any, dim: int, start: Any, end: Any, step: Any
+) -> Any:
+    level = Level()
+    dim = _behind_batch(dim, len(sizes))
+    with level.below():
+        inside = level.inside(gradient)
+        result = aten.slice_backward(inside, [inside.shape[0], *sizes], dim, start, end, step)
+    return level.around(result)
+
+
+def _putting(op: Any) -> Function:
+    """Of a part of a tensor along one dimension: the part, the dimension, and which part it is."""
+
+    def rule(keys: Any, x: torch.Tensor, part: torch.Tensor, dim: int = 0, *places: Any) -> Any:
+        level = Level()
+        dim = _behind_batch(dim, x.dim())
+        with level.below():
+            result = op(level.inside(x), level.inside(part), dim, *places)
+        return level.around(result)
+
+    return rule
+
+
+for _name in ("select_scatter", "slice_scatter"):
+    batching_rule(_name)(_putting(getattr(aten, _name)))

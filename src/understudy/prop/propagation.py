@@ -1,0 +1,366 @@
+"""FakeTensorProp: run a graph node by node on stand-ins, and write into each node what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from understudy import _torch
+from understudy.fake.mode import FakeTensorMode
+from understudy.fake.tensor import FakeTensor
+from understudy.graph.borrowed_state import BorrowedState, to_the_end
+from understudy.graph.node_origins import at_node
+from understudy.graph.node_values import (
+    in_stand_ins,
+    is_complete,
+    itself,
+    needs_attention,
+    snapshot,
+    spec_of_val,
+    tensor_meta_of,
+    val_of,
+)
+from understudy.prop.edits import Edits, in_known_names
+from understudy.prop.targets import (
+    SubgraphAnswers,
+    direct_arguments,
+    fetched,
+    takes_graphs,
+    target_of,
+    with_propagation,
+)
+from understudy.shapes.bindings import KeyPath, compute_unbacked_bindings, rebind_unbacked
+
+OVERRIDABLE = (
+    "run", "run_node", "placeholder", "get_attr", "call_function", "call_method", "call_module", "output", "fetch_attr",
+    "fetch_args_kwargs_from_env", "map_nodes_to_values",
+)  # fmt: skip
+"""Methods of `torch.fx.Interpreter` that the loop here goes past: where a subclass has its own, torch's loop runs."""
+
+
+ENDS = ("placeholder", "output")
+NOTHING: dict[str, Any] = {}
+
+
+class FakeTensorProp(torch.fx.Interpreter):
+    """Runs a graph module on stand-ins and writes into each node's `meta["val"]` what it gives.
+
+        prop = FakeTensorProp(graph_module)
+        prop.propagate(torch.randn(2, 3))
+        [node.meta["val"].shape for node in graph_module.graph.nodes]
+
+    A `val` is a stand-in, a number, a symbol, or a structure of these. Views share storage with what they are views of.
+    The module's own tensors are stood in for while it runs, and stay what they are.
+
+    After an edit of the graph, `repropagate(nodes)` runs the nodes that were edited and those that this reaches.
+    `tensor_meta=True` also fills `meta["tensor_meta"]`.
+    """
+
+    def __init__(
+        self, module: GraphModule, mode: FakeTensorMode | None = None, *, tensor_meta: bool = False,
+        outer: FakeTensorProp | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(module, garbage_collect_values=False)  # values without data cost nothing to keep
+        self._mode = FakeTensorMode() if mode is None else mode
+        self._tensor_meta = tensor_meta
+        self._subgraphs: SubgraphAnswers = SubgraphAnswers() if outer is None else outer._subgraphs
+        self._state: BorrowedState = BorrowedState(self._mode) if outer is None else outer._state
+        self._constants: dict[Any, torch.Tensor] = {}  # keeps them alive, and so one stand-in for each
+        self._odd: set[Node] = set()
+        self._odd_for_autograd: set[Node] = set()
+        self._exposed: set[Node] = set()
+        self._waiting: ExitStack | None = None
+        self._writes = self._moves = self._is_alone = self._grad = False
+        if outer is None:
+            self._mode.epoch += 1  # symbols that data decides are not taken from an earlier run
+
+    @property
+    def mode(self) -> FakeTensorMode:
+        return self._mode
+
+    # --- the whole graph --------------------------------------------------------------------------------------
+
+    def propagate(self, *args: Any, changed: Iterable[Node] | None = None) -> Any:
+        """Run the graph on these arguments, real tensors among them converted; gives its output.
+
+        With `changed`, and no arguments: as `repropagate(changed)`.
+        """
+        if changed is None:
+            return self.propagate_dont_convert_inputs(*[self._converted(value) for value in args])
+        if args:
+            raise TypeError("propagate(changed=...) goes on with the arguments of the last run: it takes no others")
+        self.repropagate(changed)
+        return self.graph.process_outputs(self.env[self._output_node()])
+
+    def propagate_dont_convert_inputs(self, *args: Any) -> Any:
+        """Run the graph on arguments that are stand-ins already; gives its output."""
+        self._convert_constants()
+        with self._running():
+            if self._is_customised():
+                return super().run(*args)
+            return self._sweep(self.graph.process_inputs(*args))
+
+    def _convert_constants(self) -> None:
+        """Once for each run, and before it: conversion is cheaper outside of the mode."""
+        constants = {}
+        for node in self.graph.nodes:
+            if node.op == "get_attr" and node.target not in constants:
+                value = self.fetch_attr(node.target)
+                if isinstance(value, torch.Tensor):
+                    constants[node.target] = in_stand_ins(self._mode, value)
+        self._constants = constants
+
+    def _converted(self, value: Any) -> Any:
+        def convert(part: Any) -> Any:
+            return self._mode.from_tensor(part) if isinstance(part, torch.Tensor) else part
+
+        if isinstance(value, torch.Tensor):
+            return value if self._mode.is_our_fake(value) else convert(value)
+        return _torch.tree_map(convert, value) if isinstance(value, (list, tuple, dict)) else value
+
+    def _is_customised(self) -> bool:
+        kind = type(self)
+        return kind is not FakeTensorProp and any(
+            getattr(kind, name) is not getattr(FakeTensorProp, name) for name in OVERRIDABLE
+        )
+
+    @contextmanager
+    def _running(self, lazily: bool = False) -> Iterator[None]:
+        """Inside the mode; whatever happens, the module gets its tensors back and autograd its switch.
+
+        Entering the mode costs as much as running dozens of nodes. `lazily`, it waits for the first that needs it.
+        """
+        grad_enabled = torch.is_grad_enabled()
+        with ExitStack() as stack:
+            self._waiting = stack
+            if not lazily:
+                self._enter_mode()
+            self._look_around()
+            try:
+                yield
+            except BaseException:
+                torch.set_grad_enabled(grad_enabled)
+                raise
+            finally:
+                self._waiting = None
+                to_the_end(self._state.give_back)
+
+    def _enter_mode(self) -> None:
+        if self._waiting is not None:
+            self._waiting.enter_context(self._mode)
+            self._waiting = None
+
+    def _look_around(self) -> None:
+        """What decides whether the mode can be asked without a way through C++."""
+        self._is_alone = _torch.is_heard_alone(self._mode)
+        self._grad = torch.is_grad_enabled()
+
+    def _sweep(self, args: Iterable[Any]) -> Any:
+        """Every node in turn. Torch's own loop does the same and costs 15 µs more for each of them."""
+        self.env = {}
+        self._odd.clear()
+        self._odd_for_autograd.clear()
+        self._survey()
+        self.args_iter = iter(args)
+        for node in self.graph.nodes:
+            self._record(node, self._compute(node))
+        return self.graph.process_outputs(self.env[self._output_node()])
+
+    def _survey(self) -> None:
+        """What has to be known before the first node runs: what may be written to later needs snapshots."""
+        targets = {target_of(node) for node in self.graph.nodes}
+        self._writes = any(target.writes for target in targets)
+        self._moves = any(target.moves for target in targets)
+        self._exposed = set(self._output_node().all_input_nodes)
+
+    def _output_node(self) -> Node:
+        return next(iter(reversed(self.graph.nodes)))
+
+    # --- one node ----------------------------------------------------------------------------------------------
+
+    def run_node(self, n: Node) -> Any:
+        """Run one node on the values of the others, write its `val`, give its value."""
+        try:
+            value = self._named(n, in_stand_ins(self._mode, super().run_node(n)))
+        except Exception as error:
+            raise self._located(error, n) from error
+        self._write(n, value, is_apart=True)
+        return value
+
+    def _compute(self, node: Node) -> Any:
+        """The value of a node from those of its inputs."""
+        try:
+            value = self._called(node)
+            return value if self._mode.shape_env is None else self._named(node, value)
+        except Exception as error:
+            raise self._located(error, node) from error
+
+    def _located(self, error: Exception, node: Node) -> Exception:
+        known = {other: self.env.get(other) for other in node.all_input_nodes}
+        return at_node(error, node, (fetched(node.args, known), fetched(node.kwargs, known)))
+
+    def _called(self, node: Node) -> Any:
+        target = target_of(node)
+        if target.is_direct and self._is_alone:
+            odd = self._odd_for_autograd if self._grad else self._odd
+            args = direct_arguments(node.args, self.env, odd)
+            kwargs = NOTHING if not node.kwargs else self._direct_kwargs(node, odd)
+            if args is not None and kwargs is not None and not target.expects_lists(args):
+                value = self._mode.__torch_dispatch__(node.target, (), args, kwargs)
+                return list(value) if target.returns_list and type(value) is tuple else value
+        self._enter_mode()
+        values = fetched(node.args, self.env)
+        named = fetched(node.kwargs, self.env) if node.kwargs else NOTHING
+        if target.is_operator:
+            return node.target(*values, **named)  # type: ignore[operator]
+        value = getattr(self, node.op)(node.target, values, named)
+        if target.writes:
+            self._look_around()  # it may have entered a mode, or switched autocast on
+        return in_stand_ins(self._mode, value)
+
+    def _direct_kwargs(self, node: Node, odd: set[Node]) -> dict[str, Any] | None:
+        values = direct_arguments(node.kwargs.values(), self.env, odd)
+        if values is None or type(node.kwargs.get("device")) is str:
+            return None
+        return dict(zip(node.kwargs, values, strict=True))
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        value = self.fetch_attr(target)
+        return self._state.borrow(value) if isinstance(value, torch.nn.Module) else value
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return self._state.borrow(self.fetch_attr(target))(*args, **kwargs)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if not takes_graphs(target):
+            return super().call_function(target, args, kwargs)
+        if target is torch.ops.higher_order.invoke_subgraph:
+            return self._invoke_subgraph(*args)
+        return target(*with_propagation(args, self._propagate_inside), **kwargs)
+
+    def _invoke_subgraph(self, subgraph: Any, identifier: Any, *operands: Any) -> Any:
+        if identifier in self._subgraphs.seen:
+            answer = self._subgraphs.recall(self._mode, identifier, operands)
+            return subgraph(*operands) if answer is None else answer
+        result = self._propagate_inside(subgraph, operands)
+        self._subgraphs.remember(self._mode, identifier, operands, result)
+        return result
+
+    def _propagate_inside(self, inner: GraphModule, args: tuple[Any, ...]) -> Any:
+        prop = FakeTensorProp(inner, self._mode, tensor_meta=self._tensor_meta, outer=self)
+        prop._look_around()
+        return prop._sweep(inner.graph.process_inputs(*args))
+
+    # --- what is written -----------------------------------------------------------------------------------------
+
+    def _named(self, node: Node, value: Any) -> Any:
+        """The value, symbols that data decides under the names that they had in the run before."""
+        env = self._mode.shape_env
+        if env is None or node.op == "placeholder":
+            return value
+        old = node.meta.get("unbacked_bindings") or {}
+        ours = bool(old) and all(isinstance(path, KeyPath) for path in old.values())
+        if ours and env.pending_fresh_unbacked_symbols:
+            rebind_unbacked(env, node, value)
+        bindings = compute_unbacked_bindings(env, value)
+        if ours:
+            return in_known_names(self._mode, value)
+        if bindings:
+            node.meta["unbacked_bindings"] = bindings
+        return value
+
+    def _record(self, node: Node, value: Any) -> None:
+        self.env[node] = value
+        has_grad, is_odd = needs_attention(self._mode, value)
+        if has_grad or is_odd or node in self._odd_for_autograd:
+            _mark(self._odd, node, is_odd)
+            _mark(self._odd_for_autograd, node, is_odd or has_grad)
+        is_apart = has_grad or self._writes or node in self._exposed or node.op in ENDS
+        if is_apart or self._tensor_meta or type(value) is not FakeTensor:
+            self._write(node, value, is_apart)
+        else:
+            node.meta["val"] = value
+
+    def _write(self, node: Node, value: Any, is_apart: bool) -> None:
+        """Nobody may change what is written: a value that others can get at is written as a snapshot."""
+        val = val_of(value, snapshot if is_apart else itself)
+        if val is not None:
+            node.meta["val"] = val
+        elif isinstance(node.meta.get("val"), (torch.Tensor, list, tuple, dict)):
+            del node.meta["val"]  # of another run
+        if self._tensor_meta:
+            meta = tensor_meta_of(value)
+            if meta is not None:
+                node.meta["tensor_meta"] = meta
+
+    @staticmethod
+    def spec_of(node: Node) -> Any:
+        """The spec of a node's `val`, or the same structure of specs; None if it has none."""
+        return spec_of_val(node.meta.get("val"))
+
+    # --- after an edit ---------------------------------------------------------------------------------------------
+
+    def repropagate(self, changed: Iterable[Node]) -> list[Node]:
+        """Bring every `val` up to date after these nodes were edited or inserted; gives the nodes that were run.
+
+        Only what the edit reaches is run, and where specs come out as they were, it reaches no further. A placeholder
+        takes the `val` that it was given. Where operators change metadata in place (`t_`, `resize_`), what a node sees
+        depends on when it runs, and the whole graph is run.
+        """
+        changed = list(changed)
+        if not self.env:
+            self._take_over()
+        targets = [target_of(node) for node in changed]
+        if self._moves or any(target.moves for target in targets) or self._is_customised():
+            self._run_again()
+            return list(self.graph.nodes)
+        self._writes = self._writes or any(target.writes for target in targets)
+        self._exposed.update(self._output_node().all_input_nodes)
+        if len(self.env) > 2 * len(self.graph.nodes):
+            self.env = {node: value for node, value in self.env.items() if not node._erased}
+        with self._running(lazily=True):
+            return Edits(changed).spread(self.env, self._computed_again, self._record)
+
+    def _run_again(self) -> None:
+        """The whole graph, on inputs as they were when it ran first."""
+        args: list[Any] = []
+        for node in self.graph.nodes:
+            if node.op == "placeholder":
+                was = node.meta.get("val", self.env.get(node))
+                needs_grad = getattr(self.env.get(node), "requires_grad", False)
+                value = snapshot(was).requires_grad_(needs_grad) if type(was) is FakeTensor else was
+                args.extend(value if str(node.target).startswith("*") else [value])
+        self._convert_constants()
+        with self._running():
+            if self._is_customised():
+                super().run(*args, enable_io_processing=False)
+            else:
+                self._sweep(args)
+
+    def _take_over(self) -> None:
+        """Go on from what is written in the nodes, by another object in the same mode."""
+        self._survey()
+        for node in self.graph.nodes:
+            val = node.meta.get("val")
+            if self._mode.is_our_fake(val) or (val is not None and is_complete(self._mode, val)):
+                self.env[node] = val
+        if not self.env:
+            raise ValueError("there is nothing to go on from: propagate first")
+
+    def _computed_again(self, node: Node) -> Any:
+        if node.op != "placeholder":
+            return self._compute(node)
+        if "val" not in node.meta:
+            raise at_node(ValueError("a new placeholder needs a stand-in in its meta['val']"), node, ((), {}))
+        return in_stand_ins(self._mode, node.meta["val"])
+
+
+def _mark(marked: set[Node], node: Node, is_marked: bool) -> None:
+    if is_marked:
+        marked.add(node)
+    else:
+        marked.discard(node)

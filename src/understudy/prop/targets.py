@@ -1,0 +1,225 @@
+"""What is known of the target of a node before it is called."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.immutable_collections import immutable_dict, immutable_list
+
+from understudy import _torch
+from understudy.fake.higher_order import RUNS
+from understudy.fake.mode import FakeTensorMode
+from understudy.fake.realise import make_new
+from understudy.fake.tensor import FakeTensor
+from understudy.graph.node_values import storages_of
+
+PURE_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
+    [
+        getattr(operator, name)
+        for name in (
+            "getitem add sub mul truediv floordiv mod pow neg pos abs eq ne lt le gt ge and_ or_ xor not_ "
+            "invert matmul lshift rshift"
+        ).split()
+    ]
+    + [getattr(math, name) for name in ("ceil", "floor", "trunc", "sqrt")]
+    + [
+        torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min, torch.sym_not, torch.sym_ite, torch.sym_sum,
+    ]
+)  # fmt: skip
+"""Functions that are no operators and write to nothing."""
+
+
+class Target:
+    """`is_direct`: the mode can be asked without a way through C++, which would have nothing to add. `writes`: it may
+    write to a tensor. `moves`: it may change a tensor's metadata in place. `lists`: positions where a lone number
+    stands for a list.
+    """
+
+    __slots__ = ("is_direct", "is_operator", "lists", "moves", "returns_list", "writes")
+
+    def __init__(self, *, writes: bool, moves: bool) -> None:
+        self.writes = writes
+        self.moves = moves
+        self.is_direct = False
+        self.is_operator = False
+        self.returns_list = False
+        self.lists: tuple[int, ...] = ()
+
+    def expects_lists(self, args: tuple[Any, ...]) -> bool:
+        """Whether C++ would have to make a list of a number."""
+        for position in self.lists:
+            if position < len(args) and isinstance(args[position], (int, float, torch.SymInt)):
+                return True
+        return False
+
+
+_PURE = Target(writes=False, moves=False)
+_UNKNOWN = Target(writes=True, moves=False)
+_MOVING = Target(writes=True, moves=True)
+_by_operator: dict[int, tuple[Any, Target]] = {}
+"""By the operator's identity, as its hash is a Python function; the operator is kept, so that nothing else gets it."""
+
+
+def target_of(node: Node) -> Target:
+    """What is known of the target of this node."""
+    if node.op != "call_function":
+        if node.op == "call_method":
+            return _MOVING if _may_move(str(node.target)) else _UNKNOWN
+        return _UNKNOWN if node.op == "call_module" else _PURE
+    target: Any = node.target
+    found = _by_operator.get(id(target))
+    if found is not None:
+        return found[1]
+    if isinstance(target, _torch.OpOverload):
+        known = _of_operator(target)
+        _by_operator[id(target)] = target, known
+        return known
+    if target in PURE_FUNCTIONS:
+        return _PURE
+    return _MOVING if _may_move(getattr(target, "__name__", "")) else _UNKNOWN
+
+
+def _of_operator(op: Any) -> Target:
+    target = Target(
+        writes=_torch.is_mutable(op) or not _torch.is_builtin_namespace(op),
+        moves=torch.Tag.inplace_view in op.tags or _torch.has_out(op),
+    )
+    target.is_operator = True
+    target.is_direct = not target.writes and not _torch.has_composite_kernel(op)
+    target.lists = _torch.number_list_positions(op)
+    target.returns_list = _torch.returns_list(op)
+    return target
+
+
+def _may_move(name: str) -> bool:
+    """Whether a function or method of this name changes metadata in place."""
+    if not name.endswith("_") or name.startswith("_"):
+        return False
+    packet = getattr(torch.ops.aten, name, None)
+    return packet is not None and any(
+        torch.Tag.inplace_view in getattr(packet, overload).tags for overload in packet.overloads()
+    )
+
+
+# --- arguments -----------------------------------------------------------------------------------------------------
+
+ATOMS = frozenset({
+    int, float, bool, complex, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format,
+})  # fmt: skip
+
+
+def fetched(value: Any, env: dict[Node, Any]) -> Any:
+    """An argument of a node, each node in it replaced by its value."""
+    kind = type(value)
+    if kind is Node:
+        return env[value]
+    if kind in ATOMS:
+        return value
+    if kind is tuple:
+        return tuple([fetched(part, env) for part in value])
+    if kind is immutable_list or kind is list:
+        return [fetched(part, env) for part in value]
+    if kind is immutable_dict or kind is dict:
+        return {name: fetched(part, env) for name, part in value.items()}
+    if kind is slice:
+        return slice(fetched(value.start, env), fetched(value.stop, env), fetched(value.step, env))
+    return torch.fx.node.map_aggregate(value, lambda part: env[part] if isinstance(part, Node) else part)
+
+
+def direct_arguments(values: Any, env: dict[Node, Any], odd: set[Node]) -> tuple[Any, ...] | None:
+    """Arguments for a call without C++; None if one of them needs its attention."""
+    found: list[Any] = []
+    for value in values:
+        kind = type(value)
+        if kind is Node:
+            if value in odd:
+                return None
+            found.append(env[value])
+        elif kind in ATOMS:
+            found.append(value)
+        elif kind is immutable_list or kind is tuple or kind is list:
+            parts = direct_arguments(value, env, odd)
+            if parts is None:
+                return None
+            found.append(parts if kind is tuple else list(parts))
+        else:
+            return None
+    return tuple(found)
+
+
+# --- Graphs inside of graphs: what higher-order operators call is propagated too, so that its nodes have values ---
+
+Propagate = Callable[[torch.fx.GraphModule, tuple[Any, ...]], Any]
+
+
+class Propagated(torch.nn.Module):
+    """Stands for a graph module among the arguments of a higher-order operator: calling it propagates."""
+
+    def __init__(self, inner: torch.fx.GraphModule, propagate: Propagate) -> None:
+        super().__init__()
+        self._inner = (inner,)  # in a tuple: it is no part of this module
+        self._propagate = propagate
+
+    def forward(self, *args: Any) -> Any:
+        return self._propagate(*self._inner, args)
+
+
+def takes_graphs(target: Any) -> bool:
+    """Whether this is a higher-order operator that runs as plain code: it calls the graphs that it is given."""
+    return isinstance(target, _torch.HigherOrderOperator) and target.name() in RUNS
+
+
+def with_propagation(args: tuple[Any, ...], propagate: Propagate) -> tuple[Any, ...]:
+    """The arguments, graph modules replaced by ones that propagate."""
+    return tuple(
+        [Propagated(value, propagate) if isinstance(value, torch.fx.GraphModule) else value for value in args]
+    )
+
+
+class SubgraphAnswers:
+    """What `invoke_subgraph` gave, by the subgraph's identifier and the specs of the operands."""
+
+    def __init__(self) -> None:
+        self.seen: set[Any] = set()
+        self._specs: dict[Any, tuple[type, list[Any]]] = {}
+
+    def recall(self, mode: FakeTensorMode, identifier: Any, operands: tuple[Any, ...]) -> Any:
+        """New tensors like those of the first time, or None if there was none for such operands."""
+        key = self._key(mode, identifier, operands)
+        found = self._specs.get(key) if key is not None else None
+        if found is None:
+            return None
+        kind, specs = found
+        return kind([make_new(mode, spec) for spec in specs])
+
+    def remember(self, mode: FakeTensorMode, identifier: Any, operands: tuple[Any, ...], result: Any) -> None:
+        """Only what is made of nothing but new tensors can be made again from specs."""
+        self.seen.add(identifier)
+        key = self._key(mode, identifier, operands)
+        if key is None or type(result) not in (tuple, list) or not all(_is_plain(mode, part) for part in result):
+            return
+        storages = storages_of(result)
+        if len(set(storages)) == len(result) and not set(storages) & set(storages_of(operands)):
+            self._specs[key] = type(result), [part._spec for part in result]
+
+    @staticmethod
+    def _key(mode: FakeTensorMode, identifier: Any, operands: tuple[Any, ...]) -> Any:
+        if not all(type(value) is int or _is_plain(mode, value) for value in operands):
+            return None
+        return identifier, *[value if type(value) is int else value._spec for value in operands]
+
+
+def _is_plain(mode: FakeTensorMode, value: Any) -> bool:
+    return (
+        type(value) is FakeTensor
+        and value.fake_mode is mode
+        and value._known is None
+        and not value.requires_grad
+        and not value._spec.is_symbolic
+        and value._spec.layout is torch.strided
+    )

@@ -1,0 +1,367 @@
+"""Integer expressions over symbolic sizes: interned polynomials over atoms.
+
+An atom is a symbol, a floor-division, a modulo, a minimum, a maximum, an absolute value, or a power
+that is no polynomial. Every other expression is a sum of coefficient × monomial of atoms. Equal
+expressions are the same object, so `is` compares them and a repeated operation is one look-up.
+
+Division by zero (and a negative exponent) is taken not to happen: whatever is said of `a // b` holds at
+the sizes at which it can be computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from understudy.shapes.algebra import polynomials
+from understudy.shapes.algebra.intervals import Interval, interval_of
+from understudy.shapes.algebra.polynomials import Monomial, Size, Terms, terms_of
+from understudy.shapes.algebra.printing import text_of
+from understudy.shapes.algebra.rewrites import folded_division, rewrite
+
+if TYPE_CHECKING:
+    from understudy.shapes.algebra.conditions import Condition
+
+NO_SYMBOLS: frozenset[Expr] = frozenset()
+MANY = 32
+"""Sums of more terms are made at once; of fewer, term by term, which folds what it can on the way."""
+
+
+class Expr:
+    """An interned expression. Made by an `Algebra`, never directly; not to be changed."""
+
+    __slots__ = (
+        "_interval", "_text", "algebra", "args", "depth", "high", "is_hidden", "is_symbol", "is_unbacked", "kind", "low",
+        "name", "order", "symbols", "terms", "weight",
+    )  # fmt: skip
+
+    algebra: Algebra
+    kind: str  # "sum", "symbol", or a key of REWRITES
+    args: tuple[Size, ...]
+    terms: Terms
+    symbols: frozenset[Expr]
+    is_symbol: bool
+    is_hidden: bool  # a symbol that a prover made up; it never leaves it
+    is_unbacked: bool  # a symbol that only data knows
+    name: str
+    low: int | None
+    high: int | None
+    order: int
+    weight: int  # how long it is, written out
+    depth: int  # how many operations there are inside of each other
+
+    def __init__(self, algebra: Algebra, kind: str, order: int) -> None:
+        self.algebra = algebra
+        self.kind = kind
+        self.order = order
+        self.args = ()
+        self.name = ""
+        self.low = self.high = None
+        self.is_symbol = self.is_hidden = self.is_unbacked = False
+        self.weight, self.depth = 1, 0
+        self._interval: Interval | None = None
+        self._text = ""
+
+    def __add__(self, other: Any) -> Size:
+        return self.algebra.add(self, other) if isinstance(other, OPERANDS) else NotImplemented
+
+    def __radd__(self, other: Any) -> Size:
+        return self.algebra.add(other, self) if isinstance(other, int) else NotImplemented
+
+    def __sub__(self, other: Any) -> Size:
+        return self.algebra.sub(self, other) if isinstance(other, OPERANDS) else NotImplemented
+
+    def __rsub__(self, other: Any) -> Size:
+        return self.algebra.sub(other, self) if isinstance(other, int) else NotImplemented
+
+    def __mul__(self, other: Any) -> Size:
+        return self.algebra.mul(self, other) if isinstance(other, OPERANDS) else NotImplemented
+
+    def __rmul__(self, other: Any) -> Size:
+        return self.algebra.mul(other, self) if isinstance(other, int) else NotImplemented
+
+    def __floordiv__(self, other: Any) -> Size:
+        return self.algebra.floordiv(self, other) if isinstance(other, OPERANDS) else NotImplemented
+
+    def __rfloordiv__(self, other: Any) -> Size:
+        return self.algebra.floordiv(other, self) if isinstance(other, int) else NotImplemented
+
+    def __mod__(self, other: Any) -> Size:
+        return self.algebra.mod(self, other) if isinstance(other, OPERANDS) else NotImplemented
+
+    def __rmod__(self, other: Any) -> Size:
+        return self.algebra.mod(other, self) if isinstance(other, int) else NotImplemented
+
+    def __pow__(self, other: Any) -> Size:
+        return self.algebra.pow(self, other) if isinstance(other, OPERANDS) else NotImplemented
+
+    def __rpow__(self, other: Any) -> Size:
+        return self.algebra.pow(other, self) if isinstance(other, int) else NotImplemented
+
+    def __neg__(self) -> Size:
+        return self.algebra.neg(self)
+
+    def __abs__(self) -> Size:
+        return self.algebra.absolute(self)
+
+    def __str__(self) -> str:
+        if not self._text:
+            self._text = text_of(self)
+        return self._text
+
+    __repr__ = __str__
+
+    @property
+    def is_atom(self) -> bool:
+        return self.kind != "sum"
+
+    @property
+    def atoms(self) -> Iterable[Expr]:
+        """The atoms of the outermost sum."""
+        return {atom: None for monomial, _ in self.terms for atom, _ in monomial}
+
+    def evaluate(self, values: Mapping[Expr, int]) -> int:
+        """The number that it is at the given sizes; ArithmeticError where it can't be computed."""
+        if self.kind == "sum":
+            total = 0
+            for monomial, coefficient in self.terms:
+                for atom, exponent in monomial:
+                    coefficient *= atom.evaluate(values) ** exponent
+                total += coefficient
+            return total
+        if self.is_symbol:
+            return values[self]
+        return EVALUATE[self.kind](*[a if isinstance(a, int) else a.evaluate(values) for a in self.args])
+
+    def substitute(self, values: Mapping[Expr, Size]) -> Size:
+        """The expression with symbols replaced, all at once."""
+        if self.symbols.isdisjoint(values):
+            return self
+        if self.is_symbol:
+            return values[self]
+        algebra = self.algebra
+        if self.kind == "sum":
+            return algebra.mapped(self, lambda atom: atom.substitute(values))
+        return algebra.apply(
+            self.kind, *[a if isinstance(a, int) else a.substitute(values) for a in self.args]
+        )
+
+
+OPERANDS = (int, Expr)
+
+
+def power(base: int, exponent: int) -> int:
+    if exponent < 0:
+        raise ArithmeticError(f"{base} ** {exponent} is no integer")
+    return int(base**exponent)
+
+
+EVALUATE: dict[str, Any] = {
+    "floordiv": lambda a, b: a // b,
+    "mod": lambda a, b: a % b,
+    "min": min,
+    "max": max,
+    "abs": abs,
+    "pow": power,
+}
+
+
+class Algebra:
+    """The tables of one environment: what was built, and what each operation gave."""
+
+    def __init__(self) -> None:
+        self.algebra = self  # with `apply`, `atom`, `interval`, `bounds`: what a rewrite may ask
+        self.symbols: dict[str, Expr] = {}
+        self.conditions: dict[tuple[Any, ...], Condition] = {}
+        self.compared: dict[tuple[Any, ...], bool | Condition] = {}
+        self._parts: dict[tuple[Expr, int, int], Expr] = {}
+        self._atoms: dict[tuple[Any, ...], Expr] = {}
+        self._interned: dict[Terms, Expr] = {}
+        self._sums: dict[tuple[Size, Size], Size] = {}
+        self._differences: dict[tuple[Size, Size], Size] = {}
+        self._products: dict[tuple[Size, Size], Size] = {}
+        self._quotients: dict[tuple[Size, Size], Size] = {}
+        self._remainders: dict[tuple[Size, Size], Size] = {}
+        self._applied: dict[tuple[Any, ...], Size] = {}
+        self._count = 0
+
+    # -- making ------------------------------------------------------------------------------------
+
+    def symbol(self, name: str, low: int | None = 0, high: int | None = None) -> Expr:
+        """A new symbol for the sizes low..high; None is unbounded."""
+        if name in self.symbols:
+            raise ValueError(f"there is a symbol {name} already")
+        symbol = self.symbols[name] = self._born("symbol")
+        symbol.name, symbol.low, symbol.high = name, low, high
+        symbol.is_symbol = True
+        symbol.symbols = frozenset((symbol,))
+        return symbol
+
+    def part_symbol(self, whole: Expr, divisor: int, remainder: int) -> Expr:
+        """The hidden symbol for (whole - remainder) / divisor: provers write with it, users never see it."""
+        key = (whole, divisor, remainder)
+        part = self._parts.get(key)
+        if part is None:
+            part = self._parts[key] = self._born("symbol")
+            part.name = f"({whole.name} - {remainder})/{divisor}"
+            part.is_symbol = part.is_hidden = True
+            part.symbols = frozenset((part,))
+        return part
+
+    def _born(self, kind: str) -> Expr:
+        self._count += 1
+        atom = Expr(self, kind, self._count)
+        if kind != "sum":
+            atom.terms = ((((atom, 1),), 1),)
+            self._interned[atom.terms] = atom
+        return atom
+
+    def atom(self, kind: str, args: tuple[Size, ...]) -> Size:
+        """The atom as it is, without a rewrite."""
+        key = (kind, *args)
+        found = self._atoms.get(key)
+        if found is None:
+            found = self._atoms[key] = self._born(kind)
+            found.args = args
+            inner = [a for a in args if isinstance(a, Expr)]
+            found.symbols = NO_SYMBOLS.union(*[a.symbols for a in inner])
+            found.weight = 1 + sum([a.weight for a in inner])
+            found.depth = 1 + max([a.depth for a in inner], default=0)
+        return found
+
+    def count_atoms(self) -> int:
+        return len(self._atoms)
+
+    def atoms_since(self, count: int) -> list[Expr]:
+        """The atoms that were made after there were that many, in order."""
+        return [] if count == len(self._atoms) else list(self._atoms.values())[count:]
+
+    def normal(self, table: dict[Monomial, int]) -> Size:
+        """The expression of a table of terms."""
+        present = [term for term in table.items() if term[1]]
+        if len(present) > 1:
+            present.sort(key=polynomials.term_order)
+        elif not present:
+            return 0
+        elif not present[0][0]:
+            return present[0][1]
+        terms = tuple(present)
+        found = self._interned.get(terms)
+        if found is not None:
+            return found
+        shorter = folded_division(self, terms)
+        if shorter is not None:
+            return shorter
+        found = self._interned[terms] = self._born("sum")
+        found.terms = terms
+        atoms = [atom for monomial, _ in terms for atom, _ in monomial]
+        found.symbols = NO_SYMBOLS.union(*[atom.symbols for atom in atoms])
+        found.weight = len(terms) + sum([atom.weight for atom in atoms])
+        found.depth = max([atom.depth for atom in atoms])
+        return found
+
+    def monomial(self, monomial: Monomial, coefficient: int = 1) -> Size:
+        return self.normal({monomial: coefficient})
+
+    def mapped(self, expr: Expr, change: Any) -> Size:
+        """The sum with each atom changed."""
+        parts: list[Size] = []
+        for monomial, coefficient in expr.terms:
+            term: Size = coefficient
+            for atom, exponent in monomial:
+                term = self.mul(term, self.pow(change(atom), exponent))
+            parts.append(term)
+        if len(parts) <= MANY:
+            total: Size = 0
+            for part in parts:
+                total = self.add(total, part)
+            return total
+        table: dict[Monomial, int] = {}
+        for part in parts:
+            polynomials.accumulate(table, terms_of(part))
+        return self.normal(table)
+
+    # -- operations --------------------------------------------------------------------------------
+
+    def add(self, a: Size, b: Size) -> Size:
+        found = self._sums.get((a, b))
+        if found is not None:
+            return found
+        if isinstance(a, int) and isinstance(b, int):
+            return a + b
+        table = dict(terms_of(a))
+        polynomials.accumulate(table, terms_of(b))
+        result = self._sums[a, b] = self.normal(table)
+        return result
+
+    def sub(self, a: Size, b: Size) -> Size:
+        found = self._differences.get((a, b))
+        if found is not None:
+            return found
+        if isinstance(a, int) and isinstance(b, int):
+            return a - b
+        table = dict(terms_of(a))
+        polynomials.accumulate(table, terms_of(b), -1)
+        result = self._differences[a, b] = self.normal(table)
+        return result
+
+    def mul(self, a: Size, b: Size) -> Size:
+        found = self._products.get((a, b))
+        if found is not None:
+            return found
+        if isinstance(a, int) and isinstance(b, int):
+            return a * b
+        result = self._products[a, b] = self.normal(polynomials.product(terms_of(a), terms_of(b)))
+        return result
+
+    def neg(self, a: Size) -> Size:
+        return self.sub(0, a)
+
+    def floordiv(self, a: Size, b: Size) -> Size:
+        found = self._quotients.get((a, b))
+        if found is None:
+            found = self._quotients[a, b] = self.apply("floordiv", a, b)
+        return found
+
+    def mod(self, a: Size, b: Size) -> Size:
+        found = self._remainders.get((a, b))
+        if found is None:
+            found = self._remainders[a, b] = self.apply("mod", a, b)
+        return found
+
+    def pow(self, a: Size, b: Size) -> Size:
+        return a if isinstance(b, int) and b == 1 else self.apply("pow", a, b)
+
+    def minimum(self, a: Size, b: Size) -> Size:
+        return self.apply("min", a, b)
+
+    def maximum(self, a: Size, b: Size) -> Size:
+        return self.apply("max", a, b)
+
+    def absolute(self, a: Size) -> Size:
+        return self.apply("abs", a)
+
+    def apply(self, kind: str, *args: Size) -> Size:
+        """Any operation that is no polynomial, by name."""
+        key = (kind, *args)
+        found = self._applied.get(key)
+        if found is None:
+            found = self._applied[key] = rewrite(kind, self, args)
+        return found
+
+    # -- what a rewrite may ask ----------------------------------------------------------------------
+
+    def interval(self, size: Size) -> Interval:
+        """What the declared ranges of the symbols alone say."""
+        if isinstance(size, int):
+            return size, size
+        if size._interval is None:
+            size._interval = interval_of(self, size)
+        return size._interval
+
+    def bounds(self, monomial: Expr) -> Interval:
+        """The declared range of a symbol; nothing is declared of other things."""
+        return monomial.low, monomial.high
+
+
+__all__ = ["Algebra", "Expr", "Size"]

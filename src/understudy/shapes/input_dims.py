@@ -1,0 +1,263 @@
+"""How each dimension of an input becomes a size: fixed, dynamic, shared with equal ones, named, bounded."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from understudy.shapes.algebra.floats import OPERATIONS
+from understudy.shapes.sizes import at_least_one
+
+STATIC, DYNAMIC, DUCK, UNBACKED = "static", "dynamic", "duck", "unbacked"
+KINDS = (STATIC, DYNAMIC, DUCK, UNBACKED)
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """A dimension with a name of its own, from `min` to `max`: the same name is the same size wherever it is used."""
+
+    name: str
+    min: int | None = None
+    max: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier() or keyword.iskeyword(self.name) or self.name in OPERATIONS:
+            raise ValueError(f"{self.name!r} can't name a dimension: guards are written in Python with it")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"dimension {self.name!r} has no sizes from {self.min} to {self.max}")
+
+
+def dims(*names: str, min: int | None = None, max: int | None = None) -> tuple[Dim, ...]:
+    """Named dimensions: `batch, seq = dims("batch", "seq")`."""
+    return tuple(Dim(name, min, max) for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What is asked for one dimension. `derive` gives the size if it is computed from the one that `name` names."""
+
+    kind: str
+    name: str | None = None
+    low: int | None = None
+    high: int | None = None
+    derive: Callable[[Any], Any] | None = None
+
+
+def policies(tensor: Any, context: Any, default: str) -> list[Policy]:
+    """One policy for each dimension, from the context, from marks on the tensor, or the default."""
+    given = _given(context, tensor.ndim)
+    return [
+        _marked(tensor, dim) or Policy(default) if wanted is None else wanted
+        for dim, wanted in enumerate(given)
+    ]
+
+
+MARKS = {
+    STATIC: ("_dynamo_static_indices",),
+    UNBACKED: ("_dynamo_unbacked_indices", "_dynamo_strict_unbacked_indices"),
+    DYNAMIC: ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices"),
+}
+"""What `torch._dynamo.mark_static`, `mark_unbacked`, `mark_dynamic` and `maybe_mark_dynamic` leave on a tensor."""
+
+
+def _marked(tensor: Any, dim: int) -> Policy | None:
+    for kind, attributes in MARKS.items():
+        if any(dim in getattr(tensor, attribute, ()) for attribute in attributes):
+            low, high = None, None
+            if kind == UNBACKED:
+                low, high = getattr(tensor, "_dynamo_unbacked_bounds", {}).get(dim, (None, None))
+                return Policy(kind, getattr(tensor, "_dynamo_shape_ids", {}).get(dim), low, high)
+            bounds = [r for r in getattr(tensor, "_dynamo_dynamic_range", ()) if r.dim == dim]
+            if bounds and kind == DYNAMIC:
+                low, high = bounds[0].min, bounds[0].max
+            return Policy(kind, None, low, high)
+    return None
+
+
+def _given(context: Any, ndim: int) -> list[Policy | None]:
+    if context is None:
+        return [None] * ndim
+    if hasattr(context, "dynamic_sizes"):  # torch's own contexts
+        constraints = getattr(context, "constraint_sizes", None) or [None] * ndim
+        if not len(context.dynamic_sizes) == len(constraints) == ndim:
+            raise ValueError(f"a symbolic context has one entry for each of the {ndim} dimensions, got {context!r}")
+        given = [from_torch(kind, bound) for kind, bound in zip(context.dynamic_sizes, constraints, strict=True)]
+        bounds, names = (getattr(context, name, None) or {} for name in ("unbacked_bounds", "shape_ids"))
+        for dim, policy in enumerate(given):
+            if policy.kind == UNBACKED and (dim in bounds or dim in names):
+                given[dim] = Policy(UNBACKED, names.get(dim), *bounds.get(dim, (policy.low, policy.high)))
+        return list(given)
+    if isinstance(context, dict):  # as in torch.export: by dimension, the others static
+        if not all(isinstance(dim, int) and -ndim <= dim < ndim for dim in context):
+            raise ValueError(f"a symbolic context for {ndim} dimensions has entries for others: {context!r}")
+        return [_policy(context.get(dim, context.get(dim - ndim, STATIC))) for dim in range(ndim)]
+    if isinstance(context, Sequence) and not isinstance(context, str) and len(context) == ndim:
+        return [_policy(entry) for entry in context]
+    raise ValueError(f"a symbolic context has one entry for each of the {ndim} dimensions, got {context!r}")
+
+
+def _policy(entry: Any) -> Policy | None:
+    if entry is None or isinstance(entry, Policy):
+        return entry
+    if isinstance(entry, Dim):
+        return Policy(DYNAMIC, entry.name, entry.min, entry.max)
+    if isinstance(entry, int):
+        return Policy(STATIC, None, entry, entry)
+    if isinstance(entry, str):
+        return Policy(entry) if entry in KINDS else _policy(Dim(entry))
+    if hasattr(entry, "min") and hasattr(entry, "max"):
+        return _from_export(entry)
+    raise ValueError(
+        f"a dimension is a name, a Dim, one of {', '.join(map(repr, KINDS))} or None, not {entry!r}"
+    )
+
+
+HINTS: dict[str, str | None] = {"AUTO": None, "STATIC": STATIC, "DYNAMIC": DYNAMIC}
+
+
+def _from_export(entry: Any) -> Policy | None:
+    """A `torch.export.Dim`: a name, `2*batch + 1` of one, or a hint such as `Dim.AUTO`."""
+    hint = getattr(getattr(entry, "type", None), "name", None)
+    if hint in HINTS:
+        kind = HINTS[hint]
+        return None if kind is None else Policy(kind, None, entry.min, entry.max)
+    root = getattr(entry, "root", None)
+    if root is not None:
+        return Policy(DYNAMIC, root.__name__, _number(root.min) or None, _number(root.max), entry.fn)
+    return Policy(DYNAMIC, entry.__name__, _number(entry.min) or None, _number(entry.max))
+
+
+def from_torch(kind: Any, constraint: Any = None) -> Policy:
+    """What a `DimDynamic` and a constraint ask for, torch's or ours."""
+    name = getattr(kind, "name", str(kind)).lower()
+    return Policy(name if name in KINDS else DYNAMIC, None, *range_of(constraint))
+
+
+def range_of(constraint: Any) -> tuple[int | None, int | None]:
+    """The least and the largest size that a constraint allows."""
+    bounds = getattr(constraint, "vr", None)
+    return (None, None) if bounds is None else (_number(bounds.lower), _number(bounds.upper))
+
+
+def _number(bound: Any) -> int | None:
+    try:
+        number = int(bound)
+    except (TypeError, ValueError, OverflowError, AttributeError):  # infinite, in the words of sympy
+        return None
+    return None if abs(number) >= 1 << 62 else number
+
+
+def size_of(env: Any, policy: Policy, example: int, source: str) -> Any:
+    """The size that stands for a dimension: a number, or a node of the environment."""
+    if policy.kind == STATIC:
+        if policy.low is not None and policy.low == policy.high != example:
+            raise ValueError(f"{source} is {example}, where the symbolic context says {policy.low}")
+        return example
+    if policy.kind == UNBACKED:
+        return _unbacked(env, policy, source)
+    if policy.derive is not None:
+        return _derived(env, policy, example, source)
+    return env.create_symbol(
+        example, source, name=policy.name, low=policy.low, high=policy.high,
+        duck=policy.kind == DUCK and env.settings.duck_shape, keep_dynamic=policy.kind == DYNAMIC,
+    )  # fmt: skip
+
+
+def _unbacked(env: Any, policy: Policy, source: str) -> Any:
+    """A size without example; those with the same name, torch's `shape_id`, are one."""
+    size = env.unbacked_by_name.get(policy.name)
+    if size is None:
+        size = env.create_unbacked_symint(low=policy.low or 0, high=policy.high, what=source).node
+        if policy.name is not None:
+            env.unbacked_by_name[policy.name] = size
+    return size
+
+
+def _derived(env: Any, policy: Policy, example: int, source: str) -> Any:
+    assert policy.derive is not None
+    start, step = policy.derive(0), policy.derive(1) - policy.derive(0)
+    root, rest = divmod(example - start, step)
+    if rest:
+        raise ValueError(
+            f"{source} is {example}, which is not {step}*{policy.name} + {start} for any {policy.name}"
+        )
+    return policy.derive(size_of(env, Policy(DYNAMIC, policy.name, policy.low, policy.high), root, source))
+
+
+def name_of(source: Any) -> str:
+    """How a source calls itself: torch's have a `name`, which is a method in some releases."""
+    name = getattr(source, "name", source)
+    return str(name() if callable(name) else name)
+
+
+# --- The sizes and strides of an input, in which those that may vary are symbols ----------------------------
+
+Sizes = tuple[Any, ...]
+
+
+def symbolic_sizes(env: Any, t: torch.Tensor, source: Any, context: Any) -> tuple[str, Sizes, Sizes]:
+    """The name of the input, its sizes and its strides: numbers, and nodes of this environment."""
+    name = _name(env, source, context)
+    default = STATIC if env.settings.assume_static_by_default else DUCK
+    shape = tuple(
+        _once(env, context, policy, example, f"{name}.size({dim})")
+        for dim, (policy, example) in enumerate(zip(policies(t, context, default), t.shape, strict=True))
+    )
+    return name, shape, _strides(env, t, shape, name, context)
+
+
+def packed_strides(shape: Sequence[Any]) -> Sizes:
+    """Row-major strides, as eager makes them (a size of 0 counts as 1)."""
+    strides: list[Any] = []
+    step: Any = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step = step * at_least_one(size)
+    strides.reverse()
+    return tuple(strides)
+
+
+def _name(env: Any, source: Any, context: Any) -> str:
+    if source is None:
+        source = getattr(context, "tensor_source", None)
+    return f"input{len(env.inputs.names)}" if source is None else name_of(source)
+
+
+def _once(env: Any, context: Any, policy: Policy, example: int, source: str) -> Any:
+    """A `StatefulSymbolicContext` remembers: the tensor that is converted again has the same symbols again."""
+    remembered = getattr(context, "shape_env_to_source_to_symbol_cache", None)
+    if remembered is None:
+        return size_of(env, policy, example, source)
+    sizes = remembered.setdefault(id(env), {})
+    if source not in sizes:
+        sizes[source] = size_of(env, policy, example, source)
+    return sizes[source]
+
+
+def _strides(env: Any, t: torch.Tensor, shape: Sizes, name: str, context: Any) -> Sizes:
+    strides = list(_inferred_strides(t, shape))
+    for dim, kind in enumerate(getattr(context, "dynamic_strides", None) or ()):
+        policy = from_torch(kind)
+        if policy.kind in (DYNAMIC, DUCK) and not str(getattr(kind, "name", "")).startswith("INFER"):
+            policy = Policy(policy.kind, low=None)
+            strides[dim] = t.stride(dim) if t.stride(dim) < 2 else _once(
+                env, context, policy, t.stride(dim), f"{name}.stride({dim})"
+            )  # fmt: skip
+    return tuple(strides)
+
+
+def _inferred_strides(t: torch.Tensor, shape: Sizes) -> Sizes:
+    """Strides in terms of the sizes, wherever the example's strides are products of them; numbers otherwise."""
+    if t.stride() == packed_strides(t.shape):
+        return packed_strides(shape)
+    candidates: dict[int, Any] = {1: 1}
+    strides: list[Any] = list(t.stride())
+    for dim in sorted(range(t.ndim), key=lambda i: (t.stride(i), t.size(i), -i)):
+        example = t.stride(dim)
+        strides[dim] = candidates.get(example, example)
+        candidates.setdefault(example * t.size(dim), strides[dim] * shape[dim])
+    return tuple(strides)

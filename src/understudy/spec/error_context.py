@@ -1,0 +1,97 @@
+"""Where errors get their context: which line of the user's code, which operator, which specs, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from understudy.errors import (
+    ArgumentError,
+    Context,
+    DataDependentOutputException,
+    DimensionError,
+    DtypeError,
+    DynamicOutputShapeException,
+    FakeTensorDeviceMismatchError,
+    OperatorError,
+    ShapeMismatch,
+    UnderstudyError,
+    UnsupportedOperatorException,
+)
+from understudy.lines import user_line
+from understudy.shapes.node import SymNode
+from understudy.spec import TensorSpec
+from understudy.spec.call import Call, describe, flat
+
+
+class OperatorTypeError(OperatorError, TypeError):
+    """What eager refuses with a TypeError."""
+
+
+class OperatorNotImplemented(OperatorError, NotImplementedError):
+    """What eager refuses with a NotImplementedError."""
+
+
+_BY_BUILTIN: tuple[tuple[type[Exception], type[OperatorError]], ...] = (
+    (IndexError, DimensionError),
+    (ValueError, ArgumentError),
+    (TypeError, OperatorTypeError),
+    (NotImplementedError, OperatorNotImplemented),
+)
+HINTS: tuple[tuple[type[UnderstudyError], str], ...] = (
+    (
+        DataDependentOutputException,
+        "the value is not known without data. In a mode with a ShapeEnv, .item() gives a symbol; elsewhere, "
+        "keep the decision out of the code that runs on stand-ins, or use torch.where instead of a branch",
+    ),
+    (
+        DynamicOutputShapeException,
+        "the size is not known without data. In a mode with a ShapeEnv, nonzero, masks, unique and their like give "
+        "symbols; elsewhere, use an operator with a fixed size (torch.where, nonzero_static, multiplication by the mask)",
+    ),
+    (FakeTensorDeviceMismatchError, "move one of them with .to(device)"),
+    (
+        UnsupportedOperatorException,
+        "register what it returns: torch.library.register_fake, or understudy.rule for a pure rule on specs",
+    ),
+    (ShapeMismatch, "real tensors of these shapes are refused as well: make the shapes fit at that line"),
+    (DtypeError, "real tensors of these dtypes are refused as well: convert one of them with .to(dtype)"),
+    (OperatorError, "real tensors are refused as well: correct the arguments at that line"),
+)
+
+
+def hint_for(error: UnderstudyError) -> str:
+    return next((hint for kind, hint in HINTS if isinstance(error, kind)), "")
+
+
+def located(error: Exception, call: Call) -> UnderstudyError:
+    """The error to raise in place of `error`: ours, with its context."""
+    if not isinstance(error, UnderstudyError):
+        error = _translated(error, call)
+    hint = hint_for(error)
+    sizes = sizes_at_hand(flat(TensorSpec, call.args, call.kwargs)) if isinstance(error, ShapeMismatch) else ""
+    if sizes:
+        hint = hint.replace("of these shapes", f"of these shapes ({sizes})")
+    context = Context(str(call.op), describe(call.args, call.kwargs), user_line(), hint)
+    return error.located(context, call.op)
+
+
+def sizes_at_hand(specs: Iterable[TensorSpec]) -> str:
+    """What the symbols in these shapes are in the example: `batch = 4, seq = 6`."""
+    examples: dict[str, int] = {}
+    for size in (size for spec in specs for size in spec.shape if type(size) is SymNode):
+        env: Any = size.shape_env
+        for symbol in getattr(env.simplify(size.value), "symbols", ()):
+            if symbol in env.hints and symbol not in env.definitions:
+                examples[symbol.name] = env.hints[symbol]
+    return ", ".join(f"{name} = {examples[name]}" for name in sorted(examples))
+
+
+def _translated(error: Exception, call: Call) -> UnderstudyError:
+    kind = next((ours for builtin, ours in _BY_BUILTIN if isinstance(error, builtin)), OperatorError)
+    return kind(f"{call.op}: {error}", func=call.op)
+
+
+def with_line(error: UnderstudyError, what: str, inputs: Any = "", hint: str = "") -> UnderstudyError:
+    """Context for an error that no operator call stands behind."""
+    return error.located(Context(what, str(inputs), user_line(), hint or hint_for(error)))

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+import understudy.ops  # noqa: F401  (registers)
+from tests.ops.layouts import every, filled, layouts
+from understudy.ops.registry import rule_of
+from understudy.spec import TensorSpec
+
+aten = torch.ops.aten
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+flash = aten._scaled_dot_product_flash_attention_for_cpu.default
+plain = aten._scaled_dot_product_attention_math.default
+
+
+def test_flash_on_cpu() -> None:
+    def calls() -> Iterator[Any]:
+        key = filled((2, 4, 7, 8))
+        for query in layouts((2, 4, 5, 8)):
+            yield flash, query, key, key
+        query = filled((2, 4, 5, 8))
+        for other in layouts((2, 4, 7, 8), few=True):
+            yield flash, query, other, key, 0.0, False
+            yield flash, query, key, other, 0.0, True
+        for mask in ((5, 7), (1, 7), (2, 1, 5, 7), (2, 4, 5, 7), (4, 5, 7), (4, 7), (7,)):
+            yield flash, query, key, key, {"attn_mask": filled(mask)}
+        grouped = filled((2, 2, 7, 8))
+        yield flash, query, grouped, grouped
+        yield flash, query[0], key[0], key[0]
+        yield flash, query, key, key, 0.1
+        yield flash, query, filled((2, 4, 7, 6)), key
+        yield flash, query, key, filled((2, 4, 7, 6))
+        yield flash, query[:0], key[:0], key[:0]
+        for dtype, other_dtype in itertools.product((*FLOATS, torch.int64, torch.bool), repeat=2):
+            yield flash, query.to(dtype), key.to(dtype), key.to(other_dtype)
+            mask = filled((5, 7), other_dtype)
+            yield flash, query.to(dtype), key.to(dtype), key.to(dtype), {"attn_mask": mask}
+
+    every(calls())
+
+
+def test_flash_on_cpu_backward() -> None:
+    def calls() -> Iterator[Any]:
+        for dtype in FLOATS[:2]:
+            key = filled((2, 4, 7, 8), dtype)
+            for query, other in itertools.product(
+                layouts((2, 4, 5, 8), dtype, few=True), layouts((2, 4, 7, 8), dtype, few=True)
+            ):
+                out, logsumexp = flash(query, key, key)
+                backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+                yield backward, query, query, other, key, out, logsumexp, 0.0, False
+                yield backward, out, query, key, other, out, logsumexp, 0.0, True
+
+    every(calls())
+
+
+def test_in_plain_steps() -> None:
+    def calls() -> Iterator[Any]:
+        key = filled((2, 4, 7, 8))
+        for query, other in itertools.product(
+            layouts((2, 4, 5, 8), few=True), layouts((2, 4, 7, 8), few=True)
+        ):
+            yield plain, query, other, key
+            yield plain, query, key, other, None, 0.1, True
+        query = filled((2, 4, 5, 8))
+        for mask, dtype in itertools.product(
+            ((5, 7), (2, 1, 5, 7), (4, 5, 7), (1, 7)), (torch.float32, torch.bool)
+        ):
+            yield plain, query, key, key, filled(mask, dtype)
+        grouped = filled((2, 2, 7, 8))
+        yield plain, query, grouped, grouped, {"enable_gqa": True}
+        yield plain, query, filled((2, 3, 7, 8)), grouped, {"enable_gqa": True}
+        yield plain, query[0], key[0], key[0]
+        yield plain, query, key[0], key[0]
+        yield plain, query, key, filled((2, 4, 7, 6))
+        yield plain, query, key, filled((2, 4, 6, 8))
+        yield plain, query, filled((2, 4, 7, 6)), key
+        yield plain, query[:, :, :0], key, key
+        for dtype in FLOATS:
+            yield plain, query.to(dtype), key.to(dtype), key.to(dtype)
+            yield aten.scaled_dot_product_attention.default, query.to(dtype), key.to(dtype), key.to(dtype)
+        yield aten.scaled_dot_product_attention.default, query, key, key, filled((5, 7), torch.bool)
+        yield aten.scaled_dot_product_attention.default, query, key, key, None, 0.1
+
+    every(calls())
+
+
+CUDA = torch.device("cuda:0")
+
+
+def on_cuda(*shape: int, dtype: torch.dtype = torch.bfloat16) -> TensorSpec:
+    return TensorSpec(shape, dtype=dtype, device=CUDA)
+
+
+def answer(op: Any, *args: Any, **kwargs: Any) -> list[str]:
+    found = rule_of(op)
+    assert found is not None
+    return [str(part) for part in found(*args, **kwargs)]
+
+
+def test_fused_kernels_on_cuda() -> None:
+    query, key = on_cuda(2, 4, 5, 8), on_cuda(2, 4, 7, 8)
+    assert answer(aten._scaled_dot_product_flash_attention.default, query, key, key) == [
+        "bf16[2, 4, 5, 8]@cuda:0", "f32[2, 4, 5]@cuda:0", "None", "None", "5", "7",
+        "u64[2]@cuda:0", "u64[]@cuda:0", "bf16[0]@cuda:0",
+    ]  # fmt: skip
+    assert answer(aten._scaled_dot_product_efficient_attention.default, query, key, key, None, True) == [
+        "bf16[2, 4, 5, 8]~(160, 8, 32, 1)@cuda:0", "f32[2, 4, 32]@cuda:0", "i64[]@cuda:0", "i64[]@cuda:0",
+    ]  # fmt: skip
+    value = on_cuda(2, 4, 7, 6)
+    assert answer(aten._scaled_dot_product_cudnn_attention.default, query, key, value, None, True)[:2] == [
+        "bf16[2, 4, 5, 6]@cuda:0", "f32[2, 4, 5, 1]@cuda:0",
+    ]  # fmt: skip
+
+
+def test_kernels_on_packed_sequences() -> None:
+    query, offsets = on_cuda(12, 4, 8), on_cuda(4, dtype=torch.int32)
+    op = aten._flash_attention_forward.default
+    assert answer(op, query, query, query, offsets, offsets, 5, 5, 0.0, False, False)[:2] == [
+        "bf16[12, 4, 8]@cuda:0", "f32[4, 12]@cuda:0",
+    ]  # fmt: skip
+    query = on_cuda(2, 5, 4, 8)
+    op = aten._efficient_attention_forward.default
+    assert answer(op, query, query, query, None, None, None, None, None, 0.0, 0, True)[:2] == [
+        "bf16[2, 5, 4, 8]@cuda:0", "f32[2, 4, 32]@cuda:0",
+    ]  # fmt: skip

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import understudy.ops  # noqa: F401  (registers)
+from tests.ops.layouts import filled, layouts
+from tests.oracle.real import real_outcomes, spec_of
+from understudy.ops.registry import rule_of
+from understudy.spec import TensorSpec, normal
+
+aten = torch.ops.aten
+
+
+def answer(op: Any, *specs: Any) -> Any:
+    found = rule_of(op)
+    assert found is not None
+    return found(*specs)
+
+
+def test_onednn_layers() -> None:
+    """All results but the workspace, whose size is oneDNN's own affair."""
+    weights = (filled((16, 3)), filled((16, 4)), filled((16,)), filled((16,)))
+    state = filled((2, 4))
+    for x in layouts((5, 2, 3), few=True):
+        args = (x, *weights, state, state, False, [], 2, 4, 1, True, False, False, True)
+        expected, specs, _ = real_outcomes(aten.mkldnn_rnn_layer.default, *args)
+        assert normal(answer(aten.mkldnn_rnn_layer.default, *specs))[:3] == expected[:3]  # type: ignore[index]
+        out, hy, cy, workspace = aten.mkldnn_rnn_layer.default(*args)
+        backward = aten.mkldnn_rnn_layer_backward.default
+        rest = (out, hy, cy, out, None, None, False, 2, 4, 1, True, True, False, [], False, workspace)
+        expected, specs, _ = real_outcomes(backward, x, *weights, state, state, *rest)
+        assert normal(answer(backward, *specs)) == expected
+
+
+def test_cells_on_cuda() -> None:
+    gates, state = (spec_of(filled(shape)).on(torch.device("cuda:0")) for shape in ((2, 16), (2, 4)))
+    results: tuple[TensorSpec, ...] = answer(aten._thnn_fused_lstm_cell.default, gates, gates, state)
+    assert [str(spec) for spec in results] == ["f32[2, 4]@cuda:0", "f32[2, 4]@cuda:0", "f32[2, 16]@cuda:0"]
+    results = answer(aten._thnn_fused_gru_cell.default, gates, gates, state)
+    assert [str(spec) for spec in results] == ["f32[2, 4]@cuda:0", "f32[2, 20]@cuda:0"]
