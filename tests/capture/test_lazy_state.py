@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from tests.capture.test_repeated_layers import Layer, Stack, capture, facts
 from understudy import FakeTensor, run_every_layer
-from understudy.capture.lazy_state import LateMeta, Lent, Pending
+from understudy.capture.lazy_state import LazyMeta, LazyParameter, Pending
 
 
 class Counting:
@@ -31,13 +31,13 @@ class Counting:
         return f"value {pending.number}"
 
 
-def late(made: list[int] | None = None) -> LateMeta:
-    meta = LateMeta({"val": Pending("val", 7), "custom": 1})
+def late(made: list[int] | None = None) -> LazyMeta:
+    meta = LazyMeta({"val": Pending("val", 7), "custom": 1})
     meta.source = Counting([] if made is None else made)
     return meta
 
 
-WAYS: dict[str, Callable[[LateMeta], Any]] = {
+WAYS: dict[str, Callable[[LazyMeta], Any]] = {
     "item": lambda meta: meta["val"],
     "get": lambda meta: meta.get("val"),
     "items": lambda meta: dict(meta.items())["val"],
@@ -58,7 +58,7 @@ WAYS: dict[str, Callable[[LateMeta], Any]] = {
 }
 
 
-def _updated(meta: LateMeta) -> dict[str, Any]:
+def _updated(meta: LazyMeta) -> dict[str, Any]:
     other: dict[str, Any] = {}
     other.update(meta)
     return other
@@ -109,7 +109,7 @@ def test_the_order_in_which_values_are_read_does_not_matter(mode: str, seed: int
     model, x = Stack(Views), torch.randn(3, 8)
     in_order = facts(capture(model, x, mode=mode))
     gm = capture(model, x, mode=mode)
-    assert sum(type(node.meta) is LateMeta for node in gm.graph.nodes) > 30
+    assert sum(type(node.meta) is LazyMeta for node in gm.graph.nodes) > 30
     nodes = list(gm.graph.nodes)
     random.Random(seed).shuffle(nodes)
     assert all(node.meta.get("val") is node.meta.get("val") for node in nodes)
@@ -159,7 +159,7 @@ def test_values_read_in_another_mode_are_what_they_are() -> None:
 
 
 def lent_tables(model: nn.Module) -> int:
-    return sum(type(value) is Lent for part in model.modules() for value in dict.values(part._parameters))
+    return sum(type(value) is LazyParameter for part in model.modules() for value in dict.values(part._parameters))
 
 
 def test_parameters_of_layers_that_are_not_run_have_no_stand_ins() -> None:

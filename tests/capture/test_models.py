@@ -16,7 +16,7 @@ from torch.fx.node import map_aggregate
 from torch.optim import SGD, AdamW
 
 from understudy import FakeTensor, capture_step, make_fx, run_every_layer
-from understudy.capture.repeated_layers.replay import Plan
+from understudy.capture.repeated_layers.replay import LayerPlan
 
 Inputs = tuple[torch.Tensor, ...]
 Case = tuple[torch.nn.Module, Callable[..., torch.Tensor], Callable[[int, int], Inputs]]
@@ -171,9 +171,9 @@ LAYERED: dict[str, tuple[Any, int]] = {
 @pytest.mark.parametrize("name", LAYERED)
 @pytest.mark.parametrize("tracing_mode", ["fake", "symbolic"])
 def test_layers_that_repeat(name: str, tracing_mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    followed: list[Plan] = []
-    results = Plan._results
-    monkeypatch.setattr(Plan, "_results", lambda plan, *given: (followed.append(plan), results(plan, *given))[1])
+    followed: list[LayerPlan] = []
+    results = LayerPlan._results
+    monkeypatch.setattr(LayerPlan, "_results", lambda plan, *given: (followed.append(plan), results(plan, *given))[1])
     torch.manual_seed(0)
     make, count = LAYERED[name]
     model = make().eval()

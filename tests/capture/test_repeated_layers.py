@@ -11,7 +11,7 @@ from torch import nn
 
 from understudy import FakeTensor, make_fx, run_every_layer
 from understudy.capture.repeated_layers import layers
-from understudy.capture.repeated_layers.replay import Plan
+from understudy.capture.repeated_layers.replay import LayerPlan
 
 
 class Layer(nn.Module):
@@ -42,13 +42,13 @@ class Stack(nn.Module):
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """How often a block was written down without being run."""
     seen: list[Any] = []
-    original = Plan._results
+    original = LayerPlan._results
 
     def counted(plan: Any, *given: Any) -> Any:
         seen.append(plan)
         return original(plan, *given)
 
-    monkeypatch.setattr(Plan, "_results", counted)
+    monkeypatch.setattr(LayerPlan, "_results", counted)
     return seen
 
 

@@ -823,11 +823,11 @@ def test_torch_functions_of_one_name_are_counted_apart() -> None:
 
 
 def test_layers_of_a_model_with_settings_are_still_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    from understudy.capture.repeated_layers.replay import Plan
+    from understudy.capture.repeated_layers.replay import LayerPlan
 
     replays: list[int] = []
-    original = Plan._results
-    monkeypatch.setattr(Plan, "_results", lambda plan, *given: replays.append(1) or original(plan, *given))
+    original = LayerPlan._results
+    monkeypatch.setattr(LayerPlan, "_results", lambda plan, *given: replays.append(1) or original(plan, *given))
     config = Plain(inner=Plain(scales=[1.0, 2.0]), names={"a": 1}, activation=torch.relu)
 
     def prepare(layer: nn.Module, number: int) -> None:

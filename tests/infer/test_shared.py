@@ -12,7 +12,7 @@ import torch
 
 from understudy import FakeTensorMode, ShapeEnv, dims, make_fx
 from understudy.infer.engine import cache
-from understudy.shapes.patterns import NoForm, Patterns
+from understudy.shapes.patterns import NoPattern, Patterns
 
 
 @pytest.fixture(autouse=True)
@@ -184,9 +184,9 @@ def test_what_another_environment_does_not_have() -> None:
     env, other = ShapeEnv(), ShapeEnv()
     a, b = numbers(env)
     form = Patterns(env).form_of(a * b)
-    with pytest.raises(NoForm):
+    with pytest.raises(NoPattern):
         Patterns(other).node(form)
-    with pytest.raises(NoForm):
+    with pytest.raises(NoPattern):
         Patterns(other).form_of(a)
 
 

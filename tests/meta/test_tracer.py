@@ -681,7 +681,7 @@ def test_autograd_functions_and_torchscript_stay_whole() -> None:
     assert torch.equal(out, x24 * 2 + (x24 * 4 + 3))
     (grad,) = torch.autograd.grad(out.sum(), x)
     assert torch.equal(grad, torch.full_like(x, 104.0))
-    assert val(traced, "applied").shape == (2, 4)
+    assert val(traced, "apply_function").shape == (2, 4)
 
 
 def test_vmap_is_one_node_with_a_body() -> None:

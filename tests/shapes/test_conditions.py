@@ -18,7 +18,7 @@ from understudy.shapes.algebra.conditions import (
     le,
     lt,
     ne,
-    negated,
+    negate,
 )
 from understudy.shapes.algebra.expr import Algebra
 
@@ -85,7 +85,7 @@ def test_decided_by_normal_form(condition: bool | Condition) -> None:
         (eq(b * s0, b * s1), "s0 == s1"),
         (gt(2 * s0, s1 + 2), "2*s0 >= s1 + 3"),
         (both(lt(s0, s1), either(eq(s0, 4), ne(s1, 3))), "s0 < s1 and (s0 == 4 or s1 != 3)"),
-        (negated(both(lt(s0, s1), eq(s0, 4))), "s0 != 4 or s0 >= s1"),
+        (negate(both(lt(s0, s1), eq(s0, 4))), "s0 != 4 or s0 >= s1"),
     ],
 )
 def test_text(condition: bool | Condition, text: str) -> None:
@@ -94,8 +94,8 @@ def test_text(condition: bool | Condition, text: str) -> None:
 
 def test_the_same_condition_is_the_same_object() -> None:
     assert eq(s0, s1) is eq(2 * s1, 2 * s0)
-    assert lt(s0, s1) is negated(ge(s0, s1))
-    assert negated(negated(eq(s0, s1))) is eq(s0, s1)
+    assert lt(s0, s1) is negate(ge(s0, s1))
+    assert negate(negate(eq(s0, s1))) is eq(s0, s1)
     assert both(eq(s0, 1), ge(s1, 2)) is both(ge(s1, 2), eq(s0, 1))
 
 
@@ -105,8 +105,8 @@ def test_combinations_with_what_is_decided() -> None:
     assert both(False, question) is False
     assert either(True, question) is True
     assert either(question, question) is question
-    assert either(question, negated(question)) is True
-    assert both(question, negated(question)) is False
+    assert either(question, negate(question)) is True
+    assert both(question, negate(question)) is False
 
 
 def test_a_condition_is_no_bool() -> None:

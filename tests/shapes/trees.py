@@ -48,7 +48,7 @@ def questions(symbols: int) -> st.SearchStrategy[Tree]:
     return st.recursive(
         relations(symbols),
         lambda inner: st.one_of(
-            st.tuples(st.sampled_from(["both", "either"]), inner, inner), st.tuples(st.just("negated"), inner)
+            st.tuples(st.sampled_from(["both", "either"]), inner, inner), st.tuples(st.just("negate"), inner)
         ),
         max_leaves=3,
     )
@@ -100,6 +100,6 @@ def holds(tree: Tree, values: Sequence[int]) -> bool | None:
     parts = [holds(branch, values) for branch in tree[1:]]
     if None in parts:
         return None
-    if tree[0] == "negated":
+    if tree[0] == "negate":
         return not parts[0]
     return all(parts) if tree[0] == "both" else any(parts)

@@ -138,7 +138,7 @@ class World:
             return Question(conditions.either(a.condition, b.condition), a.truth | b.truth, a.legal & b.legal, f"either({a.text}, {b.text})")
         if rng.random() < 0.06:
             a = self.question(pool)
-            return Question(conditions.negated(a.condition), ~a.truth, a.legal, f"negated({a.text})")
+            return Question(conditions.negate(a.condition), ~a.truth, a.legal, f"negated({a.text})")
         kind = rng.choice(("eq", "eq", "ne", "lt", "le", "gt", "ge"))
         other = rng.choice(pool) if rng.random() < 0.7 else self.number(rng.choice((0, 0, 1, 2, 3, 7, 8, 16)))
         return self.relation(kind, rng.choice(pool), other)

@@ -6,7 +6,7 @@ import torch
 
 from understudy.infer.engine import written_inputs
 from understudy.spec import TensorSpec
-from understudy.spec.call import Call, describe, flat, mapped
+from understudy.spec.call import Call, describe, flat, map_structure
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -42,4 +42,4 @@ def test_text() -> None:
 def test_flat_and_mapped() -> None:
     nested = ((1, [2, "a"]), {"k": [3, (4,)]})
     assert flat(int, nested[0], nested[1]) == [1, 2, 3, 4]
-    assert mapped(lambda n: n + 1, int, nested) == ((2, [3, "a"]), {"k": [4, (5,)]})
+    assert map_structure(lambda n: n + 1, int, nested) == ((2, [3, "a"]), {"k": [4, (5,)]})

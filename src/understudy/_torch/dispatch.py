@@ -207,7 +207,7 @@ _is_included = torch._C._dispatch_tls_is_dispatch_key_included
 count_dispatch_modes: Callable[[], int] = _count_dispatch_modes
 
 
-class AsRecorded:
+class ReplayOnRealTensors:
     """Recorded operators run on real tensors: past every mode, not cast again, with the default dtype of then."""
 
     __slots__ = ("_dtype", "_dtype_before", "_guards")

@@ -99,7 +99,7 @@ def fake_context(op: OpOverload, make_size: Callable[..., Any], shape_env: Any) 
     """What `torch.library.get_ctx()` gives inside a registered fake."""
     import torch._library.fake_impl as fake_impl  # why: only for custom operators
 
-    class Context:
+    class FakeImplContext:
         _shape_env = shape_env
 
         def create_unbacked_symint(self, *, min: int = 2, max: int | None = None) -> Any:
@@ -108,7 +108,7 @@ def fake_context(op: OpOverload, make_size: Callable[..., Any], shape_env: Any) 
         def new_dynamic_size(self, *, min: int = 0, max: int | None = None) -> Any:
             return make_size(op, min, max)
 
-    return fake_impl.set_ctx_getter(lambda: Context())
+    return fake_impl.set_ctx_getter(lambda: FakeImplContext())
 
 
 def is_builtin_namespace(op: OpOverload) -> bool:

@@ -70,10 +70,10 @@ def share_storage(tensor: Tensor, storage: Any) -> None:
 
 def as_result(leaf: Tensor) -> Any:
     """A tensor on the same storage with the same metadata that autograd takes for the result of a computation."""
-    return _Result.apply(leaf)
+    return _MarkAsResult.apply(leaf)
 
 
-class _Result(torch.autograd.Function):
+class _MarkAsResult(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, leaf: Tensor) -> Tensor:
         return leaf.detach()
@@ -106,7 +106,7 @@ def is_ordinary(tensor: Tensor) -> bool:
     return bool(torch._C._dispatch_keys(tensor).raw_repr() == ORDINARY_KEYS)
 
 
-def unwrapped(tensor: Tensor) -> Any:
+def unwrap(tensor: Tensor) -> Any:
     """What is inside a functional or functorch wrapper, None if this is neither."""
     if torch._is_functional_tensor(tensor):
         return torch._from_functional_tensor(tensor)
@@ -120,7 +120,7 @@ def innermost(value: Any) -> Any:
     while isinstance(value, Tensor):
         if torch._is_functional_tensor(value):
             torch._sync(value)
-        inner = value.elem if is_functional_wrapper(type(value)) else unwrapped(value)
+        inner = value.elem if is_functional_wrapper(type(value)) else unwrap(value)
         if inner is None:
             break
         value = inner

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from understudy.capture.constants import Constants
-from understudy.capture.lazy_state import Lender, LentTable
+from understudy.capture.lazy_state import LazyParameterDict, LazyParameters
 from understudy.fake.mode import FakeTensorMode
 from understudy.graph.borrowed_state import BorrowedState, named_parts
 
@@ -42,7 +42,7 @@ def _modules_of(f: Any, seen: set[int]) -> Iterator[Named]:
     wrapped = getattr(f, "__wrapped__", None)
     if wrapped is not None:
         yield from _modules_of(wrapped, seen)
-    for value in _referred(f):
+    for value in _references_of(f):
         yield from _modules_in(value, seen)
 
 
@@ -81,7 +81,7 @@ SLOT = MemberDescriptorType
 FUNCTIONS = (FunctionType, MethodType, functools.partial, type(functools.lru_cache(maxsize=1)(len)))
 
 
-def _referred(f: Any) -> Iterator[Any]:
+def _references_of(f: Any) -> Iterator[Any]:
     """What is in the closure of a function, its defaults, its object, and what it names among the globals."""
     if isinstance(f, functools.partial):
         yield from (*f.args, *f.keywords.values())
@@ -117,10 +117,10 @@ def cell_contents(cell: Any) -> Any:
         return None
 
 
-class LateState(BorrowedState):
+class LazyBorrowedState(BorrowedState):
     """Stand-ins that are made when somebody asks for them, in modules of which it is likely that nobody will."""
 
-    def __init__(self, mode: FakeTensorMode, lender: Lender, waiting: Container[int]) -> None:
+    def __init__(self, mode: FakeTensorMode, lender: LazyParameters, waiting: Container[int]) -> None:
         super().__init__(mode)
         self._lender = lender
         self._waiting = waiting
@@ -128,7 +128,7 @@ class LateState(BorrowedState):
     def _lent_table(self, module: torch.nn.Module, table: dict[str, Any], replaced: list[Any]) -> dict[str, Any]:
         if not table or id(module) not in self._waiting or type(table) is not dict:
             return super()._lent_table(module, table, replaced)
-        lent = LentTable(table)
+        lent = LazyParameterDict(table)
         for name, value in table.items():
             if value is not None:
                 tensor = lent[name] = (self._lender.lent(value) if self._is_real(value) else None) or self._stand_in(value)
@@ -144,7 +144,7 @@ class LateState(BorrowedState):
         self._lender.close()
 
 
-class LentState:
+class BorrowedModules:
     """While a trace runs on stand-ins, the modules hold stand-ins; afterwards, exactly what they held before."""
 
     def __init__(self, mode: FakeTensorMode | None) -> None:
@@ -154,7 +154,7 @@ class LentState:
     def lend(self, modules: list[Named], constants: Constants, waiting: Container[int] = ()) -> None:
         """`waiting`: modules, by identity, whose stand-ins are made when somebody asks for them."""
         if self._mode is not None:
-            self._borrowed = LateState(self._mode, Lender(self._mode, constants), waiting)
+            self._borrowed = LazyBorrowedState(self._mode, LazyParameters(self._mode, constants), waiting)
         for module, is_root in modules:
             named = named_parts(module) if self._borrowed is None else self._borrowed.borrow_parts(module)
             for path, part in named:

@@ -12,7 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from understudy import _torch
-from understudy.capture.lazy_state import VAL, LateMeta, Lent
+from understudy.capture.lazy_state import VAL, LazyMeta, LazyParameter
 from understudy.errors import Context, MixedTensorsError
 from understudy.fake.convert import spec_of_real
 from understudy.fake.mode import FakeTensorMode
@@ -34,7 +34,7 @@ class Constants:
         self._tracer = tracer
         self._known: dict[int, tuple[torch.Tensor, torch.Tensor, str | None]] = {}
         self._lent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._late: dict[int, tuple[Lent, str | None]] = {}
+        self._late: dict[int, tuple[LazyParameter, str | None]] = {}
         self._nodes: dict[int, Node] = {}
         self._used_names: dict[str, int] = {}
         self._nested: dict[str, torch.Tensor] = {}
@@ -45,9 +45,9 @@ class Constants:
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._storages: dict[int, torch.Tensor] | None = None
 
-    def expect(self, tensor: torch.Tensor | Lent, real: torch.Tensor, name: str | None) -> None:
+    def expect(self, tensor: torch.Tensor | LazyParameter, real: torch.Tensor, name: str | None) -> None:
         """Where `tensor` turns up, the graph reads `real`, under this name if there is one."""
-        if type(tensor) is Lent:
+        if type(tensor) is LazyParameter:
             self._late.setdefault(id(real), (tensor, name))
             if tensor.fake is None:
                 return
@@ -67,7 +67,7 @@ class Constants:
             return self._late[id(real)][0].stand_in()
         return pair[1] if pair is not None and pair[0] is real else None
 
-    def has_stand_in(self, lent: Lent, fake: FakeTensor) -> None:
+    def has_stand_in(self, lent: LazyParameter, fake: FakeTensor) -> None:
         """Somebody has asked for it."""
         if id(lent.real) in self._late:  # else it is going to be expected
             self.expect(fake, lent.real, self._late[id(lent.real)][1])
@@ -82,9 +82,9 @@ class Constants:
         """Whether this is a parameter, buffer or constant of the surrounding program."""
         return id(tensor) in self._known and self._known[id(tensor)][0] is tensor
 
-    def existing(self, tensor: torch.Tensor | Lent) -> Node | None:
+    def existing(self, tensor: torch.Tensor | LazyParameter) -> Node | None:
         """The node that reads a tensor off the graph module, if something has read it."""
-        if type(tensor) is Lent:
+        if type(tensor) is LazyParameter:
             return tensor.node
         return self._nodes.get(id(tensor)) if self.knows(tensor) else None
 
@@ -99,14 +99,14 @@ class Constants:
             node = self._nodes[id(tensor)] = self._made(*known)
         return node
 
-    def node_of_lent(self, lent: Lent) -> Node:
+    def node_of_lent(self, lent: LazyParameter) -> Node:
         """As `node_of`, without a stand-in if there is none."""
         if lent.fake is not None:
             return self.node_of(lent.fake)
         if lent.node is None:
             node = lent.node = self._read(lent.real, self._late[id(lent.real)][1])
             tensor_meta = self._tracer.node_meta.tensor_meta_of_spec(lent.spec, lent.requires_grad)
-            meta = LateMeta(val=VAL, tensor_meta=tensor_meta)
+            meta = LazyMeta(val=VAL, tensor_meta=tensor_meta)
             meta.source = lent
             _torch.set_node_meta(node, meta)
         return lent.node
@@ -277,7 +277,7 @@ def has_reals(args: Any, kwargs: Any) -> bool:
     return False
 
 
-class Strays:
+class OutsideTensors:
     """The stand-ins of real tensors, for the time of one trace."""
 
     def __init__(self, constants: Constants, mode: FakeTensorMode) -> None:

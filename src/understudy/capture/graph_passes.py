@@ -130,7 +130,7 @@ def insert_promises(graph: Graph, env: ShapeEnv | None, is_inner: bool = False) 
     was one."""
     if env is None or not env.runtime_asserts:
         return False
-    writer = Writer(graph, env, is_inner)
+    writer = AssertWriter(graph, env, is_inner)
     nodes = list(graph.nodes)
     for node, following in pairwise(nodes):
         writer.read(node)
@@ -140,14 +140,14 @@ def insert_promises(graph: Graph, env: ShapeEnv | None, is_inner: bool = False) 
     return writer.has_written
 
 
-class Writer:
+class AssertWriter:
     """Goes through a graph, and writes each promise as soon as all that it is about is known."""
 
     def __init__(self, graph: Graph, env: ShapeEnv, is_inner: bool) -> None:
         self._env = env
         self._is_inner = is_inner
         self._born: set[Any] = set()
-        self._tracer = Unmarked(graph)
+        self._tracer = TracerWithoutOrigins(graph)
         self._tracer.shape_env = env
         self._symbols = self._tracer.symbols
         self._symbols.simplifies = False  # by the promises themselves there would be nothing to check
@@ -204,7 +204,7 @@ def promise_size(tracer: PythonKeyTracer, tensor: torch.Tensor, text: str) -> No
     read.meta["val"], is_same.meta["val"], assertion.meta["val"] = size, True, None
 
 
-class Unmarked(PythonKeyTracer):
+class TracerWithoutOrigins(PythonKeyTracer):
     """Nodes that no line of the program has called for."""
 
     def __init__(self, graph: Graph) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NOT_GIVEN: Any = object()
 
 
-class LateDict(dict[str, Any]):
+class LazyDict(dict[str, Any]):
     """A dict in which some values are pending: nobody who asks for one gets anything else than the value.
 
     It hears of every way in which a dict gives its values away. `__iter__` is among them because Python copies a dict
@@ -111,26 +111,26 @@ class Pending:
         self.number = number
 
 
-class Source(Protocol):
+class LazySource(Protocol):
     """Knows what is pending."""
 
     def made(self, pending: Pending) -> Any:
         """The same object each time, if it is a tensor."""
 
 
-class LateMeta(LateDict):
+class LazyMeta(LazyDict):
     """The `meta` of a node, in which some of what it says is pending."""
 
     __slots__ = ("source",)
     pending = Pending
-    source: Source
+    source: LazySource
 
     def _made(self, pending: Pending) -> Any:
         return self.source.made(pending)
 
     def copy(self) -> Any:
         """A dict that shares the values, also those that nobody has asked for yet."""
-        other = LateMeta()
+        other = LazyMeta()
         for key in self:
             dict.__setitem__(other, key, dict.__getitem__(self, key))
         other.source = self.source
@@ -143,13 +143,13 @@ VAL = Pending("val", 0)
 
 
 @final
-class Lent:
+class LazyParameter:
     """A tensor of a module, and what is known of it without a stand-in. Layers that are written down again without being
     run need no more than that."""
 
     __slots__ = ("_lender", "_val", "fake", "node", "real", "requires_grad", "spec")
 
-    def __init__(self, lender: Lender, real: torch.Tensor, spec: TensorSpec) -> None:
+    def __init__(self, lender: LazyParameters, real: torch.Tensor, spec: TensorSpec) -> None:
         self._lender = lender
         self.real = real
         self.spec = spec
@@ -171,27 +171,27 @@ class Lent:
         return self._val
 
 
-class LentTable(LateDict):
+class LazyParameterDict(LazyDict):
     """The parameters or buffers of a module, while it is lent."""
 
     __slots__ = ()
-    pending = Lent
+    pending = LazyParameter
 
-    def _made(self, pending: Lent) -> FakeTensor:
+    def _made(self, pending: LazyParameter) -> FakeTensor:
         return pending.stand_in()
 
 
-class Lender:
+class LazyParameters:
     """Says for the tensors of a trace which of them can wait."""
 
     def __init__(self, mode: FakeTensorMode, constants: Constants) -> None:
         self._mode = mode
         self._constants: Constants | None = constants
         self._is_grad = torch.is_grad_enabled()
-        self._by_storage: dict[int, Lent] = {}
-        self._lent: dict[int, Lent] = {}
+        self._by_storage: dict[int, LazyParameter] = {}
+        self._lent: dict[int, LazyParameter] = {}
 
-    def lent(self, real: torch.Tensor) -> Lent | None:
+    def lent(self, real: torch.Tensor) -> LazyParameter | None:
         """None for a tensor that can't wait: gradients may go to it, others share its memory, or it is no plain one."""
         found = self._lent.get(id(real))
         if found is not None:
@@ -204,7 +204,7 @@ class Lender:
         if storage in self._by_storage or (self._is_grad and real.requires_grad):
             self.settle_storage_of(real)
             return None
-        lent = self._lent[id(real)] = self._by_storage[storage] = Lent(self, real, spec)
+        lent = self._lent[id(real)] = self._by_storage[storage] = LazyParameter(self, real, spec)
         return lent
 
     def settle_storage_of(self, real: torch.Tensor) -> None:
@@ -218,7 +218,7 @@ class Lender:
             if first is not None:
                 first.stand_in()
 
-    def made(self, lent: Lent) -> FakeTensor:
+    def made(self, lent: LazyParameter) -> FakeTensor:
         with _torch.NoFunctionModes(), torch.inference_mode(False):
             if self._constants is None:  # the tensor may be another one by now; it is to be as it was in the trace
                 return make_new(self._mode, lent.spec)
@@ -234,6 +234,6 @@ class Lender:
         self._by_storage.clear()
 
 
-def resolved(tensors: Iterable[Any]) -> list[Any]:
+def resolve_parameters(tensors: Iterable[Any]) -> list[Any]:
     """The stand-ins that there are in the place of what was lent."""
-    return [part.fake if type(part) is Lent and part.fake is not None else part for part in tensors]
+    return [part.fake if type(part) is LazyParameter and part.fake is not None else part for part in tensors]

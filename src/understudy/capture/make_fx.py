@@ -14,14 +14,14 @@ from torch.fx import Graph, GraphModule, Node
 
 from understudy import _torch
 from understudy.capture import wrapper_subclasses
-from understudy.capture.borrowed_modules import LentState, Named, modules_of
-from understudy.capture.constants import Strays, forgetful_optimizers
+from understudy.capture.borrowed_modules import BorrowedModules, Named, modules_of
+from understudy.capture.constants import OutsideTensors, forgetful_optimizers
 from understudy.capture.graph_passes import insert_promises, make_writable, remove_dead_code
 from understudy.capture.higher_order.torch_tracing import running
 from understudy.capture.module_stack import recorded_modules, root_of
 from understudy.capture.predispatch import PreDispatchTorchFunctionMode, settle
 from understudy.capture.recorder import ProxyTorchDispatchMode
-from understudy.capture.repeated_layers.layers import Blocks, Families
+from understudy.capture.repeated_layers.layers import LayerFamilies, RepeatedLayers
 from understudy.capture.tracer import OPEN, SYMBOLIC, PythonKeyTracer
 from understudy.capture.unrecorded_effects.torch_functions import TorchFunctionMetadataMode
 from understudy.fake.mode import FakeTensorMode
@@ -34,7 +34,7 @@ from understudy.graph.node_values import in_stand_ins, set_val
 from understudy.shapes.bindings import bindings_of_input
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.node import SymNode
-from understudy.spec.call import mapped
+from understudy.spec.call import map_structure
 
 
 def argument_names(f: Callable[..., Any], args: tuple[Any, ...]) -> list[tuple[str, tuple[Any, ...]]]:
@@ -100,14 +100,14 @@ def line_of(node: Node) -> str:
     call = (
         f"{node.name} = {node.target}({shown})" if node.op == "call_function" else f"{node.name}  ({node.op})"
     )
-    return f"{call}    {described(node.meta.get('val'))}".rstrip()
+    return f"{call}    {describe_val(node.meta.get('val'))}".rstrip()
 
 
-def described(val: Any) -> str:
+def describe_val(val: Any) -> str:
     if isinstance(val, torch.Tensor):
-        return show.described(val)
+        return show.describe_val(val)
     if isinstance(val, (list, tuple)):
-        return ", ".join(map(described, val))
+        return ", ".join(map(describe_val, val))
     return "" if val is None else str(val)
 
 
@@ -319,9 +319,9 @@ class Capture:
         ]
 
     @contextmanager
-    def _state(self) -> Iterator[LentState]:
+    def _state(self) -> Iterator[BorrowedModules]:
         """The modules that `f` refers to and is given, with stand-ins for their tensors while stand-ins are traced."""
-        state = LentState(self.fake_mode)
+        state = BorrowedModules(self.fake_mode)
         try:
             if self.outer is None:
                 given = [(module, False) for module in self._modules_given]
@@ -329,20 +329,20 @@ class Capture:
                 families = self._families(modules)
                 state.lend(modules, self.tracer.constants, waiting=families.later)
                 if families.blocks:
-                    Blocks(self.tracer, self.stand_ins, self.recorder).watch(families.blocks)
+                    RepeatedLayers(self.tracer, self.stand_ins, self.recorder).watch(families.blocks)
             yield state
         finally:
             to_the_end(state.give_back)
 
-    def _families(self, modules: list[Named]) -> Families:
+    def _families(self, modules: list[Named]) -> LayerFamilies:
         """Layers that repeat are written down again instead of being run, where nothing can tell the difference."""
         if self.fake_mode is None or self.options.pre_dispatch or self.options.record_module_stack:
-            return Families(())
-        return Families(module for module, _ in modules)
+            return LayerFamilies(())
+        return LayerFamilies(module for module, _ in modules)
 
     # --- the run ---------------------------------------------------------------------------------------------
 
-    def _perform(self, args: Any, state: LentState) -> Any:
+    def _perform(self, args: Any, state: BorrowedModules) -> Any:
         cached = torch.is_autocast_cache_enabled()
         with self._all_left(), ExitStack() as stack:
             if self.fake_mode is not None:
@@ -351,7 +351,7 @@ class Capture:
                 stack.enter_context(_torch.python_versions())  # what knows of a recorder above autograd
                 stack.enter_context(PreDispatchTorchFunctionMode(self.tracer))
             if self.fake_mode is not None and self.outer is None:
-                self.tracer.strays = Strays(self.tracer.constants, self.fake_mode)
+                self.tracer.strays = OutsideTensors(self.tracer.constants, self.fake_mode)
                 stack.enter_context(forgetful_optimizers())
             if self.options.torch_functions:
                 stack.enter_context(TorchFunctionMetadataMode(self.tracer))
@@ -363,7 +363,7 @@ class Capture:
                 False
             )  # casts that were made before would be unknown to the graph
             try:
-                return _called(self.f, args)
+                return _call_program(self.f, args)
             except Exception as error:
                 with_last_nodes(error, self.tracer.graph)
                 raise
@@ -392,10 +392,10 @@ class Capture:
 
     # --- after -----------------------------------------------------------------------------------------------
 
-    def _finish(self, result: Any, state: LentState) -> Any:
+    def _finish(self, result: Any, state: BorrowedModules) -> Any:
         """Write the output; gives the structure of the output."""
         # A size is given as the tuple that it is: it compares equal, and the graph stays without a structure of its own.
-        leaves, out_spec = _torch.tree_flatten(mapped(tuple, torch.Size, result))
+        leaves, out_spec = _torch.tree_flatten(map_structure(tuple, torch.Size, result))
         if self.outer is not None:  # inside of a transform, which goes on around the branch
             leaves = list(map(_torch.innermost, leaves))
         nodes = [wrapper_subclasses.output(self.tracer, leaf) for leaf in leaves]
@@ -428,5 +428,5 @@ def _mode_among(leaves: Iterable[Any]) -> FakeTensorMode | None:
 
 
 @begins_here
-def _called(f: Callable[..., Any], args: Any) -> Any:
+def _call_program(f: Callable[..., Any], args: Any) -> Any:
     return f(*args)

@@ -76,7 +76,7 @@ class ModuleStack:
 ACTIVE: ContextVar[ModuleStack | None] = ContextVar("module_stack", default=None)
 
 
-class _Calls:
+class _PatchedModuleCall:
     """`Module.__call__`, replaced for as long as any thread records the modules that it calls."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class _Calls:
                 Module.__call__ = self._original  # type: ignore[method-assign]
 
 
-_CALLS = _Calls()
+_CALLS = _PatchedModuleCall()
 
 
 @contextmanager
@@ -146,7 +146,7 @@ BASE = "_understudy_base"
 CHILDREN = "_understudy_children"
 
 
-class Reached:
+class ReachedModule:
     """What the class of a reached module adds to the class of the module."""
 
     def __init_subclass__(cls, **ignored: Any) -> None:
@@ -159,7 +159,7 @@ class Reached:
 
     def __getattr__(self, name: str) -> Any:
         value = super().__getattr__(name)  # type: ignore[misc]
-        return reached(self, name, value) if isinstance(value, Module) else value
+        return reach_module(self, name, value) if isinstance(value, Module) else value
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, original(value))
@@ -174,7 +174,7 @@ class ReachedModules(dict[str, Any]):
 
     def __init__(self, owner: Any, modules: dict[str, Any]) -> None:
         super().__init__(
-            (name, reached(owner, name, module) if isinstance(module, Module) else module)
+            (name, reach_module(owner, name, module) if isinstance(module, Module) else module)
             for name, module in modules.items()
         )
         self._real = modules
@@ -191,19 +191,19 @@ class ReachedModules(dict[str, Any]):
 def real_class(module: Any) -> Any:
     """The class of a module, of a reached one too."""
     kind = type(module)
-    return kind.__mro__[2] if issubclass(kind, Reached) else kind
+    return kind.__mro__[2] if issubclass(kind, ReachedModule) else kind
 
 
 def original(value: Any) -> Any:
     """The module itself, if this is one that knows how it was reached."""
     return (
         getattr(type(value), BASE)
-        if isinstance(value, Module) and issubclass(type(value), Reached)
+        if isinstance(value, Module) and issubclass(type(value), ReachedModule)
         else value
     )
 
 
-def reached(owner: Any, name: str, module: Module) -> Any:
+def reach_module(owner: Any, name: str, module: Module) -> Any:
     """The module as it is reached from another by this name: another object on the same attributes, always the same."""
     known: dict[str, Any] = getattr(type(owner), CHILDREN)
     module = original(module)
@@ -231,12 +231,12 @@ def class_for(module: Module, path: str) -> Any:
         "__qualname__": base.__qualname__,
     }
     try:
-        return type(base)(base.__name__, (Reached, base), names)
+        return type(base)(base.__name__, (ReachedModule, base), names)
     except TypeError:
         return None
 
 
-class _GivenOut:
+class _ProgramsWithPaths:
     """Programs whose modules are given out by path just now, in any thread."""
 
     def __init__(self) -> None:
@@ -266,4 +266,4 @@ def set_class(module: Module, kind: Any) -> None:
     object.__dict__["__class__"].__set__(module, kind)
 
 
-_GIVEN_OUT = _GivenOut()
+_GIVEN_OUT = _ProgramsWithPaths()

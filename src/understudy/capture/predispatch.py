@@ -97,7 +97,7 @@ class PreDispatchTorchFunctionMode(TorchFunctionMode):
 #                                             not one. `dropout` becomes `native_dropout`, whose mask the backward pass reads
 
 
-class Parts:
+class CompositeParts:
     """What one operator runs, as nodes, and which of them give what the operator gives."""
 
     def __init__(self, tracer: PythonKeyTracer) -> None:
@@ -122,7 +122,7 @@ class Parts:
         """This is the operator's own node, by which its results are known from now on."""
         if self._nodes and not self.can_be_left_out:
             known = [(self._tracer.recorded(tensor), part) for tensor, part in self._results]
-            self._tracer.parts.append(PartsOf(whole, self._nodes, known))
+            self._tracer.parts.append(PartsOfNode(whole, self._nodes, known))
         self._results = []
 
 
@@ -130,7 +130,7 @@ def _last(tracer: PythonKeyTracer) -> Node:
     return _torch.last_node(tracer.graph)
 
 
-class PartsOf:
+class PartsOfNode:
     """The parts of a node that can't be in a graph together with it."""
 
     def __init__(
@@ -175,7 +175,7 @@ class InnerRecorder(ProxyTorchDispatchMode):
     def __init__(self, outer: ProxyTorchDispatchMode) -> None:
         allow = outer._allow_fake_constant
         super().__init__(outer.tracer, outer.tracing_mode, _allow_fake_constant=allow, decomposition_table={})
-        self.parts = Parts(outer.tracer)
+        self.parts = CompositeParts(outer.tracer)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not is_pure(func, args, kwargs or {}):

@@ -63,7 +63,7 @@ def get_proxy_slot(
     if default is not NOTHING:
         return default
     raise UntrackedValueError(
-        f"{_described(obj)} is not known to this tracer: nothing in its graph made it. Say what it is with "
+        f"{_describe_object(obj)} is not known to this tracer: nothing in its graph made it. Say what it is with "
         "track_tensor_tree(value, proxy, constant=None, tracer=tracer)"
     )
 
@@ -78,7 +78,7 @@ def _slot(obj: Any, tracer: PythonKeyTracer) -> Any:
     return tracer.script_object_tracker.get(obj)
 
 
-def _described(obj: Any) -> str:
+def _describe_object(obj: Any) -> str:
     if isinstance(obj, torch.Tensor):
         return f"a {type(obj).__name__} of shape {tuple(obj.shape)}"
     return f"{obj} ({type(obj).__name__})"

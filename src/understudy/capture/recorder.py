@@ -21,7 +21,7 @@ from torch.fx import Node
 from understudy import _torch
 from understudy.capture.higher_order import subgraphs
 from understudy.capture.tracer import OPEN, PLAIN, SYMBOLIC, PythonKeyTracer
-from understudy.capture.unrecorded_effects.data_reads import KnownValues, refused
+from understudy.capture.unrecorded_effects.data_reads import DeterminedRealValues, refuse_read
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_view
 from understudy.fake.tensor import FakeTensor
@@ -125,7 +125,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         ambient = AMBIENT.get() if decomposition_table is None else decomposition_table
         self.decomposition_table = {} if ambient is None else ambient
         self._facts: dict[int, OpFacts] = {}
-        self._values = KnownValues(tracer)
+        self._values = DeterminedRealValues(tracer)
         self._entered = threading.local()
         self._parts: Any = None
         tracer.constants.allow_fakes = _allow_fake_constant
@@ -382,7 +382,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
 
     def _for_real(self, func: Any, facts: OpFacts, args: Any, kwargs: Any, tensors: Any) -> Any:
         if facts.is_data_dependent and self._error_on_data_dependent_ops and tensors:
-            raise refused(func, tensors)
+            raise refuse_read(func, tensors)
         node_args, node_kwargs = self._as_arguments(facts, args, kwargs, tensors)
         if facts.writes:
             self.tracer.constants.before_write(func, args, kwargs)

@@ -19,7 +19,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from understudy import _torch
-from understudy.capture.borrowed_modules import LentState
+from understudy.capture.borrowed_modules import BorrowedModules
 from understudy.capture.constants import attach
 from understudy.capture.make_fx import MODES, Capture, Options, leaf_names
 from understudy.errors import GuardOnDataDependentSymNode
@@ -186,8 +186,8 @@ class StepCapture(Capture):
         )
 
     @contextmanager
-    def _state(self) -> Iterator[LentState]:
-        state = LentState(self.fake_mode)
+    def _state(self) -> Iterator[BorrowedModules]:
+        state = BorrowedModules(self.fake_mode)
         reals = _names(self._model)
         try:
             state.lend([(self._model, True)], self.tracer.constants)
@@ -279,7 +279,7 @@ class StepCapture(Capture):
         if not isinstance(node, Node):
             return node
         try:
-            return _evaluated(_written_before(node), graph, values).clone()
+            return _evaluate_node(_written_before(node), graph, values).clone()
         except StateFromInputs:
             if _begins_with_zeros(self._optimizer):
                 return _zeros_like(node.meta["val"])
@@ -335,7 +335,7 @@ def _zeros_like(val: Any) -> torch.Tensor:
     return torch.empty_strided(shape, stride, dtype=val.dtype, device=val.device).zero_()
 
 
-def _evaluated(node: Node, graph: GraphModule, values: dict[Node, Any]) -> Any:
+def _evaluate_node(node: Node, graph: GraphModule, values: dict[Node, Any]) -> Any:
     """What a node gives for real, where it depends on nothing but parameters, constants and metadata."""
     if isinstance(node.target, _torch.OpOverload) and node.target.overloadpacket.__name__ in LIKE:
         values.setdefault(node.args[0], _zeros_like(node.args[0].meta["val"]))  # type: ignore[arg-type,union-attr]
@@ -345,7 +345,7 @@ def _evaluated(node: Node, graph: GraphModule, values: dict[Node, Any]) -> Any:
             for part in str(node.target).split("."):
                 result = getattr(result, part)
         elif node.op == "call_function" and callable(node.target):
-            read = torch.fx.map_arg((node.args, node.kwargs), lambda inner: _evaluated(inner, graph, values))
+            read = torch.fx.map_arg((node.args, node.kwargs), lambda inner: _evaluate_node(inner, graph, values))
             with torch.no_grad():
                 result = node.target(*read[0], **read[1])
         else:
@@ -366,7 +366,7 @@ def _with_parameters_as_inputs(graph_module: GraphModule) -> GraphModule:
         name = str(node.target)
         if not name.rpartition(".")[2].startswith(("_tensor_constant", "_param_constant")):
             group = "state" if name.startswith(STATE) else "parameters"
-            held[group][name.removeprefix(STATE)] = (node, _evaluated(node, graph_module, {}))
+            held[group][name.removeprefix(STATE)] = (node, _evaluate_node(node, graph_module, {}))
     first = next(iter(graph.nodes))
     for group, entries in held.items():
         for name, (node, _) in entries.items():
@@ -391,7 +391,7 @@ def _called_with_structures(
     graph.set_codegen(_torch.structured_code(names, in_spec, out_spec))
     root = torch.nn.Module()
     for node in graph.find_nodes(op="get_attr"):
-        attach(root, str(node.target), _evaluated(node, graph_module, {}))
+        attach(root, str(node.target), _evaluate_node(node, graph_module, {}))
     result = _torch.lazy_graph_module(root, graph, "step")
     result.example_parameters = parameters  # type: ignore[assignment]
     result.example_state = state  # type: ignore[assignment]

@@ -93,7 +93,7 @@ class PythonKeyTracer(torch.fx.Tracer):
         """As torch has it. A graph module that comes out of a pickle is made by this, from its code."""
         if not isinstance(root, _torch.CodeOnlyModule):
             return super().trace(root, concrete_args)
-        with KeepsCalls(self), ExitStack() as stack:
+        with KeepUnusedCalls(self), ExitStack() as stack:
             for place, name in (*BESIDES_TENSORS, *_higher_order_in(root.forward.__code__)):
                 self._keep(stack, place, name)
             return super().trace(root, concrete_args)
@@ -163,7 +163,7 @@ class PythonKeyTracer(torch.fx.Tracer):
         if isinstance(value, torch.ScriptObject) and value in self.script_object_tracker:
             return self.script_object_tracker[value].node
         if isinstance(value, torch.Generator):
-            return global_state.made_by(value, self) or self.constants.node_of_object(value, "_generator")
+            return global_state.node_of_generator(value, self) or self.constants.node_of_object(value, "_generator")
         if isinstance(value, torch.UntypedStorage):
             raise UnsupportedOperatorException(
                 "a storage was given to an operator, which a graph can't hold: what is copied or loaded (copy.deepcopy, "
@@ -246,7 +246,7 @@ class TensorTracker:
         self._tracer.remember(tensor, value.proxy.node)
 
 
-class KeepsCalls(TorchFunctionMode):
+class KeepUnusedCalls(TorchFunctionMode):
     """While code is read: a call that is given no tensor of the graph is one of its calls all the same. Run at once, it
     would be a constant, as random numbers that are always the same, or zeros that are written to; and sizes of the graph
     in a list are nothing that C++ takes."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from understudy.capture.tracer import PythonKeyTracer
 
 @dataclass(frozen=True, eq=False)
-class Recipe:
+class WrapperParts:
     """All of a wrapper but the tensors inside of it and its sizes."""
 
     kind: Any
@@ -37,7 +37,7 @@ class Recipe:
 
 
 def wrapped_again(
-    recipe: Recipe, parts: list[torch.Tensor], size: list[Any], stride: list[Any]
+    recipe: WrapperParts, parts: list[torch.Tensor], size: list[Any], stride: list[Any]
 ) -> torch.Tensor:
     """The wrapper around these tensors."""
     inner = dict(zip(recipe.names, parts, strict=True))
@@ -89,7 +89,7 @@ def _parts(tensor: torch.Tensor) -> tuple[dict[str, torch.Tensor], Any]:
 
 def _node_of(tracer: PythonKeyTracer, tensor: torch.Tensor) -> Node:
     inner, context = _parts(tensor)
-    recipe = Recipe(type(tensor), tuple(inner), context, tensor.dtype, tensor.device, tensor.layout)
+    recipe = WrapperParts(type(tensor), tuple(inner), context, tensor.dtype, tensor.device, tensor.layout)
     parts = [output(tracer, part) for part in inner.values()]
     numbers = [[_number(tracer, number) for number in given] for given in (tensor.shape, tensor.stride())]
     made_of = tracer.constants.node_of_object(recipe, "_wrapper")

@@ -33,7 +33,7 @@ def to_torch(graph_module: GraphModule, mode: Any = None) -> GraphModule:
     """
     mode = mode or TorchFakeTensorMode(allow_non_fake_inputs=True, shape_env=TorchShapeEnv())
     symbols = TorchSymbols(mode.shape_env)
-    return _converted(graph_module, mode, symbols)
+    return _convert_graph(graph_module, mode, symbols)
 
 
 class TorchSymbols:
@@ -72,11 +72,11 @@ class TorchSymbols:
         return self._symbols[symbol]
 
 
-def _converted(graph_module: GraphModule, mode: Any, symbols: TorchSymbols) -> GraphModule:
-    result = GraphModule(graph_module, _copied(graph_module.graph), graph_module._get_name())
+def _convert_graph(graph_module: GraphModule, mode: Any, symbols: TorchSymbols) -> GraphModule:
+    result = GraphModule(graph_module, _copy_graph(graph_module.graph), graph_module._get_name())
     for name, inner in graph_module.named_children():
         if isinstance(inner, GraphModule):
-            setattr(result, name, _converted(inner, mode, symbols))
+            setattr(result, name, _convert_graph(inner, mode, symbols))
     inputs = [
         _as_torch(node.meta.get("val"), mode, symbols) for node in result.graph.find_nodes(op="placeholder")
     ]
@@ -88,7 +88,7 @@ def _converted(graph_module: GraphModule, mode: Any, symbols: TorchSymbols) -> G
     return result
 
 
-def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
+def _copy_graph(graph: torch.fx.Graph) -> torch.fx.Graph:
     made = torch.fx.Graph()
     nodes: dict[Node, Node] = {}
     output = made.graph_copy(graph, nodes)

@@ -26,7 +26,7 @@ READ_BYTES = 16
 """Storages up to this size hold single numbers (step counters, scales) that programs read: their values are loaded."""
 
 
-class Destination:
+class LoadDestination:
     """What a `map_location` function is given in place of a storage: it has no data, and can be sent to devices."""
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
@@ -38,13 +38,13 @@ class Destination:
 
     size = __len__ = nbytes
 
-    def to(self, *, device: Any, non_blocking: bool = False) -> Destination:
-        return Destination(self._nbytes, torch.device(device))
+    def to(self, *, device: Any, non_blocking: bool = False) -> LoadDestination:
+        return LoadDestination(self._nbytes, torch.device(device))
 
-    def cuda(self, device: Any = None, non_blocking: bool = False) -> Destination:
+    def cuda(self, device: Any = None, non_blocking: bool = False) -> LoadDestination:
         return self.to(device=torch.device("cuda", device) if isinstance(device, int) else device or "cuda")
 
-    def cpu(self) -> Destination:
+    def cpu(self) -> LoadDestination:
         return self.to(device="cpu")
 
 
@@ -57,7 +57,7 @@ def where_to(location: str, nbytes: int) -> torch.device:
         location = wanted  # type: ignore[assignment]
     elif isinstance(wanted, Callable):  # type: ignore[arg-type]
         # As with real storages: data is first on the CPU, and what the function returns says where it goes.
-        chosen = wanted(Destination(nbytes, torch.device("cpu")), location)
+        chosen = wanted(LoadDestination(nbytes, torch.device("cpu")), location)
         location = location if chosen is None else chosen.device
     return canonical(torch.device(location))
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _ConversionRequest:
     """What was asked for a conversion, besides the tensor."""
 
     static_shapes: bool | None
@@ -88,7 +88,7 @@ class FakeTensorConverter:
             return found
         if not make_constant and type(t) in PLAIN_TYPES and _is_static(fake_mode, t, static_shapes) and _is_whole(t):
             return self._whole(fake_mode, t)
-        wanted = _Wanted(static_shapes, source, symbolic_context)
+        wanted = _ConversionRequest(static_shapes, source, symbolic_context)
         if t.is_inference() or torch.is_inference_mode_enabled() or _torch.has_modes():
             with _torch.no_modes(), torch.inference_mode(t.is_inference()):
                 fake = self._convert(fake_mode, t, wanted)
@@ -154,7 +154,7 @@ class FakeTensorConverter:
         """The short way, for parameters and buffers: a tensor that has its storage for itself, and no history."""
         storage = t.untyped_storage()
         if self._storage(storage) is not None:
-            fake = self._on_shared_storage(mode, t, _Wanted(True, None, None))
+            fake = self._on_shared_storage(mode, t, _ConversionRequest(True, None, None))
         else:
             fake = make_new(mode, _whole_spec(t))
             self._remember_storage(storage, _torch.native_storage(fake))
@@ -167,7 +167,7 @@ class FakeTensorConverter:
         self._remember(t, fake, id(t))
         return fake
 
-    def _convert(self, mode: FakeTensorMode, t: torch.Tensor, wanted: _Wanted) -> FakeTensor:
+    def _convert(self, mode: FakeTensorMode, t: torch.Tensor, wanted: _ConversionRequest) -> FakeTensor:
         refuse_unsupported(t, mode)
         if type(t) is FakeTensor and t.fake_mode is mode:
             return t
@@ -179,7 +179,7 @@ class FakeTensorConverter:
             fake = self._on_shared_storage(mode, t, wanted)
         return self._with_autograd(mode, t, fake)
 
-    def _on_shared_storage(self, mode: FakeTensorMode, t: torch.Tensor, wanted: _Wanted) -> FakeTensor:
+    def _on_shared_storage(self, mode: FakeTensorMode, t: torch.Tensor, wanted: _ConversionRequest) -> FakeTensor:
         """A stand-in whose storage stands for the real one's: views of one storage stay views of one storage."""
         spec = wanted.spec(mode, t)
         real_storage = t.untyped_storage()
@@ -244,9 +244,9 @@ class FakeTensorConverter:
             if not t.is_leaf and not base.requires_grad:
                 base = base.view_as(base).requires_grad_()  # gradients begin at a view that is gone
             with torch.set_grad_enabled(not t.is_leaf):
-                return _viewed(base, t)
+                return _view_like(base, t)
 
-    def _convert_wrapper(self, mode: FakeTensorMode, t: torch.Tensor, wanted: _Wanted) -> Any:
+    def _convert_wrapper(self, mode: FakeTensorMode, t: torch.Tensor, wanted: _ConversionRequest) -> Any:
         """A wrapper subclass: the same wrapper around stand-ins for what is inside it."""
         names, context = t.__tensor_flatten__()  # type: ignore[attr-defined]
         parts = {name: getattr(t, name) for name in names}
@@ -298,7 +298,7 @@ def _whole_spec(t: torch.Tensor) -> TensorSpec:
     return spec
 
 
-def _viewed(base: Any, t: torch.Tensor) -> Any:
+def _view_like(base: Any, t: torch.Tensor) -> Any:
     """The view of a stand-in that `t` is of the tensor that it stands for."""
     if base.dtype != t.dtype:
         largest = max(base.itemsize, t.itemsize)
@@ -328,7 +328,7 @@ def refuse_unsupported(t: torch.Tensor, mode: FakeTensorMode) -> None:
             MixedTensorsError("this is a stand-in of another FakeTensorMode, with sizes of another ShapeEnv"),
             "FakeTensorMode.from_tensor", t._spec, "give both modes the same ShapeEnv",
         )  # fmt: skip
-    reason = _unsupported(t)
+    reason = _why_unsupported(t)
     if reason:
         raise with_line(
             UnsupportedFakeTensorException(f"can't stand in for this tensor: {reason}"),
@@ -337,7 +337,7 @@ def refuse_unsupported(t: torch.Tensor, mode: FakeTensorMode) -> None:
         )  # fmt: skip
 
 
-def _unsupported(t: torch.Tensor) -> str:
+def _why_unsupported(t: torch.Tensor) -> str:
     if _torch.is_functorch_wrapped(t):
         return "it is a wrapper of a torch.func transform: convert what is inside, before the transform"
     if t.is_quantized:

@@ -12,7 +12,7 @@ from understudy import _torch
 from understudy.fake.checkpoints import where_to
 from understudy.fake.realise import make_new, make_view
 from understudy.fake.tensor import FakeTensor
-from understudy.fake.values.determined import Known, Literal
+from understudy.fake.values.determined import DeterminedContents, LiteralStorage
 from understudy.spec import TensorSpec
 from understudy.spec.sparse import SparseParts
 from understudy.spec.tensor_spec import _rebuild as rebuild_spec
@@ -66,7 +66,7 @@ def _twin(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, Any]) -> FakeT
         nbytes = _torch.native_storage(fake).nbytes()
         base = make_new(mode, TensorSpec((nbytes,), dtype=torch.uint8, device=spec.device))
         if fake._known is not None and fake._known.content is not None:
-            base._known = Known(fake._known.content, fake._known.literal)
+            base._known = DeterminedContents(fake._known.content, fake._known.literal)
         memo[storage_key] = base  # type: ignore[index]
     twin = make_view(mode, base, spec)
     twin._known = base._known
@@ -114,7 +114,7 @@ class PickledStorage:
         if base is None:
             base = self._bases[device] = make_new(mode, TensorSpec((self.nbytes,), dtype=torch.uint8, device=device))
             if self.contents:
-                base._known = Known(Literal(_torch.real_bytes(self.contents)), self.literal)
+                base._known = DeterminedContents(LiteralStorage(_torch.real_bytes(self.contents)), self.literal)
         return base
 
 

@@ -47,7 +47,7 @@ def runs(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
-def _decided(predicate: Any) -> bool | None:
+def _decide(predicate: Any) -> bool | None:
     """The truth of a predicate, None if nobody knows it."""
     if type(predicate) is FakeTensor and predicate.item_memo is None and not is_known(predicate):
         return None  # to ask would make a symbol that nobody reads
@@ -59,7 +59,7 @@ def _decided(predicate: Any) -> bool | None:
 
 @runs("cond")
 def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
-    decided = _decided(pred)
+    decided = _decide(pred)
     if decided is not None:
         return true_fn(*operands) if decided else false_fn(*operands)
     result, other = true_fn(*operands), false_fn(*operands)
@@ -78,7 +78,7 @@ def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
 def while_loop(cond_fn: Any, body_fn: Any, carried: Any, additional: Any = (), **ignored: Any) -> Any:
     carried = tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in carried)
     for _ in range(MOST_ROUNDS):
-        decided = _decided(cond_fn(*carried, *additional))
+        decided = _decide(cond_fn(*carried, *additional))
         if decided is False:
             break
         result = tuple(body_fn(*carried, *additional))
@@ -103,14 +103,14 @@ def scan(combine_fn: Any, init: Any, xs: Any, additional_inputs: Any = ()) -> An
         before, carry = carry, leaves[: len(init)]
         _check_alike("scan: the carry before and after a step", before, carry)
         steps.append(leaves[len(init) :])
-    outputs = [_stacked(parts) for parts in zip(*steps, strict=True)]
+    outputs = [_stack_parts(parts) for parts in zip(*steps, strict=True)]
     return _torch.tree_unflatten([*carry, *outputs], spec) if nested else (*carry, *outputs)
 
 
 @runs("map_impl")
 def map_impl(f: Any, xs: Any, pos_args: Any) -> Any:
     flat = [_torch.tree_flatten(f(*[x[step] for x in xs], *pos_args)) for step in range(xs[0].shape[0])]
-    outputs = [_stacked(parts) for parts in zip(*(leaves for leaves, _ in flat), strict=True)]
+    outputs = [_stack_parts(parts) for parts in zip(*(leaves for leaves, _ in flat), strict=True)]
     return _torch.tree_unflatten(outputs, flat[0][1])
 
 
@@ -132,7 +132,7 @@ def _has_spec_of(leaf: Any, merged: Any) -> bool:
     return all(a is b or (type(a) is int and type(b) is int and a == b) for a, b in pairs)
 
 
-def _stacked(parts: Sequence[Any]) -> Any:
+def _stack_parts(parts: Sequence[Any]) -> Any:
     return torch.stack(list(parts)) if isinstance(parts[0], torch.Tensor) else parts[0]
 
 
@@ -141,7 +141,7 @@ def _check_alike(what: str, first: Any, second: Any) -> None:
     # Lists and tuples are as good as each other.
     alike = len(one) == len(two) and all(_facts(a) == _facts(b) for a, b in zip(one, two, strict=True))
     if not alike:
-        shown = ", ".join(_described(leaf) for leaf in one), ", ".join(_described(leaf) for leaf in two)
+        shown = ", ".join(_describe_leaf(leaf) for leaf in one), ", ".join(_describe_leaf(leaf) for leaf in two)
         raise OperatorError(
             f"{what} must have the same metadata: [{shown[0]}] and [{shown[1]}]",
             context=Context(line=user_line()),
@@ -154,7 +154,7 @@ def _facts(leaf: Any) -> Any:
     return type(leaf)
 
 
-def _described(leaf: Any) -> str:
+def _describe_leaf(leaf: Any) -> str:
     return str(leaf._spec) if type(leaf) is FakeTensor else str(_facts(leaf))
 
 
@@ -172,7 +172,7 @@ def merge_branches(
     """The outputs of two branches as one; `known` are the symbols that the surrounding program can read."""
     if len(first) != len(second):
         raise mismatch(f"the true branch returns {len(first)} values and the false branch {len(second)}")
-    return tuple([_merged(mode, a, b, known) for a, b in zip(first, second, strict=True)])
+    return tuple([_merge_values(mode, a, b, known) for a, b in zip(first, second, strict=True)])
 
 
 def mismatch(what: str) -> OperatorError:
@@ -180,19 +180,19 @@ def mismatch(what: str) -> OperatorError:
     return OperatorError(f"torch.cond: {what}", context=Context(line=user_line(), hint=hint))
 
 
-def _merged(mode: FakeTensorMode, a: Any, b: Any, known: set[Any]) -> Any:
+def _merge_values(mode: FakeTensorMode, a: Any, b: Any, known: set[Any]) -> Any:
     if a is None and b is None:
         return None
     if isinstance(a, INTEGERS) and isinstance(b, INTEGERS) and not isinstance(a, bool):
         return to_torch(_number(mode, from_torch(a), from_torch(b), known))
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        raise mismatch(f"one branch returns {described(a)} where the other returns {described(b)}")
+        raise mismatch(f"one branch returns {describe_value(a)} where the other returns {describe_value(b)}")
     if type(a) is not FakeTensor or type(b) is not FakeTensor:
         return a  # a rehearsal inside of a transform, where nothing depends on it
     return make_new(mode, _spec(mode, a._spec, b._spec, known))
 
 
-def described(value: Any) -> str:
+def describe_value(value: Any) -> str:
     return str(value._spec) if type(value) is FakeTensor else f"{type(value).__name__} {value}"
 
 

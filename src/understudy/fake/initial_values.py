@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
-from understudy.fake.values.determined import Filled
+from understudy.fake.values.determined import FilledStorage
 from understudy.infer.engine import KNOWN_LIMIT
 from understudy.ops.registry import user_rules
 
@@ -82,7 +82,7 @@ def _fill(fake: FakeTensor, value: Any) -> bool:
     if known.content is None:
         fake._known = None
     else:
-        known.content = Filled(fake._spec, value)
+        known.content = FilledStorage(fake._spec, value)
     return True
 
 

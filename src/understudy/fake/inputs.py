@@ -11,7 +11,7 @@ from understudy.errors import Context, MixedTensorsError, UnknownSubclassError
 from understudy.fake import handlers
 from understudy.fake.tensor import FakeTensor
 from understudy.lines import user_line
-from understudy.spec.call import describe, flat, mapped
+from understudy.spec.call import describe, flat, map_structure
 from understudy.spec.tensor_spec import SHORT_DTYPE
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs
             mode, tensor, make_constant=tensor.numel() == 1, static_shapes=True
         )
 
-    converted, converted_kwargs = mapped(convert, torch.Tensor, (tuple(args), dict(kwargs)))
+    converted, converted_kwargs = map_structure(convert, torch.Tensor, (tuple(args), dict(kwargs)))
     if _torch.is_mutable(func):
         fakes = flat(torch.Tensor, converted, converted_kwargs)
         for tensor, fake in zip(tensors, fakes, strict=True):
@@ -118,13 +118,13 @@ def _real_spec(tensor: torch.Tensor) -> str:
 
 def describe_tensors(args: Any, kwargs: Any) -> str:
     def shown(tensor: torch.Tensor) -> Any:
-        return _Text(str(tensor._spec) if type(tensor) is FakeTensor else f"real {_real_spec(tensor)}")
+        return _BareText(str(tensor._spec) if type(tensor) is FakeTensor else f"real {_real_spec(tensor)}")
 
-    args, kwargs = mapped(shown, torch.Tensor, (tuple(args), dict(kwargs)))
+    args, kwargs = map_structure(shown, torch.Tensor, (tuple(args), dict(kwargs)))
     return describe(args, kwargs)
 
 
-class _Text(str):
+class _BareText(str):
     """A string that prints without quotes."""
 
     def __repr__(self) -> str:

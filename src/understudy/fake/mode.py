@@ -23,18 +23,18 @@ from understudy.fake.symbolic_indexing import take_symbols
 from understudy.fake.templates import make_symbolic
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values import data_dependent, determined
-from understudy.fake.values.determined import Known, Literal, Part
+from understudy.fake.values.determined import DeterminedContents, LiteralStorage, StoragePart
 from understudy.infer.cache import SIZED_TYPES, Cache, DispatchCacheInfo
 from understudy.infer.engine import cache, infer, why_not_cached
 from understudy.infer.kernels import outcomes_of
 from understudy.infer.plan import FIRST_ITSELF, FIRST_VIEWED, ONE_NEW, ONE_NEW_SYMBOLIC, Plan
-from understudy.infer.shared import Question, SharedPlans
+from understudy.infer.shared import SharedPlans, SharedQuestion
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import TensorSpec
-from understudy.spec.call import Call, flat, mapped
-from understudy.spec.error_context import located
+from understudy.spec.call import Call, flat, map_structure
+from understudy.spec.error_context import with_context
 
 PLAIN_TYPES = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format})
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -44,11 +44,11 @@ default_dtype = torch.get_default_dtype
 make_wrapper = _torch.make_wrapper
 
 
-class Unusual(Exception):
+class UnusualArgument(Exception):
     """An argument that the hot path leaves to the slow one."""
 
 
-UNUSUAL = Plan(())
+UNUSUAL_ARGUMENT = Plan(())
 """Stands for the plan of a call with such an argument."""
 
 
@@ -168,9 +168,9 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                     is_known = self._extend(key, type(value), value) or is_known
             add(default_dtype())
             plan = self._find_plan(tuple(key))
-        except (Unusual, TypeError):
-            plan = UNUSUAL
-        if plan is UNUSUAL:
+        except (UnusualArgument, TypeError):
+            plan = UNUSUAL_ARGUMENT
+        if plan is UNUSUAL_ARGUMENT:
             return self._slow(func, types, args, kwargs)
         if plan is None or not plan.plain or not self._direct or (is_known and plan.kind != FIRST_VIEWED):
             return self._attend(func, types, args, kwargs or {}, tuple(key), plan, is_known)
@@ -200,7 +200,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         """Add an argument to a key. Says whether a tensor with determined values is in it."""
         if kind is FakeTensor:
             if value.fake_mode is not self:
-                raise Unusual
+                raise UnusualArgument
             key.append(value._spec)
             return value._known is not None
         if kind in PLAIN_TYPES:
@@ -228,7 +228,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             key.append(kind)
             key.append(value.node)
         else:
-            raise Unusual
+            raise UnusualArgument
         return False
 
     def _attend(
@@ -238,7 +238,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         if plan is not None and plan.starts and self._direct:
             cache.hits += 1
             started = make_new(self, plan.spec)
-            started._known = determined.started(func, args, kwargs, plan.spec)
+            started._known = determined.start_contents(func, args, kwargs, plan.spec)
             return started
         if plan is None and isinstance(func, _torch.HigherOrderOperator):  # one that is given no function
             return tensor_calls.higher_order(self, func, args, kwargs)
@@ -287,21 +287,21 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         return result
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Call:
-        args = tuple([_stated(value) for value in args])
-        kwargs = {name: _stated(value) for name, value in kwargs.items()}
+        args = tuple([_as_spec(value) for value in args])
+        kwargs = {name: _as_spec(value) for name, value in kwargs.items()}
         if self.shape_env is not None:
-            args, kwargs = mapped(from_torch, SYMBOLIC, (args, kwargs))
+            args, kwargs = map_structure(from_torch, SYMBOLIC, (args, kwargs))
         return Call.of(func, args, kwargs)
 
     def _infer(self, call: Call) -> Plan:
         try:
             return infer(call, self)
         except UnderstudyError as error:
-            raise located(error, call) from error.__cause__
+            raise with_context(error, call) from error.__cause__
         except (RuntimeError, IndexError, ValueError, TypeError, AssertionError, AttributeError) as error:
-            raise located(error, call) from error
+            raise with_context(error, call) from error
 
-    def _keep(self, call: Call, key: Any, plan: Plan, question: Question | None) -> None:
+    def _keep(self, call: Call, key: Any, plan: Plan, question: SharedQuestion | None) -> None:
         reason = why_not_cached(call) if self.cache_enabled else "cache disabled"
         if self.shape_env is not None and self.shape_env.suppresses_guards:
             reason = "guards are suppressed"  # a hit would never record what the answer assumes
@@ -344,7 +344,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                 is_known = self._extend(key, type(value), value) or is_known  # type: ignore[arg-type]
             key.append(default_dtype())  # type: ignore[union-attr]
             hash(tuple(key))  # type: ignore[arg-type]
-        except (Unusual, TypeError):
+        except (UnusualArgument, TypeError):
             key = None
             cache.bypass("an argument that no key can hold")
         plan = self._find_plan(tuple(key)) if key is not None else None
@@ -360,8 +360,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             stand_ins.append(make_new(self, spec))
             return stand_ins[-1]  # type: ignore[return-value]
 
-        args, kwargs = mapped(place, TensorSpec, (call.args, call.kwargs))
-        args, kwargs = mapped(to_torch, SymNode, (args, kwargs))
+        args, kwargs = map_structure(place, TensorSpec, (call.args, call.kwargs))
+        args, kwargs = map_structure(to_torch, SymNode, (args, kwargs))
         with self, _torch.fake_context(call.op, self._dynamic_size, self.shape_env):
             result = function(*args, **kwargs)
         return outcomes_of(result, stand_ins, call, lambda fake: fake._spec)
@@ -377,10 +377,10 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         if record is None or record.content is None:
             return None
         with _torch.PastDispatch():
-            return Part(record.content, fake._spec).real().clone()
+            return StoragePart(record.content, fake._spec).real().clone()
 
     def remember_literal(self, fake: FakeTensor, real: torch.Tensor) -> None:
-        fake._known = Known(Literal(real), literal=True)
+        fake._known = DeterminedContents(LiteralStorage(real), literal=True)
 
     def tolist(self, fake: FakeTensor) -> Any:
         return tensor_calls.tolist(self, fake)
@@ -443,7 +443,7 @@ def _is_symbolic(part: Any) -> bool:
     return type(part) is SymNode or (type(part) is TensorSpec and part.is_symbolic)
 
 
-def _stated(value: Any) -> Any:
+def _as_spec(value: Any) -> Any:
     """An argument as rules see it: specs for tensors, devices as they are meant."""
     kind = type(value)
     if kind is FakeTensor:
@@ -451,9 +451,9 @@ def _stated(value: Any) -> Any:
     if kind in PLAIN_TYPES:
         return value
     if kind is list:
-        return [_stated(part) for part in value]
+        return [_as_spec(part) for part in value]
     if kind is tuple:
-        return tuple([_stated(part) for part in value])
+        return tuple([_as_spec(part) for part in value])
     return canonical(value) if kind is torch.device else value
 
 

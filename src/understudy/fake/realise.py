@@ -10,7 +10,7 @@ from understudy import _torch
 from understudy.fake.native import WITHOUT_INDEX, canonical, prepare
 from understudy.fake.templates import make_symbolic
 from understudy.fake.tensor import FakeTensor
-from understudy.fake.values.determined import Known
+from understudy.fake.values.determined import DeterminedContents
 from understudy.shapes.sizes import to_torch
 from understudy.spec import Changed, New, Same, TensorSpec, View
 from understudy.spec.sparse import sparse_on, spec_of_sparse
@@ -93,7 +93,7 @@ def make_view(mode: FakeTensorMode, base: FakeTensor, spec: TensorSpec, is_asked
     return fake
 
 
-def make_zeros(mode: FakeTensorMode, spec: TensorSpec, known: Known) -> FakeTensor:
+def make_zeros(mode: FakeTensorMode, spec: TensorSpec, known: DeterminedContents) -> FakeTensor:
     """With the bit by which C++ leaves out operators on such tensors, before anybody asks for their data."""
     keys = _torch.ZERO_TENSOR_KEYS
     if spec.device.type not in WITHOUT_INDEX:

@@ -22,7 +22,7 @@ def get_item(tensor: torch.Tensor, index: Any) -> Any:
     index = _without_tensors_of_one(index)
     if not _has_symbol(index):
         return get(tensor, index)
-    part, rest = _selected(tensor, index)
+    part, rest = _select_by_symbols(tensor, index)
     return get(part, rest) if rest else part
 
 
@@ -31,7 +31,7 @@ def set_item(tensor: torch.Tensor, index: Any, value: Any) -> None:
     if not _has_symbol(index):
         put(tensor, index, value)
         return
-    part, rest = _selected(tensor, index)
+    part, rest = _select_by_symbols(tensor, index)
     put(part, rest or ..., value)
 
 
@@ -68,7 +68,7 @@ def _has_symbol(index: Any) -> bool:
     return type(index) is torch.SymInt or (type(index) is tuple and torch.SymInt in map(type, index))
 
 
-def _selected(tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, Index]:
+def _select_by_symbols(tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, Index]:
     """The part of a tensor that the symbolic numbers in an index tell, and the index into that part."""
     parts: Index = index if type(index) is tuple else (index,)
     taken = list(map(_dims_taken, parts))

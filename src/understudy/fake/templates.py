@@ -36,7 +36,7 @@ FIRST_ATTEMPT, LATER = 8, 4
 nobody has asked by then, after four times as many again. A capture makes most of its stand-ins without being asked."""
 
 
-class Prepared:
+class TemplatePool:
     """What makes stand-ins of a spec: the arguments of the wrappers that they begin as, and templates at rest.
 
     Inference mode has templates of its own. A template is taken out while it is used: two threads never share one.
@@ -79,7 +79,7 @@ def is_seen_contiguous(spec: TensorSpec) -> bool:
 def make_symbolic(spec: TensorSpec, base: FakeTensor | None = None, is_asked: bool = True) -> FakeTensor:
     """A stand-in with symbolic sizes, on the storage of `base` or on one of its own. `is_asked`: operators are expected
     on it, and so questions about its layout."""
-    prepared: Prepared = spec.prepared or Prepared(spec)
+    prepared: TemplatePool = spec.prepared or TemplatePool(spec)
     templates = prepared.templates[in_inference_mode()]
     template = templates.pop() if templates else make_template(spec, prepared)
     if prepared.untold and is_asked:
@@ -103,7 +103,7 @@ def make_symbolic(spec: TensorSpec, base: FakeTensor | None = None, is_asked: bo
     return fake
 
 
-def make_template(spec: TensorSpec, prepared: Prepared) -> FakeTensor:
+def make_template(spec: TensorSpec, prepared: TemplatePool) -> FakeTensor:
     shape, stride = [to_torch(size) for size in spec.shape], [to_torch(size) for size in spec.stride]
     template: FakeTensor = make_wrapper(
         FakeTensor, shape, stride, to_torch(spec.offset), *prepared.options, storage_size=0
@@ -117,7 +117,7 @@ def decide_contiguity(spec: TensorSpec) -> None:
     assumed: so a template is told the answer before, and those that are made of it need not be asked."""
     if not spec.is_symbolic or lies_in_data(*spec.shape, *spec.stride):
         return
-    prepared: Prepared = spec.prepared or Prepared(spec)
+    prepared: TemplatePool = spec.prepared or TemplatePool(spec)
     templates = prepared.templates[in_inference_mode()]
     if not templates:
         templates.append(make_template(spec, prepared))

@@ -19,7 +19,7 @@ from understudy.spec.error_context import with_line
 
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
-    from understudy.fake.values.determined import Known
+    from understudy.fake.values.determined import DeterminedContents
 
 class FakeTensor(torch.Tensor):
     """A `torch.Tensor` with shape, strides, offset, dtype, device and aliasing, but no data.
@@ -29,7 +29,7 @@ class FakeTensor(torch.Tensor):
     """
 
     _spec: TensorSpec
-    _known: Known | None = None
+    _known: DeterminedContents | None = None
     fake_mode: FakeTensorMode
     real_tensor: torch.Tensor | None = None
     _kind: Any = None

@@ -20,7 +20,7 @@ from understudy.fake.native import canonical
 from understudy.fake.realise import extent, make_new, make_zeros
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.data_dependent import symbolic_item, symbolic_list
-from understudy.fake.values.determined import Filled, Known, started
+from understudy.fake.values.determined import DeterminedContents, FilledStorage, start_contents
 from understudy.fake.values.sizes_in_tensors import values_of
 from understudy.infer.plan import Plan, do_cross, is_resizing, span
 from understudy.lines import user_line
@@ -135,7 +135,7 @@ def lifted_numbers(mode: FakeTensorMode, func: Any, args: Any) -> Any:
             dtype = SYMBOLIC_DTYPES[type(value)] or torch.get_default_dtype()
             spec = TensorSpec((), dtype=dtype, device=torch.device("cpu"))
             fake = make_new(mode, spec)
-            fake._known = started(torch.ops.aten.scalar_tensor.default, (value,), {"dtype": dtype}, spec)
+            fake._known = start_contents(torch.ops.aten.scalar_tensor.default, (value,), {"dtype": dtype}, spec)
             return fake
         with _torch.PastDispatch():
             real = torch.tensor(value)
@@ -300,7 +300,7 @@ def crosscheck(call: Call, cached: Plan, fresh: Plan) -> None:
 # --- Zeros that C++ knows to be zeros: forward-mode gradients of what does not vary -------------------------
 
 
-class KnownZeros(Known):
+class DeterminedZeros(DeterminedContents):
     """Of a tensor without memory: what is viewed of it is such a one again."""
 
     __slots__ = ()
@@ -322,4 +322,4 @@ def zero_tensor(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     has_symbols = mode.shape_env is not None and not mode.static_shapes
     if spec.is_symbolic or (has_symbols and _torch.is_inside_jvp()):
         return make_new(mode, spec)
-    return make_zeros(mode, spec, KnownZeros(Filled(spec, 0)))
+    return make_zeros(mode, spec, DeterminedZeros(FilledStorage(spec, 0)))

@@ -26,7 +26,7 @@ def is_fake(x: object) -> bool:
         if any(inner) and not all(inner):
             raise MixedTensorsError(f"a {type(x).__name__} that is half stand-ins and half real tensors")
         return any(inner)
-    unwrapped = _torch.unwrapped(x)
+    unwrapped = _torch.unwrap(x)
     return unwrapped is not None and is_fake(unwrapped)
 
 
@@ -42,7 +42,7 @@ def maybe_get_fake_mode(x: object) -> FakeTensorMode | None:
         if found is not None and any(mode is not found for mode in modes):
             raise MixedTensorsError(f"a {type(x).__name__} whose parts belong to several modes")
         return found
-    unwrapped = _torch.unwrapped(x)
+    unwrapped = _torch.unwrap(x)
     return None if unwrapped is None else maybe_get_fake_mode(unwrapped)
 
 

@@ -20,7 +20,7 @@ from understudy.fake.mode import FakeTensorMode
 from understudy.fake.torch_api import is_fake
 
 
-class Pause:
+class SharedPause:
     """Lasts until the last of those who want it so, in any thread, is done."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Pause:
             self._wanted.discard(wish)
 
 
-_PAUSE = Pause()
+_PAUSE = SharedPause()
 
 
 def to_the_end(step: Callable[[], None]) -> None:
@@ -94,7 +94,7 @@ def parts_in(module: torch.nn.Module) -> list[torch.nn.Module]:
     return [part for _, part in named_parts(module)]
 
 
-class Lending:
+class ModuleOwner:
     """Which thread has put stand-ins into a module. Another thread that wants to, waits: it would take the stand-ins
     for the module's own tensors."""
 
@@ -124,7 +124,7 @@ class Lending:
             self._changed.notify_all()
 
 
-LENDING = Lending()
+LENDING = ModuleOwner()
 
 
 class BorrowedState:

@@ -20,7 +20,7 @@ NOWHERE = 0
 USERS, BOUNDARY, OTHER = "the user's code", "where a trace begins", "other code"
 
 
-class Places:
+class StackTraces:
     """Stack traces by number. A place is the place around it and one more line.
 
     Walking up all frames for each operator would cost as much as recording it. The frames in which modules are called
@@ -121,7 +121,7 @@ class PropagationError(UnderstudyError, RuntimeError):
     node: Node
 
     def __str__(self) -> str:
-        lines = [self.reason, f"  node:    {described(self.node)}"]
+        lines = [self.reason, f"  node:    {describe_node(self.node)}"]
         where = self.node.meta.get("nn_module_stack")
         if where:
             path = [entry[0] for entry in where.values() if entry and entry[0]]
@@ -129,7 +129,7 @@ class PropagationError(UnderstudyError, RuntimeError):
         return "\n".join([*lines, *self.context.lines()])
 
 
-def described(node: Node) -> str:
+def describe_node(node: Node) -> str:
     """`%mm = call_function aten.mm.default`"""
     return f"%{node.name} = {node.op} {_name_of(node.target)}"
 

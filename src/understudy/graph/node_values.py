@@ -21,7 +21,7 @@ from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_new, make_view
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.torch_api import is_fake
-from understudy.graph.node_origins import Places
+from understudy.graph.node_origins import StackTraces
 from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import surely_equal
 from understudy.spec import TensorSpec
@@ -243,7 +243,7 @@ class NodeMeta:
         self._torch_fn: tuple[Any, tuple[str, str]] = (None, ("", ""))
         self.original_aten: Any = None
         self.module_stack: Any = None
-        self._places = Places()
+        self._places = StackTraces()
         self._tensor_metas: tuple[dict[Any, TensorMetadata], ...] = ({}, {})
 
     def mark(self, node: Node, frame: Any = None) -> None:

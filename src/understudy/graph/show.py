@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class NodeRow:
     """One node, as text."""
 
     name: str
@@ -52,7 +52,7 @@ def show(
             console.print(f"  {guard}", highlight=False, markup=False)
 
 
-def rows_of(graph_module: GraphModule) -> list[Row]:
+def rows_of(graph_module: GraphModule) -> list[NodeRow]:
     """The rows of the table, for tools."""
     return [_row(node) for node in graph_module.graph.nodes]
 
@@ -66,7 +66,7 @@ def _graphs(graph_module: GraphModule, nested: bool) -> Iterator[tuple[str, Grap
                 yield name, inner
 
 
-def _table(title: str, rows: list[Row], limit: int | None) -> Table:
+def _table(title: str, rows: list[NodeRow], limit: int | None) -> Table:
     from rich.table import Table  # why: only for those who look
 
     table = Table(
@@ -86,20 +86,20 @@ def _table(title: str, rows: list[Row], limit: int | None) -> Table:
             if position == head:
                 table.add_row("…", f"{hidden} more", *[""] * (2 + has_modules))
             continue
-        table.add_row(*[_escaped(cell) for cell in _cells(row, has_modules)])
+        table.add_row(*[_escape(cell) for cell in _cells(row, has_modules)])
     return table
 
 
-def _cells(row: Row, has_modules: bool) -> list[str]:
+def _cells(row: NodeRow, has_modules: bool) -> list[str]:
     return [row.name, row.operator, row.spec, *([row.module] if has_modules else []), row.line]
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("[", r"\[")
 
 
-def _row(node: Node) -> Row:
-    return Row(node.name, _operator(node), described(node.meta.get("val")), _module(node), _line(node))
+def _row(node: Node) -> NodeRow:
+    return NodeRow(node.name, _operator(node), describe_val(node.meta.get("val")), _module(node), _line(node))
 
 
 def _operator(node: Node) -> str:
@@ -137,7 +137,7 @@ def _argument(value: Any) -> str:
     return str(value)
 
 
-def described(val: Any) -> str:
+def describe_val(val: Any) -> str:
     """What a node gives, in one line."""
     if type(val) is FakeTensor:
         return str(val._spec)
@@ -147,7 +147,7 @@ def described(val: Any) -> str:
             return f"nested {dtype}[{val.size(0)} tensors]@{val.device}"
         return f"{dtype}[{', '.join(map(str, val.shape))}]@{val.device}"
     if isinstance(val, (list, tuple)):
-        return f"({', '.join(described(part) or '–' for part in val)})"
+        return f"({', '.join(describe_val(part) or '–' for part in val)})"
     return "" if val is None else str(val)
 
 

@@ -29,7 +29,7 @@ from understudy.shapes.node import SymNode
 from understudy.spec import TensorSpec
 
 aten = torch.ops.aten
-Source = tuple[Any, tuple[Any, ...]]
+SymbolSource = tuple[Any, tuple[Any, ...]]
 """A target and its arguments, the node that they read among them."""
 RELATIONS: dict[str, Callable[..., Any]] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
@@ -65,9 +65,9 @@ class SymbolNodes:
     def __init__(self, tracer: GraphBuilder) -> None:
         self._tracer = tracer
         self._nodes: dict[SymNode, Any] = {}
-        self._sources: dict[SymNode, Source] = {}
+        self._sources: dict[SymNode, SymbolSource] = {}
         self._promised: dict[SymNode, Callable[[], Any]] = {}
-        self._foreign: Foreign | None = None
+        self._foreign: TorchSymbolNames | None = None
         self.simplifies = True
         """Whether a number is written as the plain one that it can only be."""
 
@@ -85,7 +85,7 @@ class SymbolNodes:
             return symbolic.node
         if not is_foreign(symbolic):
             return None
-        self._foreign = self._foreign or Foreign(self)
+        self._foreign = self._foreign or TorchSymbolNames(self)
         return self._foreign.named(symbolic)
 
     def node_of_foreign(self, symbolic: Any) -> Any:
@@ -179,7 +179,7 @@ class SymbolNodes:
         finally:
             self._tracer.shape_env = before
 
-    def _read(self, number: SymNode, source: Source) -> Node:
+    def _read(self, number: SymNode, source: SymbolSource) -> Node:
         target, arguments = source
         return self._made(target, arguments, number)
 
@@ -367,7 +367,7 @@ def is_foreign(symbolic: Any) -> bool:
     return type(node) is not SymNode and hasattr(node, "expr") and hasattr(node.expr, "free_symbols")
 
 
-class Foreign:
+class TorchSymbolNames:
     """What the symbols of torch's that a graph can read are called here."""
 
     def __init__(self, nodes: SymbolNodes) -> None:

@@ -11,7 +11,7 @@ from understudy import _torch
 from understudy.errors import UnsupportedOperatorException
 from understudy.infer.cache import Cache
 from understudy.infer.plan import Plan
-from understudy.infer.sources import SOURCES, Stage
+from understudy.infer.sources import SOURCES, CompositeRunner
 from understudy.ops.registry import Rule, full_name, user_rule
 from understudy.ops.traits.devices import device_of
 from understudy.ops.traits.rare_dtypes import refuse_rare
@@ -82,7 +82,7 @@ def rule(*ops: Any) -> Callable[[Rule], Rule]:
     return register
 
 
-def infer(call: Call, stage: Stage) -> Plan:
+def infer(call: Call, stage: CompositeRunner) -> Plan:
     """What the call does, from the first source that knows."""
     device_of(call)
     refuse_rare(call)

@@ -13,14 +13,14 @@ from understudy.ops.traits.devices import device_of
 from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import New, Same, TensorSpec, Value, View
-from understudy.spec.call import Call, mapped
+from understudy.spec.call import Call, map_structure
 from understudy.spec.sparse import is_sparse, sparse_on, spec_of_sparse
 
 META = torch.device("meta")
 CPU = torch.device("cpu")
 
 
-class MetaStandIn(torch.Tensor):
+class MetaTensorOfDevice(torch.Tensor):
     """A plain meta tensor that remembers which device it stands for: some of torch's meta functions ask."""
 
     fake_device: torch.device
@@ -75,7 +75,7 @@ def spec_of_result(tensor: torch.Tensor, device: torch.device) -> TensorSpec:
 
 def run_meta_kernel(call: Call) -> Any:
     def stand_in(spec: TensorSpec) -> torch.Tensor:
-        tensor = _torch.make_subclass(MetaStandIn, strided_on(spec, META))
+        tensor = _torch.make_subclass(MetaTensorOfDevice, strided_on(spec, META))
         tensor.fake_device = spec.device
         return tensor
 
@@ -101,8 +101,8 @@ def with_fixed_sizes(call: Call) -> Call:
             return spec
         return spec.viewed([int(size) for size in spec.shape], [int(step) for step in spec.stride], int(spec.offset))
 
-    args, kwargs = mapped(fixed, TensorSpec, (call.args, call.kwargs))
-    args, kwargs = mapped(int, SymNode, (args, kwargs))
+    args, kwargs = map_structure(fixed, TensorSpec, (call.args, call.kwargs))
+    args, kwargs = map_structure(int, SymNode, (args, kwargs))
     return Call.of(call.op, args, kwargs)
 
 
@@ -133,10 +133,10 @@ def _run(call: Call, stand_in: Any, native: torch.device) -> Any:
 
     guard = _torch.NoDispatch()
     try:
-        args = mapped(place, TensorSpec, call.args)
-        kwargs = mapped(place, TensorSpec, call.kwargs)
-        args, kwargs = mapped(lambda _: native, torch.device, (args, kwargs))
-        args, kwargs = mapped(to_torch, SymNode, (args, kwargs))
+        args = map_structure(place, TensorSpec, call.args)
+        kwargs = map_structure(place, TensorSpec, call.kwargs)
+        args, kwargs = map_structure(lambda _: native, torch.device, (args, kwargs))
+        args, kwargs = map_structure(to_torch, SymNode, (args, kwargs))
         result = call.op(*args, **kwargs)
         return outcomes_of(result, stand_ins, call, lambda tensor: spec_of_result(tensor, device))
     finally:

@@ -15,7 +15,7 @@ from understudy.infer.cache import Cache
 from understudy.infer.plan import Plan
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.node import SymNode
-from understudy.shapes.patterns import Form, Interned, NoForm, Patterns, interned
+from understudy.shapes.patterns import Interned, NoPattern, Pattern, Patterns, intern
 from understudy.spec import Changed, New, Same, TensorSpec, Value, View
 
 SAME_EVERYWHERE = (int, float, bool, complex, str, type(None))
@@ -27,16 +27,16 @@ class SpecForm(Interned):
     __slots__ = ()
 
 
-class Shared(NamedTuple):
+class SharedAnswer(NamedTuple):
     """An answer with forms in the place of specs and numbers, and the forms of atoms that were made on the way.
 
     Atoms are written in the order of their birth: for the same text, they have to be born in the same one."""
 
     content: Any
-    atoms: tuple[Form, ...]
+    atoms: tuple[Pattern, ...]
 
 
-class Question(NamedTuple):
+class SharedQuestion(NamedTuple):
     """A call in these terms, and what was there before it was answered."""
 
     key: tuple[Any, ...]
@@ -53,7 +53,7 @@ class SharedPlans:
         self._forms: dict[TensorSpec, SpecForm] = {}
         self._specs: dict[SpecForm, TensorSpec] = {}
 
-    def question(self, key: tuple[Any, ...]) -> Question | None:
+    def question(self, key: tuple[Any, ...]) -> SharedQuestion | None:
         """A key of the dispatch cache without its environment; None if it means nothing elsewhere."""
         knowledge = self._patterns.knowledge()
         if knowledge is None:
@@ -69,11 +69,11 @@ class SharedPlans:
                     parts.append(patterns.form_of(part))
                 else:
                     parts.append(part)
-        except NoForm:
+        except NoPattern:
             return None
-        return Question(tuple(parts), patterns.marks(), patterns.count_atoms())
+        return SharedQuestion(tuple(parts), patterns.marks(), patterns.count_atoms())
 
-    def answer(self, question: Question, said_here: Callable[[Any], Any]) -> Any:
+    def answer(self, question: SharedQuestion, said_here: Callable[[Any], Any]) -> Any:
         """The answer to such a question, as it is said here; None if none is known."""
         shared = self._cache.shared.get(question.key)
         if shared is None:
@@ -82,33 +82,33 @@ class SharedPlans:
             for atom in shared.atoms:
                 self._patterns.expr(atom)
             return said_here(shared.content)
-        except NoForm:
+        except NoPattern:
             return None
 
-    def keep(self, question: Question, said_anywhere: Callable[[Any], Any], answer: Any) -> None:
+    def keep(self, question: SharedQuestion, said_anywhere: Callable[[Any], Any], answer: Any) -> None:
         """Share an answer, if nothing was assumed to find it."""
         patterns = self._patterns
         if patterns.knowledge() is not question.key[0] or patterns.marks() != question.marks:
             return
         try:
             content = said_anywhere(answer)
-        except NoForm:
+        except NoPattern:
             return
-        self._cache.add_shared(question.key, Shared(content, patterns.atoms_since(question.atoms)))
+        self._cache.add_shared(question.key, SharedAnswer(content, patterns.atoms_since(question.atoms)))
 
-    def plan(self, question: Question) -> Plan | None:
+    def plan(self, question: SharedQuestion) -> Plan | None:
         """The plan of such a call, if one is known."""
         found: Plan | None = self.answer(question, self._plan_here)
         return found
 
-    def keep_plan(self, question: Question, plan: Plan) -> None:
+    def keep_plan(self, question: SharedQuestion, plan: Plan) -> None:
         self.keep(question, self._plan_anywhere, plan)
 
     def _plan_here(self, plan: Plan) -> Plan:
-        return plan.saying(_replaced(plan.outcomes, self.here))
+        return plan.saying(_replace_specs(plan.outcomes, self.here))
 
     def _plan_anywhere(self, plan: Plan) -> Plan:
-        return plan.saying(_replaced(plan.outcomes, self.anywhere))
+        return plan.saying(_replace_specs(plan.outcomes, self.anywhere))
 
     # --- specs and numbers ----------------------------------------------------------------------------------------
 
@@ -119,18 +119,18 @@ class SharedPlans:
         if type(part) is SymNode:
             return self._patterns.form_of(part)
         if type(part) not in SAME_EVERYWHERE:
-            raise NoForm
+            raise NoPattern
         return part
 
     def here(self, part: Any) -> Any:
         """And in this one."""
         if type(part) is SpecForm:
             return self._specs.get(part) or self._spec(part)
-        return self._patterns.node(part) if type(part) is Form else part
+        return self._patterns.node(part) if type(part) is Pattern else part
 
     def _form(self, spec: TensorSpec) -> SpecForm:
         if spec.sparse is not None:
-            raise NoForm
+            raise NoPattern
         form_of = self._patterns.form_of
 
         def forms(sizes: Any) -> tuple[Any, ...]:
@@ -140,7 +140,7 @@ class SharedPlans:
             forms(spec.shape), forms(spec.stride), forms((spec.offset,)),
             spec.dtype, spec.device, spec.layout, spec.conj, spec.neg,
         )  # fmt: skip
-        found: SpecForm = interned(SpecForm, content, content)
+        found: SpecForm = intern(SpecForm, content, content)
         self._forms[spec] = found
         self._specs[found] = spec
         return found
@@ -160,7 +160,7 @@ class SharedPlans:
         return found
 
 
-def _replaced(outcomes: Any, change: Callable[[Any], Any]) -> Any:
+def _replace_specs(outcomes: Any, change: Callable[[Any], Any]) -> Any:
     """Outcomes with their specs and numbers changed."""
     kind = type(outcomes)
     if kind is New:
@@ -168,11 +168,11 @@ def _replaced(outcomes: Any, change: Callable[[Any], Any]) -> Any:
     if kind is View:
         return View(outcomes.of, change(outcomes.spec))
     if kind is tuple:
-        return tuple([_replaced(part, change) for part in outcomes])
+        return tuple([_replace_specs(part, change) for part in outcomes])
     if kind is list:
-        return [_replaced(part, change) for part in outcomes]
+        return [_replace_specs(part, change) for part in outcomes]
     if kind is Same:
         return outcomes if outcomes.spec is None else Same(outcomes.of, change(outcomes.spec))
     if kind is Changed:
-        return Changed(_replaced(outcomes.inputs, change))
+        return Changed(_replace_specs(outcomes.inputs, change))
     return Value(change(outcomes.value))

@@ -27,7 +27,7 @@ FALLBACK_LIMIT = 64 << 20
 """Bytes that the real kernel of an operator without any other source may be given."""
 
 
-class Stage(Protocol):
+class CompositeRunner(Protocol):
     """Runs a function on stand-ins for the call's inputs, and says what it did."""
 
     allow_fallback_kernels: bool
@@ -35,10 +35,10 @@ class Stage(Protocol):
     def perform(self, function: Callable[..., Any], call: Call) -> Any: ...
 
 
-Source = Callable[[Call, Stage], Any]
+Source = Callable[[Call, CompositeRunner], Any]
 
 
-def by_rule(call: Call, stage: Stage) -> Any:
+def by_rule(call: Call, stage: CompositeRunner) -> Any:
     rule = rule_of(call.op)
     if rule is None or not all(spec.layout is torch.strided for spec in call.inputs):
         return NotImplemented
@@ -46,7 +46,7 @@ def by_rule(call: Call, stage: Stage) -> Any:
     return NotImplemented if answer is NotImplemented else normal(answer)
 
 
-def by_registered_fake(call: Call, stage: Stage) -> Any:
+def by_registered_fake(call: Call, stage: CompositeRunner) -> Any:
     function = _torch.registered_fake(call.op)
     return NotImplemented if function is None else stage.perform(function, call)
 
@@ -66,7 +66,7 @@ def is_sparse_call(call: Call) -> bool:
     return any(spec.sparse is not None for spec in call.inputs)
 
 
-def by_refusal(call: Call, stage: Stage) -> Any:
+def by_refusal(call: Call, stage: CompositeRunner) -> Any:
     """Operators whose answer is in the data, by their tags."""
     tags = call.op.tags
     if torch.Tag.data_dependent_output in tags:
@@ -80,25 +80,25 @@ def by_refusal(call: Call, stage: Stage) -> Any:
     return NotImplemented
 
 
-def by_composite(call: Call, stage: Stage) -> Any:
+def by_composite(call: Call, stage: CompositeRunner) -> Any:
     """Operators that eager itself breaks up into others."""
     if not _torch.has_composite_kernel(call.op):
         return NotImplemented
     return stage.perform(call.op.decompose, call)
 
 
-def by_meta_kernel(call: Call, stage: Stage) -> Any:
+def by_meta_kernel(call: Call, stage: CompositeRunner) -> Any:
     if is_sparse_call(call) or not _torch.has_meta_kernel(call.op):
         return NotImplemented
     return run_meta_kernel(call)
 
 
-def by_decomposition(call: Call, stage: Stage) -> Any:
+def by_decomposition(call: Call, stage: CompositeRunner) -> Any:
     function = None if is_sparse_call(call) else _torch.decomposition_of(call.op)
     return NotImplemented if function is None else stage.perform(function, call)
 
 
-def by_fixed_sizes(call: Call, stage: Stage) -> Any:
+def by_fixed_sizes(call: Call, stage: CompositeRunner) -> Any:
     """Kernels that can't take symbols: the sizes become what they are at hand, and the guards say so."""
     if not any(spec.is_symbolic for spec in call.inputs):
         return NotImplemented
@@ -107,7 +107,7 @@ def by_fixed_sizes(call: Call, stage: Stage) -> Any:
     return by_real_kernel(fixed, stage) if answer is NotImplemented else answer
 
 
-def by_real_kernel(call: Call, stage: Stage) -> Any:
+def by_real_kernel(call: Call, stage: CompositeRunner) -> Any:
     """The last resort: the real operator on zeros. Only where nothing can go wrong by it."""
     op = call.op
     if not stage.allow_fallback_kernels:

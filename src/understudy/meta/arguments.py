@@ -11,8 +11,8 @@ from torch.fx import Node, Proxy
 
 from understudy import _torch
 from understudy.fake.tensor import FakeTensor
-from understudy.graph.symbol_nodes import Source, SymbolNodes
-from understudy.meta.errors import left_over
+from understudy.graph.symbol_nodes import SymbolNodes, SymbolSource
+from understudy.meta.errors import left_over_error
 from understudy.meta.proxies import SYMBOLIC, DeviceOf, MetaProxy
 from understudy.meta.structures import construction, holds
 from understudy.shapes.node import SymNode
@@ -36,7 +36,7 @@ PLAIN = (
 """What is an argument of a node as it is."""
 
 
-class Arguments:
+class NodeArguments:
     """What stands for each value in the nodes of one graph."""
 
     def __init__(self, tracer: MetaTracer, root: torch.nn.Module) -> None:
@@ -64,7 +64,7 @@ class Arguments:
     def argument(self, value: Any) -> Any:
         if isinstance(value, Proxy):
             if getattr(value.tracer, "is_over", False):
-                raise left_over(value.node.name)
+                raise left_over_error(value.node.name)
             return self._tracer.here(value.node)
         if value is None or value is ... or isinstance(value, PLAIN):
             if type(value) is DeviceOf:
@@ -196,7 +196,7 @@ class SizeNodes(SymbolNodes):
         if type(spec.offset) is SymNode:
             self._sources.setdefault(spec.offset, ("storage_offset", (node,)))
 
-    def _read(self, number: SymNode, source: Source) -> Node:
+    def _read(self, number: SymNode, source: SymbolSource) -> Node:
         method, arguments = source
         node = self._tracer.graph.call_method(method, arguments)
         self._tracer.node_meta.mark(node)

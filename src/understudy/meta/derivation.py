@@ -27,12 +27,12 @@ from understudy.fake.tensor import FakeTensor
 from understudy.lines import user_frames, user_line
 from understudy.meta.modules import modules_in_python
 from understudy.meta.proxies import UNKNOWN, DeviceOf, MetaProxy
-from understudy.meta.structures import holds, transformed
+from understudy.meta.structures import holds, transform
 
 Override = Callable[..., Any]
 
 
-class Overrides(dict[Any, Override]):
+class MetaOverrides(dict[Any, Override]):
     """function or type of module → what it gives, in stand-ins. A plain dict, with a decorator."""
 
     def register(self, target: Any) -> Callable[[Override], Override]:
@@ -47,7 +47,7 @@ class Overrides(dict[Any, Override]):
         return next((self[kind] for kind in type(module).__mro__ if kind in self), None)
 
 
-manual_meta_overrides = Overrides()
+manual_meta_overrides = MetaOverrides()
 
 
 # --- What a recorded call gives: the same call, run on stand-ins --------------------------------------------
@@ -62,11 +62,11 @@ READABLE = 16
 """Up to how many numbers of a constant are known: a program may decide by a flag that is a buffer."""
 
 
-class NothingKnown(Exception):
+class MetadataUnknown(Exception):
     """A call has a value among its arguments of which nothing is known."""
 
 
-class Refused(Exception):
+class RefusedCall(Exception):
     """A call that real tensors would refuse as well. The error itself is the cause."""
 
     def __init__(self, error: Exception, inputs: tuple[Any, Any]) -> None:
@@ -76,7 +76,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Underivable:
+class UnderivableCall:
     """A call whose result could not be derived, and why."""
 
     call: str
@@ -94,7 +94,7 @@ class Derivation:
         self.mode = mode
         self.recording = recording
         self.is_active = False
-        self.underivable: list[Underivable] = []
+        self.underivable: list[UnderivableCall] = []
         self._made: dict[int, Any] = {}
         self._found: dict[int, tuple[torch.Tensor, int]] = {}
 
@@ -102,24 +102,24 @@ class Derivation:
 
     def meta_of(self, value: Any) -> Any:
         """The arguments of a call with stand-ins in the place of values of the trace and of real tensors."""
-        return transformed(value, self._meta_of_leaf, _is_of_a_trace)
+        return transform(value, self._meta_of_leaf, _is_of_a_trace)
 
     def known_parts(self, value: Any) -> Any:
         """The metadata of a structure of values; `UNKNOWN` if nothing is known of one of them."""
         try:
             return self.meta_of(value)
-        except NothingKnown:
+        except MetadataUnknown:
             return UNKNOWN
 
     def _meta_of_leaf(self, leaf: Any, path: Any) -> Any:
         if type(leaf) is DeviceOf:
             leaf = leaf._attribute
             if leaf._meta is UNKNOWN:
-                raise NothingKnown
+                raise MetadataUnknown
             return leaf._meta
         if isinstance(leaf, MetaProxy):
             if leaf._meta is UNKNOWN:
-                raise NothingKnown
+                raise MetadataUnknown
             return leaf._meta
         return self.stand_in(leaf)
 
@@ -172,30 +172,30 @@ class Derivation:
         """The result of a call on metadata, or `UNKNOWN`. `is_torchs`: what it refuses, real tensors are refused, too."""
         try:
             inputs = (self.meta_of(args), self.meta_of(kwargs))
-        except NothingKnown:
+        except MetadataUnknown:
             return UNKNOWN
         try:
             with self.running():
                 result = call(*inputs[0], **inputs[1])
         except OperatorError as error:
-            raise Refused(error, inputs) from error
+            raise RefusedCall(error, inputs) from error
         except UnderstudyError as error:
             return self._unknown(name, inputs, error.reason)
         except Exception as error:
             if is_torchs:
-                raise Refused(error, inputs) from error
+                raise RefusedCall(error, inputs) from error
             return self._unknown(name, inputs, f"{type(error).__name__}: {error}")
         return self._in_stand_ins(result)
 
     def _in_stand_ins(self, result: Any) -> Any:
         if type(result) is FakeTensor or not holds(result, _is_real):
             return result
-        return transformed(result, lambda tensor, path: self.stand_in(tensor), _is_real)
+        return transform(result, lambda tensor, path: self.stand_in(tensor), _is_real)
 
     def _unknown(self, name: str, inputs: tuple[Any, Any], why: str) -> Any:
         call = f"{name}({describe_tensors(*inputs)})"
         self.underivable.append(
-            Underivable(call, user_line(), why.splitlines()[0] if why else "no reason was given")
+            UnderivableCall(call, user_line(), why.splitlines()[0] if why else "no reason was given")
         )
         return UNKNOWN
 

@@ -24,20 +24,20 @@ HINT = (
 )
 
 
-def refused(reason: str, asked: str, shown: str, node: Node) -> MetaTraceError:
+def refused_error(reason: str, asked: str, shown: str, node: Node) -> MetaTraceError:
     """`asked` of the value of `node`, of which no more than `shown` is known."""
     error = MetaTraceError(reason, context=Context(asked, shown, user_line(), HINT))
     error.node = node
     return error
 
 
-def unregistered(reason: str, what: str) -> MetaTraceError:
+def unregistered_error(reason: str, what: str) -> MetaTraceError:
     """Something with parameters that is no part of the traced module."""
     hint = "register it: make it in __init__, and assign it to an attribute of the traced module there"
     return MetaTraceError(reason, context=Context(what, "…", user_line(), hint))
 
 
-def left_over(asked: str) -> MetaTraceError:
+def left_over_error(asked: str) -> MetaTraceError:
     """A value is used when its trace is over."""
     hint = (
         "something kept it when the program was traced, as a cache does. Empty that, and fill it before the next trace by "

@@ -120,7 +120,7 @@ Target = tuple[str, Any]
 """The kind of a node, and what it calls."""
 
 
-class Recording(TorchFunctionMode):
+class FunctionRecorder(TorchFunctionMode):
     """Hands the torch functions of a thread to its tracer."""
 
     def __init__(self, tracer: MetaTracer) -> None:
@@ -138,14 +138,14 @@ class Recording(TorchFunctionMode):
         if self.tracer.is_deriving:
             return func(*args, **(kwargs or {}))
         region = self._regions.get(func)
-        return region(*args) if region is not None else called(self.tracer, func, args, kwargs or {})
+        return region(*args) if region is not None else call_torch_function(self.tracer, func, args, kwargs or {})
 
 
-def called(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:
+def call_torch_function(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:
     """A torch function is called in the traced program."""
     has_traced, has_roots, has_tensors = _looked_through(tracer, args, kwargs)
     if has_traced:
-        return _recorded(tracer, func, args, kwargs)
+        return _record_call(tracer, func, args, kwargs)
     if has_roots:
         return _on_root_tensors(tracer, func, args, kwargs)
     if has_tensors:
@@ -164,7 +164,7 @@ def _looked_through(tracer: MetaTracer, args: Any, kwargs: Any) -> tuple[bool, b
     return has_traced, has_roots, has_tensors
 
 
-def _recorded(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:
+def _record_call(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:
     accessed = _property_of(func)
     if accessed is not None:
         return _access(tracer, accessed, func.__name__, args)
@@ -225,7 +225,7 @@ def _on_root_tensors(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> A
             if value is None or is_fact(value) or not isinstance(value, (torch.Tensor, torch.device)):
                 return value
         return _access(tracer, accessed, func.__name__, args)
-    return _recorded(tracer, func, args, kwargs)
+    return _record_call(tracer, func, args, kwargs)
 
 
 def _read(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:

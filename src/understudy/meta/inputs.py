@@ -18,13 +18,13 @@ from understudy.fake.native import canonical
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.meta.proxies import UNKNOWN
-from understudy.meta.structures import Path, holds, leaves_in, parts_of, transformed
+from understudy.meta.structures import Path, holds, leaves_in, parts_of, transform
 from understudy.shapes.env import ShapeEnv
 
 if TYPE_CHECKING:
     from understudy.meta.tracer import MetaTracer
 
-class Examples:
+class ExampleInputs:
     """Makes the stand-ins of the arguments.
 
     An example on the meta device says nothing of the device: it is taken to be where the tensors of the root are.
@@ -152,7 +152,7 @@ def _refuse_another(name: str, what: str, before: Any, now: Any) -> None:
 def _part_at(value: Any, path: Path) -> Any:
     """The part of an argument, None if there is no such part."""
     try:
-        return _reached(value, path)
+        return _reach(value, path)
     except (KeyError, IndexError, AttributeError, TypeError):
         return None
 
@@ -183,7 +183,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
         raise TypeError(f"{function!r} has no signature that can be read: wrap it in a function") from error
 
 
-class Inputs:
+class TraceInputs:
     """Makes the placeholders of a graph and the arguments to call the program with."""
 
     def __init__(
@@ -311,14 +311,14 @@ class Inputs:
             )
             return self._tracer.known(node_at(path), meta)
 
-        value = transformed(example, value_at, _is_open)
+        value = transform(example, value_at, _is_open)
         for path, part in nodes.items():
             if "val" not in part.meta:
-                self._tracer.write_meta(part, self._tracer.derivation.known_parts(_reached(value, path)))
+                self._tracer.write_meta(part, self._tracer.derivation.known_parts(_reach(value, path)))
         return value
 
 
-def _reached(value: Any, path: Path) -> Any:
+def _reach(value: Any, path: Path) -> Any:
     for how, key in path:
         value = STEPS[how](value, key)
     return value

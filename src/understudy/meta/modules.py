@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from understudy.meta.errors import unregistered
+from understudy.meta.errors import unregistered_error
 from understudy.meta.proxies import MetaProxy
 from understudy.meta.structures import holds
 
@@ -39,11 +39,11 @@ def path_of(tracer: MetaTracer, module: torch.nn.Module) -> str:
         return known
     kind = type(module).__name__
     if next(module.parameters(), None) is not None or next(module.buffers(), None) is not None:
-        raise unregistered(
+        raise unregistered_error(
             f"{kind} is called, which is no part of the traced module and has parameters or buffers", kind
         )
     if not tracer.allow_insert_stateless_mods:
-        raise unregistered(
+        raise unregistered_error(
             f"{kind} is called, which is no part of the traced module, and allow_insert_stateless_mods is False",
             kind,
         )
@@ -70,7 +70,7 @@ OF_TORCH = frozenset(name for name, value in vars(torch.nn.Module()).items() if 
 """Attributes that every module has."""
 
 
-class ModuleState:
+class AssignedAttributes:
     """The attributes of all modules of a root, as they are when it is made."""
 
     def __init__(self, root: torch.nn.Module) -> None:

@@ -46,7 +46,7 @@ class SharedPatches:
             count, original, mine = self._held.get(place, (0, None, None))
             if not count:
                 original = _read(owner, name)
-                mine = replacement(_found(owner, name, original))
+                mine = replacement(_find_builtin(owner, name, original))
                 _write(owner, name, mine)
             self._held[place] = (count + 1, original, mine)
 
@@ -64,7 +64,7 @@ def _read(owner: Any, name: str) -> Any:
     return owner.get(name, _MISSING) if isinstance(owner, dict) else vars(owner).get(name, _MISSING)
 
 
-def _found(owner: Any, name: str, value: Any) -> Any:
+def _find_builtin(owner: Any, name: str, value: Any) -> Any:
     """A name that a module does not define itself is one of Python's own: `len`."""
     return getattr(builtins, name) if value is _MISSING else value
 
@@ -83,7 +83,7 @@ PATCHES = SharedPatches()
 
 
 @contextmanager
-def patched(tracer: MetaTracer, functions: list[tuple[Any, str]]) -> Iterator[None]:
+def patch_calls(tracer: MetaTracer, functions: list[tuple[Any, str]]) -> Iterator[None]:
     """In this thread, calls of modules and of these functions (namespace, name) go to the tracer."""
     wanted: list[tuple[Any, str, Any]] = [
         (torch.nn.Module, "__call__", _module_call),
@@ -93,7 +93,7 @@ def patched(tracer: MetaTracer, functions: list[tuple[Any, str]]) -> Iterator[No
         (torch.SymInt, "__hash__", _hash),
         (torch.nn.functional, "scaled_dot_product_attention", _with_plain_conditions),
         (*_torch.place_of_vmap(), _vmap_call),
-        (*_torch.place_of_differentiation(), _differentiated),
+        (*_torch.place_of_differentiation(), _wrap_differentiation),
     ]
     wanted += [(owner, name, _whole_function) for owner, name in functions]
     held: list[tuple[Any, str]] = []
@@ -200,7 +200,7 @@ def _autograd_call(original: Any) -> Any:
     return classmethod(apply)
 
 
-def _differentiated(original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_differentiation(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def wrap(value: Any, level: int) -> Any:
         tracer = current_tracer.get()

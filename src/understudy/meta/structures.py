@@ -94,7 +94,7 @@ def is_stand_in(value: Any) -> bool:
     return type(value) is FakeTensor
 
 
-def transformed(
+def transform(
     value: Any, change: Callable[[Any, Path], Any], is_wanted: Callable[[Any], bool], path: Path = ()
 ) -> Any:
     """The same structure, with what is wanted changed. Parts without any of it are left as they are."""
@@ -103,7 +103,7 @@ def transformed(
     if len(path) >= DEEPEST or not holds(value, is_wanted):
         return value
     parts = {
-        key: transformed(part, change, is_wanted, (*path, (how, key))) for how, key, part in parts_of(value)
+        key: transform(part, change, is_wanted, (*path, (how, key))) for how, key, part in parts_of(value)
     }
     return with_parts(value, parts)
 

@@ -20,13 +20,13 @@ from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_origins import at_node, begins_here
 from understudy.graph.node_values import NodeMeta, set_val, snapshot
 from understudy.meta import functions, modules
-from understudy.meta.arguments import Arguments, SizeNodes
-from understudy.meta.derivation import CALLS, Derivation, Refused, method_call, module_call, override_for
-from understudy.meta.errors import MetaTraceError, left_over, refused, unregistered
+from understudy.meta.arguments import NodeArguments, SizeNodes
+from understudy.meta.derivation import CALLS, Derivation, RefusedCall, method_call, module_call, override_for
+from understudy.meta.errors import MetaTraceError, left_over_error, refused_error, unregistered_error
 from understudy.meta.functions import erase_empty_regions
-from understudy.meta.inputs import Examples, Inputs
-from understudy.meta.modules import ModuleState, empty_caches_of
-from understudy.meta.patches import patched
+from understudy.meta.inputs import ExampleInputs, TraceInputs
+from understudy.meta.modules import AssignedAttributes, empty_caches_of
+from understudy.meta.patches import patch_calls
 from understudy.meta.proxies import (
     UNKNOWN,
     MetaProxy,
@@ -37,8 +37,8 @@ from understudy.meta.proxies import (
     parts_in_turn,
     proxies_in,
 )
-from understudy.meta.structures import holds, is_stand_in, transformed
-from understudy.meta.vmap_bodies import Body, applied, called_vmap, scripted
+from understudy.meta.structures import holds, is_stand_in, transform
+from understudy.meta.vmap_bodies import VmapBody, apply_function, call_scripted, called_vmap
 from understudy.shapes.bindings import values_in
 
 
@@ -58,7 +58,7 @@ class MetaTracer(torch.fx.Tracer):
     is_over: bool = False
     derivation: Derivation
     symbols: SizeNodes
-    arguments: Arguments
+    arguments: NodeArguments
 
     def __init__(
         self,
@@ -95,10 +95,10 @@ class MetaTracer(torch.fx.Tracer):
                 f"meta_args maps names of arguments to examples; it is a {type(meta_args).__name__}"
             )
         function = self._begin(root, meta_args, symbolic)
-        state = ModuleState(self.root)
+        state = AssignedAttributes(self.root)
         try:
-            with patched(self, self._functions_kept_whole(function)), self.recording:
-                self._record(root, function, Inputs(self, meta_args, concrete_args or {}), state)
+            with patch_calls(self, self._functions_kept_whole(function)), self.recording:
+                self._record(root, function, TraceInputs(self, meta_args, concrete_args or {}), state)
         except BaseException:
             for name in self.arguments.added:
                 delattr(self.root, name)
@@ -122,16 +122,16 @@ class MetaTracer(torch.fx.Tracer):
         self.module_stack.clear()
         self.num_calls: dict[str, int] = {}
         self.tensor_attrs: dict[Any, str] = {}
-        examples = Examples(self.root, meta_args, symbolic)
+        examples = ExampleInputs(self.root, meta_args, symbolic)
         self._examples = examples
         self.shape_env = examples.env
         self.is_over = False
-        self.recording = functions.Recording(self)
+        self.recording = functions.FunctionRecorder(self)
         self.derivation = Derivation(examples.mode, self.recording)
         self.symbols = SizeNodes(self)
-        self.arguments = Arguments(self, self.root)
+        self.arguments = NodeArguments(self, self.root)
         self.hollow = _torch.hollow()
-        self._bodies: list[Body] = []
+        self._bodies: list[VmapBody] = []
         self._refused: list[Node] = []
         self.tensors: list[weakref.ref[Any]] = []
         """All proxies of tensors. None is left when the trace is over, unless something has kept it."""
@@ -143,7 +143,7 @@ class MetaTracer(torch.fx.Tracer):
         self._is_entering = bool(has_hooks) and self.traced_func_name == "forward"
         return root if self._is_entering else function
 
-    def _record(self, root: Any, function: Callable[..., Any], inputs: Inputs, state: ModuleState) -> None:
+    def _record(self, root: Any, function: Callable[..., Any], inputs: TraceInputs, state: AssignedAttributes) -> None:
         entry = self._entry(root, function)
         args, kwargs = inputs.arguments(function, by_position=entry is not function)
         self._examples.check_names()
@@ -211,10 +211,10 @@ class MetaTracer(torch.fx.Tracer):
     ) -> Any:  # fmt: skip
         """Record a call, after it was run on the metadata. Facts about tensors are answered, and not recorded."""
         if self.is_over:
-            raise left_over(str(target))
+            raise left_over_error(str(target))
         try:
             meta = self._derived(kind, target, args, kwargs)
-        except Refused as refused:
+        except RefusedCall as refused:
             node = self._node(kind, target, args, kwargs, name, type_expr)
             self._refused.append(node)
             raise at_node(refused.error, node, refused.inputs) from refused.error
@@ -244,7 +244,7 @@ class MetaTracer(torch.fx.Tracer):
             return
         set_val(node, meta)
         if "val" not in node.meta and holds(meta, is_stand_in):  # an object, which fx does not look into
-            node.meta["val"] = transformed(meta, lambda tensor, path: snapshot(tensor), is_stand_in)
+            node.meta["val"] = transform(meta, lambda tensor, path: snapshot(tensor), is_stand_in)
         if type(meta) is FakeTensor and meta._spec.is_symbolic and not self._bodies:
             self.symbols.bind_tensor(meta._spec, node)
 
@@ -344,7 +344,7 @@ class MetaTracer(torch.fx.Tracer):
             self.graph = before
 
     @contextmanager
-    def inside(self, body: Body) -> Iterator[None]:
+    def inside(self, body: VmapBody) -> Iterator[None]:
         """What is recorded is the body of a function."""
         self._bodies.append(body)
         try:
@@ -386,7 +386,7 @@ class MetaTracer(torch.fx.Tracer):
         return next(proxies_in((args, kwargs)), None) is not None
 
     def called(self, func: Any, args: Any, kwargs: Any) -> Any:
-        return functions.called(self, func, args, kwargs)
+        return functions.call_torch_function(self, func, args, kwargs)
 
     def called_whole(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A function that is to be a node of its own."""
@@ -396,10 +396,10 @@ class MetaTracer(torch.fx.Tracer):
         return called_vmap(self, *call)
 
     def called_script(self, function: Any, args: Any, kwargs: Any) -> Any:
-        return self.create_proxy("call_function", scripted, (function, *args), kwargs)
+        return self.create_proxy("call_function", call_scripted, (function, *args), kwargs)
 
     def called_autograd_function(self, function: Any, args: Any, kwargs: Any) -> Any:
-        return self.create_proxy("call_function", applied, (function, *args), kwargs)
+        return self.create_proxy("call_function", apply_function, (function, *args), kwargs)
 
     def called_module(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
@@ -428,7 +428,7 @@ class MetaTracer(torch.fx.Tracer):
         return modules.path_of(self, mod)
 
     def has_made_a_parameter(self) -> MetaTraceError:
-        return unregistered("a parameter is made while the program is traced", "nn.Parameter")
+        return unregistered_error("a parameter is made while the program is traced", "nn.Parameter")
 
     # --- what the program asks of values --------------------------------------------------------------------------
 
@@ -461,7 +461,7 @@ class MetaTracer(torch.fx.Tracer):
 
     def refused(self, reason: str, proxy: MetaProxy) -> MetaTraceError:
         asked = reason.split("()", 1)[0] if "()" in reason else ""
-        return refused(reason, asked, self.shown(proxy._meta), proxy.node)
+        return refused_error(reason, asked, self.shown(proxy._meta), proxy.node)
 
     def shown(self, meta: Any) -> str:
         return "unknown" if meta is UNKNOWN else describe_tensors((meta,), {})

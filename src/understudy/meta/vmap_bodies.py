@@ -19,24 +19,24 @@ from understudy.meta.proxies import UNKNOWN, MetaProxy, make_proxy
 if TYPE_CHECKING:
     from understudy.meta.tracer import MetaTracer
 
-def vmapped(body: Callable[..., Any], options: dict[str, Any], *args: Any) -> Any:
+def run_vmap(body: Callable[..., Any], options: dict[str, Any], *args: Any) -> Any:
     """What the graph calls."""
     return torch.vmap(body, **options)(*args)
 
 
-def applied(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+def apply_function(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
     """`function.apply(…)`, a node of its own: its backward is more than that of what it calls."""
     return function.apply(*args, **kwargs)
 
 
-def scripted(function: Any, *args: Any, **kwargs: Any) -> Any:
+def call_scripted(function: Any, *args: Any, **kwargs: Any) -> Any:
     """A function of TorchScript, which has no name that a graph could call it by. On stand-ins, the Python function that
     it was made of runs: TorchScript takes sizes for numbers."""
     is_stood_in = any(type(value) is FakeTensor for value in (*args, *kwargs.values()))
     return (_torch.python_behind(function) if is_stood_in else function)(*args, **kwargs)
 
 
-class Body:
+class VmapBody:
     """A graph inside of another that is being recorded."""
 
     def __init__(self, outside: Graph) -> None:
@@ -62,7 +62,7 @@ def called_vmap(
 ) -> Any:  # fmt: skip
     """A call of a function that was made by `torch.vmap`."""
     dims, flat, structure = _torch.vmap_inputs(in_dims, args, func)
-    body = Body(tracer.graph)
+    body = VmapBody(tracer.graph)
     with tracer.inside(body):
         parts = [_part(tracer, value, dim) for value, dim in zip(flat, dims, strict=True)]
         mapped_nodes = [
@@ -88,8 +88,8 @@ def called_vmap(
         "chunk_size": chunk_size,
     }
     module = tracer.kept_body(GraphModule(tracer.root, body.graph, "Body"))
-    call: Any = ("call_function", vmapped, (module, options, *given), {})
-    whole = tracer.attempted(vmapped, (module, options, *given))
+    call: Any = ("call_function", run_vmap, (module, options, *given), {})
+    whole = tracer.attempted(run_vmap, (module, options, *given))
     if whole is UNKNOWN and mapped:
         whole = _from_one_part(tracer, result, out_dims, mapped[0])
     return tracer.create_proxy(*call) if whole is UNKNOWN else tracer.proxy_for(*call, whole)

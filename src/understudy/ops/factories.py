@@ -325,7 +325,7 @@ def linspace(
 ) -> Any:  # fmt: skip
     for bound in (start, end):
         check_stored("linspace", bound, dtype or default_complex_dtype(), device or CPU)
-    return _spaced("linspace", start, end, steps, dtype, layout, device)
+    return _spaced_spec("linspace", start, end, steps, dtype, layout, device)
 
 
 @rule("logspace", "logspace.Tensor_Tensor", "logspace.Tensor_Scalar", "logspace.Scalar_Tensor")
@@ -333,10 +333,10 @@ def logspace(
     start: Any, end: Any, steps: Any, base: float = 10.0, *, dtype: Dtype | None = None,
     layout: torch.layout | None = None, device: Device | None = None, pin_memory: bool | None = None,
 ) -> Any:  # fmt: skip
-    return _spaced("logspace", start, end, steps, dtype, layout, device)
+    return _spaced_spec("logspace", start, end, steps, dtype, layout, device)
 
 
-def _spaced(
+def _spaced_spec(
     name: str, start: Any, end: Any, steps: Any, dtype: Dtype | None, layout: torch.layout | None,
     device: Device | None,
 ) -> Any:  # fmt: skip
@@ -459,7 +459,7 @@ def new_empty_strided(
 NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 
 
-def spaced(
+def linspace_of_symbols(
     start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, requires_grad: bool = False, **options: Any
 ) -> Any:  # fmt: skip
     """From `start` up to the middle, and from `end` down to it, as the kernel counts: both ends are exact."""

@@ -48,7 +48,7 @@ QUANTISING = (
 )  # fmt: skip
 
 
-def _refused(name: str) -> None:
+def _refuse(name: str) -> None:
     @rule(name)
     def refused(*_: Any, **__: Any) -> NoReturn:
         raise UnsupportedFakeTensorException(
@@ -58,4 +58,4 @@ def _refused(name: str) -> None:
 
 
 for _name in QUANTISING:
-    _refused(_name)
+    _refuse(_name)

@@ -99,7 +99,7 @@ def rule_of(op: OpOverload) -> Rule | None:
     if found is not None:
         return found
     if name not in _derived_rules:
-        _derived_rules[name] = _derived(op, name)
+        _derived_rules[name] = _derive_rule(op, name)
     return _derived_rules[name]
 
 
@@ -108,14 +108,14 @@ def rule_named(name: str) -> Rule:
     return _rules[full_name(name)]
 
 
-def _derived(op: OpOverload, name: str) -> Rule | None:
+def _derive_rule(op: OpOverload, name: str) -> Rule | None:
     out_names = [
         a.name for a in op._schema.arguments if a.kwarg_only and a.alias_info and a.alias_info.is_write
     ]
     packet = name.partition(".")[0]
     if out_names:
         functional, left_out = _functional_variant(op, packet, out_names)
-        return _out_rule(functional, out_names, left_out, _OutManners.of(op, name)) if functional else None
+        return _out_rule(functional, out_names, left_out, _OutVariant.of(op, name)) if functional else None
     if packet.endswith("_") and not packet.endswith("__"):
         functional, _ = _functional_variant(op, packet[:-1], [])
         return _in_place_rule(functional, packet) if functional else None
@@ -170,7 +170,7 @@ def check_no_overlap(what: str, target: TensorSpec) -> None:
             raise ArgumentError(f"{what}: can't write into {target}, which is expanded; clone it first")
 
 
-class _OutManners(NamedTuple):
+class _OutVariant(NamedTuple):
     """How an out= variant treats the tensor that it is given."""
 
     resizes_contiguous: bool
@@ -182,9 +182,9 @@ class _OutManners(NamedTuple):
     takes_asked_dtype: bool
 
     @staticmethod
-    def of(op: OpOverload, name: str) -> _OutManners:
+    def of(op: OpOverload, name: str) -> _OutVariant:
         generated = torch.Tag.generated in op.tags
-        return _OutManners(
+        return _OutVariant(
             resizes_contiguous=generated or name in RESIZED_CONTIGUOUS,
             exact=generated or name in _exact_out,
             takes_expanded=name in _expanded_out,
@@ -194,7 +194,7 @@ class _OutManners(NamedTuple):
         )
 
 
-def _out_rule(functional: Rule, out_names: list[str], left_out: list[str], manners: _OutManners) -> Rule:
+def _out_rule(functional: Rule, out_names: list[str], left_out: list[str], manners: _OutVariant) -> Rule:
     def out_variant(*args: Any, **kwargs: Any) -> Any:
         outs = [kwargs.pop(name) for name in out_names]
         told = {name: getattr(outs[0], name) for name in left_out if name in ("dtype", "device")}
@@ -221,7 +221,7 @@ def _out_rule(functional: Rule, out_names: list[str], left_out: list[str], manne
     return out_variant
 
 
-def _list_written(results: Any, outs: Sequence[TensorSpec], first: int, manners: _OutManners) -> Any:
+def _list_written(results: Any, outs: Sequence[TensorSpec], first: int, manners: _OutVariant) -> Any:
     """Variants that are given a list of tensors to write to return nothing."""
     if not isinstance(results, list) or len(results) != len(outs):
         raise ArgumentError(f"out=: {len(outs)} tensors are given for a list of {len(results)} results")
@@ -229,7 +229,7 @@ def _list_written(results: Any, outs: Sequence[TensorSpec], first: int, manners:
     return Changed(tuple(_written(result.spec, out, first + at, manners) for at, (result, out) in pairs))
 
 
-def _written(result: TensorSpec, out: TensorSpec, of: int, manners: _OutManners) -> Same:
+def _written(result: TensorSpec, out: TensorSpec, of: int, manners: _OutVariant) -> Same:
     if manners.exact and result.dtype is not out.dtype:
         raise DtypeError(f"out=: a result of {result.dtype} needs a tensor of that dtype, not {out}")
     check_castable("out=", result.dtype, out.dtype)

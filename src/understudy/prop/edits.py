@@ -23,12 +23,12 @@ from understudy.shapes.algebra.floats import FloatExpr
 from understudy.shapes.bindings import rebind_unbacked
 from understudy.shapes.node import SymNode
 from understudy.spec import TensorSpec
-from understudy.spec.call import mapped
+from understudy.spec.call import map_structure
 
 MISSING = object()
 
 
-class Edits:
+class EditedNodes:
     """The nodes that are to be run again, in the order of the graph."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
@@ -105,7 +105,7 @@ def in_known_names(mode: FakeTensorMode, value: Any) -> Any:
         spec = of_spec(leaf._spec)
         return leaf if spec is leaf._spec else make_view(mode, leaf, spec)
 
-    return mapped(of_leaf, (torch.Tensor, *SYMBOLIC), value)
+    return map_structure(of_leaf, (torch.Tensor, *SYMBOLIC), value)
 
 
 # --- A graph run again on stand-ins, whose data-dependent sizes are those of the first run ------------------

@@ -24,11 +24,11 @@ from understudy.graph.node_values import (
     tensor_meta_of,
     val_of,
 )
-from understudy.prop.edits import Edits, in_known_names
+from understudy.prop.edits import EditedNodes, in_known_names
 from understudy.prop.targets import (
     SubgraphAnswers,
     direct_arguments,
-    fetched,
+    fetch,
     takes_graphs,
     target_of,
     with_propagation,
@@ -201,7 +201,7 @@ class FakeTensorProp(torch.fx.Interpreter):
 
     def _located(self, error: Exception, node: Node) -> Exception:
         known = {other: self.env.get(other) for other in node.all_input_nodes}
-        return at_node(error, node, (fetched(node.args, known), fetched(node.kwargs, known)))
+        return at_node(error, node, (fetch(node.args, known), fetch(node.kwargs, known)))
 
     def _called(self, node: Node) -> Any:
         target = target_of(node)
@@ -213,8 +213,8 @@ class FakeTensorProp(torch.fx.Interpreter):
                 value = self._mode.__torch_dispatch__(node.target, (), args, kwargs)
                 return list(value) if target.returns_list and type(value) is tuple else value
         self._enter_mode()
-        values = fetched(node.args, self.env)
-        named = fetched(node.kwargs, self.env) if node.kwargs else NOTHING
+        values = fetch(node.args, self.env)
+        named = fetch(node.kwargs, self.env) if node.kwargs else NOTHING
         if target.is_operator:
             return node.target(*values, **named)  # type: ignore[operator]
         value = getattr(self, node.op)(node.target, values, named)
@@ -323,7 +323,7 @@ class FakeTensorProp(torch.fx.Interpreter):
         if len(self.env) > 2 * len(self.graph.nodes):
             self.env = {node: value for node, value in self.env.items() if not node._erased}
         with self._running(lazily=True):
-            return Edits(changed).spread(self.env, self._computed_again, self._record)
+            return EditedNodes(changed).spread(self.env, self._computed_again, self._record)
 
     def _run_again(self) -> None:
         """The whole graph, on inputs as they were when it ran first."""

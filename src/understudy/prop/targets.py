@@ -113,7 +113,7 @@ ATOMS = frozenset({
 })  # fmt: skip
 
 
-def fetched(value: Any, env: dict[Node, Any]) -> Any:
+def fetch(value: Any, env: dict[Node, Any]) -> Any:
     """An argument of a node, each node in it replaced by its value."""
     kind = type(value)
     if kind is Node:
@@ -121,13 +121,13 @@ def fetched(value: Any, env: dict[Node, Any]) -> Any:
     if kind in ATOMS:
         return value
     if kind is tuple:
-        return tuple([fetched(part, env) for part in value])
+        return tuple([fetch(part, env) for part in value])
     if kind is immutable_list or kind is list:
-        return [fetched(part, env) for part in value]
+        return [fetch(part, env) for part in value]
     if kind is immutable_dict or kind is dict:
-        return {name: fetched(part, env) for name, part in value.items()}
+        return {name: fetch(part, env) for name, part in value.items()}
     if kind is slice:
-        return slice(fetched(value.start, env), fetched(value.stop, env), fetched(value.step, env))
+        return slice(fetch(value.start, env), fetch(value.stop, env), fetch(value.step, env))
     return torch.fx.node.map_aggregate(value, lambda part: env[part] if isinstance(part, Node) else part)
 
 
@@ -157,7 +157,7 @@ def direct_arguments(values: Any, env: dict[Node, Any], odd: set[Node]) -> tuple
 Propagate = Callable[[torch.fx.GraphModule, tuple[Any, ...]], Any]
 
 
-class Propagated(torch.nn.Module):
+class PropagatedSubgraph(torch.nn.Module):
     """Stands for a graph module among the arguments of a higher-order operator: calling it propagates."""
 
     def __init__(self, inner: torch.fx.GraphModule, propagate: Propagate) -> None:
@@ -177,7 +177,7 @@ def takes_graphs(target: Any) -> bool:
 def with_propagation(args: tuple[Any, ...], propagate: Propagate) -> tuple[Any, ...]:
     """The arguments, graph modules replaced by ones that propagate."""
     return tuple(
-        [Propagated(value, propagate) if isinstance(value, torch.fx.GraphModule) else value for value in args]
+        [PropagatedSubgraph(value, propagate) if isinstance(value, torch.fx.GraphModule) else value for value in args]
     )
 
 

@@ -22,9 +22,9 @@ from understudy.shapes.algebra.floats import (
     as_integer_condition,
     bounds_of,
     compared_by_bounds,
-    evaluated,
+    evaluate,
 )
-from understudy.shapes.guards import Birth, Guard, Inputs, Specialisation
+from understudy.shapes.guards import Guard, InputSizes, Specialisation, SymbolOrigin
 from understudy.shapes.node import SymNode
 
 
@@ -52,7 +52,7 @@ class NotRemembered(Exception):
     """A question came up that was not answered before, where no new answers were wanted."""
 
 
-class State:
+class EnvState:
     """The base of `ShapeEnv`, below `Arithmetic`, `Checking` and `TorchSide`."""
 
     def __init__(
@@ -70,8 +70,8 @@ class State:
         self.guards: list[Guard] = []
         self.runtime_asserts: list[Guard] = []
         self.specialisations: list[Specialisation] = []
-        self.inputs = Inputs()
-        self.births: dict[Expr, Birth] = {}
+        self.inputs = InputSizes()
+        self.births: dict[Expr, SymbolOrigin] = {}
         self.definitions: dict[Expr, FloatExpr] = {}
         self.choices: dict[Expr, FloatExpr] = {}  # definitions of which it is open what they choose
         self.truths: dict[Condition, Expr] = {}
@@ -147,7 +147,7 @@ def _weight_of_product(left: Any, right: Any) -> int:
     return len(left.terms) * right.weight + len(right.terms) * left.weight
 
 
-class Arithmetic(State):
+class Arithmetic(EnvState):
     """What was computed once is found in `computed`; nodes look there first themselves."""
 
     # --- nodes ---------------------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ class Arithmetic(State):
         """The conjunction or disjunction of truth values."""
         values = [node.value for node in nodes]
         if all(isinstance(value, (bool, Condition)) for value in values):
-            return self.node(conditions.joined(kind, values), bool)
+            return self.node(conditions.join(kind, values), bool)
         absorbing = kind == "or"
         if absorbing in values:
             return self.node(absorbing, bool)
@@ -373,7 +373,7 @@ class Arithmetic(State):
 
     def negated(self, condition: Any) -> Any:
         if isinstance(condition, (bool, Condition)):
-            return conditions.negated(condition)
+            return conditions.negate(condition)
         if isinstance(condition, FloatCondition):
             opposite = condition.OPPOSITE[condition.relation]
             return self._interned(FloatCondition, opposite, condition.left, condition.right)
@@ -440,7 +440,7 @@ class Arithmetic(State):
             return value
         if any(symbol not in self.hints for symbol in value.symbols):
             return None
-        return evaluated(value, self.hints)
+        return evaluate(value, self.hints)
 
     def simplify(self, value: Any) -> Any:
         if isinstance(value, Expr):

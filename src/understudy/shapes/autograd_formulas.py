@@ -60,7 +60,7 @@ def _of_product(*operands: str) -> Formula:
             down, along = _sizes(getattr(node, f"_saved_{name}_sym_strides"))
             questions = [conditions.eq(down, 1), conditions.eq(along, rows)]
             if asked in questions:
-                return conditions.joined("and", questions)
+                return conditions.join("and", questions)
         return None
 
     return formula
@@ -83,7 +83,7 @@ def _of_running_sum(node: Any, asked: Any, answer: bool) -> Any:
         conditions.le(prod(shape), 1),
         conditions.eq(shape[dim if dim < len(shape) else dim - UNSIGNED], 1),
     ]
-    return conditions.joined("or", questions) if asked in questions else None
+    return conditions.join("or", questions) if asked in questions else None
 
 
 def _of_singular_vectors(node: Any, asked: Any, answer: bool) -> Any:

@@ -15,7 +15,7 @@ from understudy.errors import SymbolMismatch
 from understudy.shapes.algebra.expr import Expr
 from understudy.shapes.algebra.floats import FUNCTIONS, OPERATIONS
 from understudy.shapes.arithmetic import Arithmetic
-from understudy.shapes.guards import Guard, Inputs, InputSize, because
+from understudy.shapes.guards import Guard, InputSize, InputSizes, because
 from understudy.shapes.input_dims import range_of
 from understudy.shapes.node import value_of
 
@@ -43,9 +43,9 @@ class Requirement:
         if "⟨" in self.text:
             raise ValueError("a guard is too long to be written as code: ask ShapeEnv.check")
         if self.place is None:
-            return renamed(self.text, symbols)
+            return rename_symbols(self.text, symbols)
         asked = self.place.called(arguments.get(self.place.source, self.place.source))
-        return asked + renamed(self.text[len(self.place.text) :], symbols)
+        return asked + rename_symbols(self.text[len(self.place.text) :], symbols)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +65,13 @@ class BrokenGuard:
 
 
 @dataclass(frozen=True)
-class Bindings:
+class SymbolBindings:
     """Where each symbol is read off the inputs."""
 
     places: dict[Expr, tuple[InputSize, Expr]]
 
     def values(self, inputs: Sequence[Any], definitions: Mapping[Expr, Any]) -> dict[Expr, int]:
-        values = {symbol: solved(expr, place.of(inputs)) for symbol, (place, expr) in self.places.items()}
+        values = {symbol: solve(expr, place.of(inputs)) for symbol, (place, expr) in self.places.items()}
         for symbol, expression in definitions.items():
             if expression.symbols <= values.keys():
                 # What can't be computed has no value, and meets no guard.
@@ -105,7 +105,7 @@ def linear(expr: Any) -> bool:
     )  # fmt: skip
 
 
-def solved(expr: Expr, number: int) -> int:
+def solve(expr: Expr, number: int) -> int:
     """The value of the only symbol with which the expression is this number, or about it if there is none."""
     (symbol,) = expr.symbols
     start = expr.evaluate({symbol: 0})
@@ -117,13 +117,13 @@ class Checking(Arithmetic):
 
     # --- what is required ----------------------------------------------------------------------------------------
 
-    def requirements(self, inputs: Inputs | None = None) -> list[Requirement]:
+    def requirements(self, inputs: InputSizes | None = None) -> list[Requirement]:
         """All that inputs must be: their static sizes, the ranges of the symbols, the guards."""
         inputs = self.inputs if inputs is None else inputs
         bindings = bindings_of(inputs)
         return [*_of_inputs(inputs, bindings), *_of_ranges(bindings), *self._of_guards(bindings)]
 
-    def _of_guards(self, bindings: Bindings) -> Iterator[Requirement]:
+    def _of_guards(self, bindings: SymbolBindings) -> Iterator[Requirement]:
         for guard in (*self.guards, *self.runtime_asserts):  # promises are about inputs where they can be read off them
             plain = {s for symbol in guard.condition.symbols for s in origins(symbol, self.definitions)}
             if plain <= bindings.places.keys():
@@ -142,7 +142,7 @@ class Checking(Arithmetic):
         arguments = self._in_order(given, named)
         return self._broken(self.inputs, arguments)
 
-    def _broken(self, inputs: Inputs, given: Sequence[Any], static: bool = True) -> list[BrokenGuard]:
+    def _broken(self, inputs: InputSizes, given: Sequence[Any], static: bool = True) -> list[BrokenGuard]:
         wrong = [_wrong_rank(inputs, position, value) for position, value in enumerate(given)]
         if any(wrong):
             return [broken for broken in wrong if broken is not None]
@@ -159,7 +159,7 @@ class Checking(Arithmetic):
         return broken
 
     def _found(
-        self, required: Requirement, inputs: Inputs, bindings: Bindings, values: Mapping[Expr, int], given: Any
+        self, required: Requirement, inputs: InputSizes, bindings: SymbolBindings, values: Mapping[Expr, int], given: Any
     ) -> str:
         asked = required.place
         text = required.text if asked is None else required.text[len(asked.text) :]
@@ -241,9 +241,9 @@ class Checking(Arithmetic):
         return source_of_check(name, self.inputs, bindings_of(self.inputs), self.requirements())
 
 
-def inputs_of(placeholders: Sequence[Any], sources: Sequence[Any] | None = None) -> Inputs:
+def inputs_of(placeholders: Sequence[Any], sources: Sequence[Any] | None = None) -> InputSizes:
     """What stands in the metadata of stand-ins and symbolic numbers."""
-    inputs = Inputs()
+    inputs = InputSizes()
     for position, placeholder in enumerate(placeholders):
         source = sources[position] if sources is not None else f"arg{position}"
         called = getattr(source, "name", source)
@@ -265,7 +265,7 @@ def placeholders_of(graph_or_values: Any) -> Sequence[Any]:
     return [node.meta["val"] for node in graph.nodes if node.op == "placeholder"]
 
 
-def bindings_of(inputs: Inputs) -> Bindings:
+def bindings_of(inputs: InputSizes) -> SymbolBindings:
     """A symbol is read where it stands alone, else where it can be solved for."""
     places: dict[Expr, tuple[InputSize, Expr]] = {}
     sizes = [(place, value_of(place.size)) for place in inputs.sizes]
@@ -273,10 +273,10 @@ def bindings_of(inputs: Inputs) -> Bindings:
         for place, value in sizes:
             if isinstance(value, Expr) and is_wanted(value):
                 places.setdefault(next(iter(value.symbols)), (place, value))
-    return Bindings(places)
+    return SymbolBindings(places)
 
 
-def _of_inputs(inputs: Inputs, bindings: Bindings) -> Iterator[Requirement]:
+def _of_inputs(inputs: InputSizes, bindings: SymbolBindings) -> Iterator[Requirement]:
     for place in inputs.sizes:
         value = value_of(place.size)
         if isinstance(value, Expr):
@@ -295,7 +295,7 @@ def _of_inputs(inputs: Inputs, bindings: Bindings) -> Iterator[Requirement]:
             yield Requirement(f"{place.text} == {value}", "", (place.source,), True, is_number, place)
 
 
-def _of_ranges(bindings: Bindings) -> Iterator[Requirement]:
+def _of_ranges(bindings: SymbolBindings) -> Iterator[Requirement]:
     for symbol, (place, _) in bindings.places.items():
         low, high = symbol.low, symbol.high
 
@@ -310,7 +310,7 @@ def _of_ranges(bindings: Bindings) -> Iterator[Requirement]:
             yield Requirement(f"{symbol.name} <= {high}", "its range", (place.source,), False, at_most)
 
 
-def _wrong_rank(inputs: Inputs, position: int, value: Any) -> BrokenGuard | None:
+def _wrong_rank(inputs: InputSizes, position: int, value: Any) -> BrokenGuard | None:
     rank, name = inputs.ranks[position], inputs.names[position]
     if rank is None or value.dim() == rank:
         return None
@@ -321,7 +321,7 @@ def _wrong_rank(inputs: Inputs, position: int, value: Any) -> BrokenGuard | None
 # --- code -------------------------------------------------------------------------------------------------------
 
 
-def renamed(text: str, names: Mapping[str, str]) -> str:
+def rename_symbols(text: str, names: Mapping[str, str]) -> str:
     """The text with symbols replaced by what they are read from."""
     if not names:
         return text
@@ -337,7 +337,7 @@ def place_as_code(place: InputSize, expr: Expr, source: str) -> str:
     return f"(({place.called(source)} - {start})//{expr.evaluate({symbol: 1}) - start})"
 
 
-def names_as_code(bindings: Bindings, arguments: Mapping[str, str] | None = None) -> dict[str, str]:
+def names_as_code(bindings: SymbolBindings, arguments: Mapping[str, str] | None = None) -> dict[str, str]:
     """How each symbol is read off the inputs."""
     called = arguments or {}
     return {
@@ -387,7 +387,7 @@ NAMES_OF_TEMPLATE = (
 )
 
 
-def source_of_check(name: str, inputs: Inputs, bindings: Bindings, required: list[Requirement]) -> str:
+def source_of_check(name: str, inputs: InputSizes, bindings: SymbolBindings, required: list[Requirement]) -> str:
     taken = {name, *NAMES_OF_TEMPLATE, *MATHEMATICS}
     arguments = {
         source: variable(source, taken, f"arg{position}") for position, source in enumerate(inputs.names)
@@ -414,17 +414,17 @@ def source_of_check(name: str, inputs: Inputs, bindings: Bindings, required: lis
 ADVICE = "ask for no more than the program can keep: torch._dynamo.maybe_mark_dynamic, Dim.AUTO, or no constraint"
 
 
-def violations(env: Checking, inputs: Inputs, contexts: Sequence[Any]) -> list[str]:
+def violations(env: Checking, inputs: InputSizes, contexts: Sequence[Any]) -> list[str]:
     """One line for each dimension of which more was asked than the run has left of it."""
     return [
         line
         for position, context in enumerate(contexts)
-        for place, constraint in _constrained(inputs, position, context)
+        for place, constraint in _constrained_sizes(inputs, position, context)
         for line in _broken(env, place, constraint)
     ]
 
 
-def _constrained(inputs: Inputs, position: int, context: Any) -> Iterator[tuple[InputSize, Any]]:
+def _constrained_sizes(inputs: InputSizes, position: int, context: Any) -> Iterator[tuple[InputSize, Any]]:
     """The places of one input of which something is asked. To warn is no more than to take note."""
     wanted = getattr(context, "constraint_sizes", None) or [getattr(context, "constraint", None)]
     for place in inputs.sizes:

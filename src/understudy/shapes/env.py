@@ -20,7 +20,7 @@ from understudy.shapes.algebra.floats import INTEGER_RELATIONS, FloatExpr
 from understudy.shapes.arithmetic import LEAST, MOST
 from understudy.shapes.autograd_formulas import whole_question
 from understudy.shapes.checking import origins
-from understudy.shapes.guards import Birth, Guard, Specialisation
+from understudy.shapes.guards import Guard, Specialisation, SymbolOrigin
 from understudy.shapes.input_dims import DUCK, STATIC, UNBACKED, from_torch, name_of, size_of, symbolic_sizes
 from understudy.shapes.node import SymNode, value_of
 from understudy.shapes.sizes import to_torch
@@ -168,7 +168,7 @@ class ShapeEnv(TorchSide):
 
     def _unbacked(self, prefix: str, low: int | None, high: int | None, what: str) -> Expr:
         symbol = self.algebra.symbol(self._fresh_name(prefix), low, high)
-        self.births[symbol] = Birth(what, user_line())
+        self.births[symbol] = SymbolOrigin(what, user_line())
         if not self._ignoring_fresh:
             self.pending_fresh_unbacked_symbols.append(symbol)
         symbol.is_unbacked = True

@@ -34,9 +34,9 @@ class Guard:
     def expr(self) -> Any:
         """The condition in sympy's words, for tools that want it."""
         # why: sympy is slow, and only other tools want it
-        from understudy.shapes.sympy_writer import expanded
+        from understudy.shapes.sympy_writer import expand_definitions
 
-        return expanded(self.condition, self.definitions)
+        return expand_definitions(self.condition, self.definitions)
 
     def __iter__(self) -> Iterator[Any]:
         """As torch's guards unpack: the condition, where it comes from, whether it leaves out sizes of 0 and 1."""
@@ -70,7 +70,7 @@ def because(what: str, line: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Birth:
+class SymbolOrigin:
     """Where a symbol without example value came from."""
 
     what: str
@@ -118,7 +118,7 @@ class InputSize:
 
 
 @dataclass
-class Inputs:
+class InputSizes:
     """What was said of the inputs, so that symbols can be bound to the sizes of other inputs."""
 
     names: list[str] = field(default_factory=list)

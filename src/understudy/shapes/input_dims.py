@@ -49,9 +49,9 @@ class Policy:
 
 def policies(tensor: Any, context: Any, default: str) -> list[Policy]:
     """One policy for each dimension, from the context, from marks on the tensor, or the default."""
-    given = _given(context, tensor.ndim)
+    given = _policies_of_context(context, tensor.ndim)
     return [
-        _marked(tensor, dim) or Policy(default) if wanted is None else wanted
+        _policy_of_mark(tensor, dim) or Policy(default) if wanted is None else wanted
         for dim, wanted in enumerate(given)
     ]
 
@@ -64,7 +64,7 @@ MARKS = {
 """What `torch._dynamo.mark_static`, `mark_unbacked`, `mark_dynamic` and `maybe_mark_dynamic` leave on a tensor."""
 
 
-def _marked(tensor: Any, dim: int) -> Policy | None:
+def _policy_of_mark(tensor: Any, dim: int) -> Policy | None:
     for kind, attributes in MARKS.items():
         if any(dim in getattr(tensor, attribute, ()) for attribute in attributes):
             low, high = None, None
@@ -78,7 +78,7 @@ def _marked(tensor: Any, dim: int) -> Policy | None:
     return None
 
 
-def _given(context: Any, ndim: int) -> list[Policy | None]:
+def _policies_of_context(context: Any, ndim: int) -> list[Policy | None]:
     if context is None:
         return [None] * ndim
     if hasattr(context, "dynamic_sizes"):  # torch's own contexts
@@ -158,16 +158,16 @@ def size_of(env: Any, policy: Policy, example: int, source: str) -> Any:
             raise ValueError(f"{source} is {example}, where the symbolic context says {policy.low}")
         return example
     if policy.kind == UNBACKED:
-        return _unbacked(env, policy, source)
+        return _unbacked_size(env, policy, source)
     if policy.derive is not None:
-        return _derived(env, policy, example, source)
+        return _derive_size(env, policy, example, source)
     return env.create_symbol(
         example, source, name=policy.name, low=policy.low, high=policy.high,
         duck=policy.kind == DUCK and env.settings.duck_shape, keep_dynamic=policy.kind == DYNAMIC,
     )  # fmt: skip
 
 
-def _unbacked(env: Any, policy: Policy, source: str) -> Any:
+def _unbacked_size(env: Any, policy: Policy, source: str) -> Any:
     """A size without example; those with the same name, torch's `shape_id`, are one."""
     size = env.unbacked_by_name.get(policy.name)
     if size is None:
@@ -177,7 +177,7 @@ def _unbacked(env: Any, policy: Policy, source: str) -> Any:
     return size
 
 
-def _derived(env: Any, policy: Policy, example: int, source: str) -> Any:
+def _derive_size(env: Any, policy: Policy, example: int, source: str) -> Any:
     assert policy.derive is not None
     start, step = policy.derive(0), policy.derive(1) - policy.derive(0)
     root, rest = divmod(example - start, step)

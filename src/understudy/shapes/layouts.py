@@ -33,7 +33,7 @@ def is_packed(
                 return False
     condition = _condition(env, sizes, steps, order, empty_is_packed)
     if empty_is_packed:
-        condition = conditions.joined("or", [*(conditions.eq(size, 0) for size in sizes), condition])
+        condition = conditions.join("or", [*(conditions.eq(size, 0) for size in sizes), condition])
     return bool(env.decide(condition, fallback=False))
 
 
@@ -48,7 +48,7 @@ def _condition(
     step: Any = 1
     with_ones: Any = 1
     for dim in order:
-        counted = _counted(env, sizes[dim], at_least_one)
+        counted = _count(env, sizes[dim], at_least_one)
         is_one, follows = conditions.eq(sizes[dim], 1), conditions.eq(steps[dim], step)
         if not any(_is_surely(env, known) for known in (is_one, follows, conditions.eq(steps[dim], with_ones))):
             if not _may_be(env, steps[dim], step):
@@ -66,11 +66,11 @@ def _suffix_products(env: Any, sizes: Sequence[Any], order: Sequence[int], at_le
     step: Any = 1
     for dim in order:
         wanted[dim] = step
-        step = step * _counted(env, sizes[dim], at_least_one)
+        step = step * _count(env, sizes[dim], at_least_one)
     return wanted
 
 
-def _counted(env: Any, size: Any, at_least_one: bool) -> Any:
+def _count(env: Any, size: Any, at_least_one: bool) -> Any:
     if not at_least_one or env.is_known(conditions.ge(size, 1)):
         return size
     return env.algebra.maximum(size, 1) if isinstance(size, Expr) else max(size, 1)

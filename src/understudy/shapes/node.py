@@ -75,7 +75,7 @@ def _on_numbers(operation: str, swapped: bool = False) -> Callable[[SymNode, Any
     return method
 
 
-def _compared(relation: str) -> Callable[[SymNode, Any], Any]:
+def _comparison(relation: str) -> Callable[[SymNode, Any], Any]:
     def method(self: SymNode, other: Any) -> Any:
         if type(other) not in _NUMBERS:
             return NotImplemented
@@ -440,10 +440,10 @@ class SymNode:
     __rpow__ = _on_numbers("pow", swapped=True)
     __truediv__ = _on_numbers("truediv")
     __rtruediv__ = _on_numbers("truediv", swapped=True)
-    __lt__ = _compared("<")
-    __le__ = _compared("<=")
-    __gt__ = _compared(">")
-    __ge__ = _compared(">=")
+    __lt__ = _comparison("<")
+    __le__ = _comparison("<=")
+    __gt__ = _comparison(">")
+    __ge__ = _comparison(">=")
 
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other

@@ -19,7 +19,7 @@ from understudy.shapes.node import SymNode
 if TYPE_CHECKING:
     from understudy.shapes.env import ShapeEnv
 
-class NoForm(Exception):
+class NoPattern(Exception):
     """Something that only means anything in its own environment."""
 
 
@@ -33,14 +33,14 @@ class Interned:
         self.content = content
 
 
-class Form(Interned):
+class Pattern(Interned):
     """`content` says how to make the expression: the name of a symbol; a kind of atom and its arguments; or, with the kind
     "sum", terms in the order in which they were found."""
 
     __slots__ = ()
 
 
-class Knowledge(Interned):
+class KnowledgeStep(Interned):
     """A step of knowledge, after the one before it."""
 
     __slots__ = ()
@@ -50,7 +50,7 @@ _interned: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 _lock = threading.Lock()
 
 
-def interned(kind: type[Interned], key: Any, content: Any = None) -> Any:
+def intern(kind: type[Interned], key: Any, content: Any = None) -> Any:
     whole = (kind, key)
     found = _interned.get(whole)
     if found is None:
@@ -64,21 +64,21 @@ class Patterns:
 
     def __init__(self, env: ShapeEnv) -> None:
         self.env = env
-        self._forms: dict[Expr, Form] = {}
-        self._nodes: dict[Form, SymNode] = {}
+        self._forms: dict[Expr, Pattern] = {}
+        self._nodes: dict[Pattern, SymNode] = {}
         self._settings: Any = None
         self._knowledge: Any = None
         self._symbols = self._facts = 0
 
     # --- knowledge ----------------------------------------------------------------------------------------------
 
-    def knowledge(self) -> Knowledge | None:
+    def knowledge(self) -> KnowledgeStep | None:
         """What the environment knows; None if more than whole numbers with examples are in it."""
         env = self.env
         symbols, facts = env.algebra.symbols, env.facts
         if self._settings is not env.settings:
             self._settings = env.settings
-            self._knowledge = interned(Knowledge, env.settings)
+            self._knowledge = intern(KnowledgeStep, env.settings)
             self._symbols = self._facts = 0
         if len(symbols) != self._symbols or facts.count != self._facts:
             if self._knowledge is not None:
@@ -86,7 +86,7 @@ class Patterns:
             self._symbols, self._facts = len(symbols), facts.count
         return self._knowledge if not (env.float_facts or env.choices) else None
 
-    def _grown(self, knowledge: Knowledge) -> Knowledge | None:
+    def _grown(self, knowledge: KnowledgeStep) -> KnowledgeStep | None:
         """With what is new. Symbols that are computed from floats, or that only data knows, are left alone."""
         env = self.env
         if env.births or env.definitions:
@@ -94,10 +94,10 @@ class Patterns:
         try:
             for symbol in list(env.algebra.symbols.values())[self._symbols :]:
                 about = (symbol.name, symbol.low, symbol.high, env.hints.get(symbol))
-                knowledge = interned(Knowledge, (knowledge, about))
+                knowledge = intern(KnowledgeStep, (knowledge, about))
             for condition in env.facts.conditions[self._facts :]:
-                knowledge = interned(Knowledge, (knowledge, self._of_condition(condition)))
-        except NoForm:
+                knowledge = intern(KnowledgeStep, (knowledge, self._of_condition(condition)))
+        except NoPattern:
             return None
         return knowledge
 
@@ -108,27 +108,27 @@ class Patterns:
 
     # --- forms --------------------------------------------------------------------------------------------------
 
-    def form_of(self, node: SymNode) -> Form:
+    def form_of(self, node: SymNode) -> Pattern:
         """The form of a whole number of this environment."""
         value = node.value
         if node.shape_env is not self.env or type(value) is not Expr:
-            raise NoForm
+            raise NoPattern
         return self.form(value)
 
-    def form(self, expr: Expr) -> Form:
+    def form(self, expr: Expr) -> Pattern:
         found = self._forms.get(expr)
         if found is None:
             found = self._forms[expr] = self._new_form(expr)
         return found
 
-    def _new_form(self, expr: Expr) -> Form:
+    def _new_form(self, expr: Expr) -> Pattern:
         if expr.is_symbol:
             if expr.is_hidden:
-                raise NoForm
-            return interned(Form, expr.name, ("symbol", expr.name))
+                raise NoPattern
+            return intern(Pattern, expr.name, ("symbol", expr.name))
         if expr.kind != "sum":
             args = tuple([arg if type(arg) is int else self.form(arg) for arg in expr.args])  # type: ignore[arg-type]
-            return interned(Form, (expr.kind, args), (expr.kind, args))
+            return intern(Pattern, (expr.kind, args), (expr.kind, args))
         terms = tuple(
             [
                 (tuple([(self.form(atom), exponent) for atom, exponent in monomial]), coefficient)
@@ -137,16 +137,16 @@ class Patterns:
         )
         # Terms and factors are in the order in which their atoms were made, and that is no part of what they say.
         key = frozenset([(frozenset(monomial), coefficient) for monomial, coefficient in terms])
-        return interned(Form, key, ("sum", terms))
+        return intern(Pattern, key, ("sum", terms))
 
-    def node(self, form: Form) -> SymNode:
+    def node(self, form: Pattern) -> SymNode:
         """The number of this environment that has this form."""
         found = self._nodes.get(form)
         if found is None:
             found = self._nodes[form] = self.env.node(self.expr(form), int)
         return found
 
-    def expr(self, form: Form) -> Expr:
+    def expr(self, form: Pattern) -> Expr:
         kind, parts = form.content
         algebra = self.env.algebra
         made: Any
@@ -161,7 +161,7 @@ class Patterns:
         else:
             made = algebra.atom(kind, tuple([arg if type(arg) is int else self.expr(arg) for arg in parts]))
         if type(made) is not Expr or self.form(made) is not form:
-            raise NoForm
+            raise NoPattern
         return made
 
     # --- what a computation leaves behind ------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class Patterns:
     def count_atoms(self) -> int:
         return self.env.algebra.count_atoms()
 
-    def atoms_since(self, count: int) -> tuple[Form, ...]:
+    def atoms_since(self, count: int) -> tuple[Pattern, ...]:
         """The atoms that were made meanwhile, without those that only provers see."""
         made = self.env.algebra.atoms_since(count)
         return tuple([self.form(atom) for atom in made if not any(symbol.is_hidden for symbol in atom.symbols)])

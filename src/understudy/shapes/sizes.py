@@ -55,7 +55,7 @@ def are_equal_or_one(size: Any, other: Any) -> bool:
         return size == other or 1 in (size, other)
     env, size, other = _env_of(size, other), value_of(size), value_of(other)
     ways = [conditions.eq(size, other), conditions.eq(size, 1), conditions.eq(other, 1)]
-    return bool(env.decide(conditions.joined("or", ways)))
+    return bool(env.decide(conditions.join("or", ways)))
 
 
 def is_any_of(size: Any, *others: Any) -> bool:
@@ -70,7 +70,7 @@ def is_any_positive(numbers: Sequence[Any]) -> bool:
     env = next((number.shape_env for number in numbers if type(number) is SymNode), None)
     if env is None or lies_in_data(*numbers):
         return any(number > 0 for number in numbers)
-    return bool(env.decide(conditions.joined("or", [conditions.gt(value_of(number), 0) for number in numbers])))
+    return bool(env.decide(conditions.join("or", [conditions.gt(value_of(number), 0) for number in numbers])))
 
 
 def at_hand(size: Any) -> Any:
@@ -127,7 +127,7 @@ def smaller(a: Any, b: Any) -> Any:
     """min(a, b), without asking which one it is."""
     if type(a) is int and type(b) is int:
         return min(a, b)
-    known = _known_to_be_smaller(a, b)
+    known = _smaller_if_known(a, b)
     return _env_of(a, b).size("min", a, b) if known is None else known
 
 
@@ -135,13 +135,13 @@ def larger(a: Any, b: Any) -> Any:
     """max(a, b), without asking which one it is."""
     if type(a) is int and type(b) is int:
         return max(a, b)
-    known = _known_to_be_smaller(a, b)
+    known = _smaller_if_known(a, b)
     if known is not None:
         return b if known is a else a
     return _env_of(a, b).size("max", a, b)
 
 
-def _known_to_be_smaller(a: Any, b: Any) -> Any:
+def _smaller_if_known(a: Any, b: Any) -> Any:
     """The one that is at most the other, None if that is open. Of what only data knows, `torch._check` has told."""
     if lies_in_data(a, b):
         env = _env_of(a, b)

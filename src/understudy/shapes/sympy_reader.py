@@ -37,7 +37,7 @@ def is_sympy(value: Any) -> bool:
     return hasattr(value, "free_symbols") and hasattr(value, "func")
 
 
-def translated(algebra: Algebra, value: Any) -> int | bool | Expr | Condition:
+def from_sympy(algebra: Algebra, value: Any) -> int | bool | Expr | Condition:
     """`value` in the terms of this algebra. A symbol or a function that it does not have is a `ValueError`."""
     kind = value.func.__name__
     if value.is_Symbol:
@@ -48,13 +48,13 @@ def translated(algebra: Algebra, value: Any) -> int | bool | Expr | Condition:
         return int(value)
     if kind in ("BooleanTrue", "BooleanFalse"):
         return kind == "BooleanTrue"
-    parts = [translated(algebra, part) for part in value.args]
+    parts = [from_sympy(algebra, part) for part in value.args]
     if kind in OPERATIONS:
         return OPERATIONS[kind](algebra, *parts)
     if kind in RELATIONS:
         return RELATIONS[kind](*parts)
     if kind in COMBINATIONS:
-        return conditions.joined(COMBINATIONS[kind], parts)  # type: ignore[arg-type]
+        return conditions.join(COMBINATIONS[kind], parts)  # type: ignore[arg-type]
     if kind == "Not":
-        return conditions.negated(parts[0])  # type: ignore[arg-type]
+        return conditions.negate(parts[0])  # type: ignore[arg-type]
     raise ValueError(f"{value} has {kind} in it, which sizes are not computed with")

@@ -95,12 +95,12 @@ OPERATIONS: dict[str, Any] = {
 }
 
 
-def expanded(value: Any, definitions: Mapping[Any, Any]) -> Any:
+def expand_definitions(value: Any, definitions: Mapping[Any, Any]) -> Any:
     """The value with what numbers that only have a name were computed from, in their place."""
     found = to_sympy(value)
     defined = [symbol for symbol in getattr(value, "symbols", ()) if symbol in definitions]
     if defined and found.free_symbols:
-        found = found.xreplace({to_sympy(s): expanded(definitions[s], definitions) for s in defined})
+        found = found.xreplace({to_sympy(s): expand_definitions(definitions[s], definitions) for s in defined})
     return found
 
 

@@ -14,7 +14,7 @@ from understudy.shapes.algebra import printing
 from understudy.shapes.algebra.conditions import Condition
 from understudy.shapes.algebra.expr import Expr
 from understudy.shapes.algebra.floats import Combination, FloatCondition
-from understudy.shapes.checking import origins, renamed
+from understudy.shapes.checking import origins, rename_symbols
 from understudy.shapes.node import SymNode
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ def error(env: ShapeEnv, asked: Any) -> GuardOnDataDependentSymNode:
 def advice(env: ShapeEnv, asked: Any, names: dict[str, str]) -> str:
     """The line to paste, in terms of the variables that the asking code has."""
     if isinstance(asked, CONDITIONS):
-        holds, fails = (checked(env, condition, names) for condition in (asked, env.negated(asked)))
+        holds, fails = (as_check(env, condition, names) for condition in (asked, env.negated(asked)))
         return f"say which it is, before it is needed: {holds} or {fails}"
-    paste = f"torch._check({printing.as_code(renamed(str(asked), names))} == <number>)"
+    paste = f"torch._check({printing.as_code(rename_symbols(str(asked), names))} == <number>)"
     return (
         f"say what it is, before it is needed: {paste}; or keep it a symbol, away from {PLAIN_NUMBERS_ONLY}"
     )
@@ -88,12 +88,12 @@ def advice_on_names(env: ShapeEnv, unnamed: list[Expr]) -> str:
     return f"keep what made it in a variable, {kept}, ask that one, and "
 
 
-def checked(env: ShapeEnv, condition: Any, names: dict[str, str]) -> str:
+def as_check(env: ShapeEnv, condition: Any, names: dict[str, str]) -> str:
     for truth, symbol in env.truths.items():
         if condition is truth or condition is env.negated(truth):
             name = names.get(symbol.name, symbol.name)
             return f"torch._check({name})" if condition is truth else f"torch._check(torch.sym_not({name}))"
-    return f"torch._check({printing.as_code(renamed(str(condition), names))})"
+    return f"torch._check({printing.as_code(rename_symbols(str(condition), names))})"
 
 
 def names_of(env: ShapeEnv, symbols: set[Expr]) -> dict[str, str]:

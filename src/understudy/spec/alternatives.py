@@ -43,15 +43,15 @@ def weakly(function: Callable[..., Size | None], *args: Any) -> Size | None:
     left = {symbol for value in known if isinstance(value, Expr) for symbol in value.symbols if symbol.low in (0, 1)}
     if not 0 < len(left) <= MOST_SYMBOLS:
         return function(*args)
-    return _explored(env, sorted(left, key=lambda symbol: symbol.order), function, args)
+    return _explore(env, sorted(left, key=lambda symbol: symbol.order), function, args)
 
 
-def _explored(env: Any, symbols: Sequence[Expr], function: Callable[..., Size | None], args: Any) -> Any:
+def _explore(env: Any, symbols: Sequence[Expr], function: Callable[..., Size | None], args: Any) -> Any:
     recorded = _trial(env, env.hints, function, args)
     if recorded is None:
         return function(*args)
     if not recorded.way:
-        return _moved(recorded.strides, env)
+        return _move_to_env(recorded.strides, env)
     ways = [recorded.way]
     for sizes in islice(_other_sizes(env, symbols), MOST_TRIALS):
         if len(ways) == MOST_WAYS:
@@ -65,14 +65,14 @@ def _explored(env: Any, symbols: Sequence[Expr], function: Callable[..., Size | 
     if len(ways) == 1:
         return function(*args)
     env.decide(_condition(_shorter(env, ways)))
-    return _moved(recorded.strides, env)
+    return _move_to_env(recorded.strides, env)
 
 
 # --- trials -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Trial:
+class LayoutTrial:
     """What came of a run at some sizes, in an environment that has assumed what was asked there."""
 
     env: ShapeEnv
@@ -92,13 +92,13 @@ class Trial:
         return frozenset(guard.condition for guard in self.env.guards)
 
 
-def _trial(env: Any, sizes: Sizes, function: Callable[..., Size | None], args: Any) -> Trial | None:
+def _trial(env: Any, sizes: Sizes, function: Callable[..., Size | None], args: Any) -> LayoutTrial | None:
     """None where it is refused."""
     tried = ShapeEnv(settings=env.settings)
     tried.algebra, tried.hints = env.algebra, dict(sizes)
     tried.facts = _facts(env, tried.hints)
     try:
-        return Trial(tried, function(*_moved(args, tried)))
+        return LayoutTrial(tried, function(*_move_to_env(args, tried)))
     except (UnderstudyError, ArithmeticError):
         return None
 
@@ -158,9 +158,9 @@ def _shorter(env: Any, ways: Sequence[Way]) -> list[Way]:
         if way in found and len(found) > 1:
             others = [other for other in found if other is not way]
             needed = way
-            for condition in _ordered(way):
+            for condition in _order_conditions(way):
                 rest = needed - {condition}
-                if _leads_into(env, rest | {conditions.negated(condition)}, others):
+                if _leads_into(env, rest | {conditions.negate(condition)}, others):
                     needed = rest
             found = others if _leads_into(env, needed, others) else [needed, *others]
     return found
@@ -176,11 +176,11 @@ def _leads_into(env: Any, way: Way, others: Sequence[Way]) -> bool:
 
 def _condition(ways: Sequence[Way]) -> Any:
     common = frozenset.intersection(*ways)
-    rest = [conditions.joined("and", _ordered(way - common)) for way in ways]
-    return conditions.joined("and", [*_ordered(common), conditions.joined("or", rest)])
+    rest = [conditions.join("and", _order_conditions(way - common)) for way in ways]
+    return conditions.join("and", [*_order_conditions(common), conditions.join("or", rest)])
 
 
-def _ordered(way: Way) -> list[Any]:
+def _order_conditions(way: Way) -> list[Any]:
     return sorted(way, key=lambda condition: condition.order)
 
 
@@ -197,13 +197,13 @@ def _nodes_in(value: Any) -> Iterator[SymNode]:
         yield from _nodes_in((value.shape, value.stride))
 
 
-def _moved(value: Any, env: Any) -> Any:
+def _move_to_env(value: Any, env: Any) -> Any:
     """The same with the nodes of another environment."""
     if type(value) is SymNode:
         return env.node(value.value, value.kind)
     if type(value) is tuple or type(value) is list:
-        return type(value)(_moved(part, env) for part in value)
+        return type(value)(_move_to_env(part, env) for part in value)
     if type(value) is TensorSpec and value.is_symbolic:
-        shape, stride = _moved((value.shape, value.stride), env)
+        shape, stride = _move_to_env((value.shape, value.stride), env)
         return TensorSpec(shape, stride, dtype=value.dtype, device=value.device)
     return value

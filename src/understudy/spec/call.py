@@ -55,16 +55,16 @@ def _collect(kind: type | tuple[type, ...], values: Iterable[Any], found: list[A
             _collect(kind, value, found)
 
 
-def mapped(convert: Callable[[Any], Any], kind: type | tuple[type, ...], value: Any) -> Any:
+def map_structure(convert: Callable[[Any], Any], kind: type | tuple[type, ...], value: Any) -> Any:
     """The same structure with every object of this kind converted."""
     if isinstance(value, kind):
         return convert(value)
     if type(value) is tuple:
-        return tuple([mapped(convert, kind, part) for part in value])
+        return tuple([map_structure(convert, kind, part) for part in value])
     if type(value) is list:
-        return [mapped(convert, kind, part) for part in value]
+        return [map_structure(convert, kind, part) for part in value]
     if type(value) is dict:
-        return {name: mapped(convert, kind, part) for name, part in value.items()}
+        return {name: map_structure(convert, kind, part) for name, part in value.items()}
     return value
 
 

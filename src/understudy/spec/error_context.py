@@ -64,10 +64,10 @@ def hint_for(error: UnderstudyError) -> str:
     return next((hint for kind, hint in HINTS if isinstance(error, kind)), "")
 
 
-def located(error: Exception, call: Call) -> UnderstudyError:
+def with_context(error: Exception, call: Call) -> UnderstudyError:
     """The error to raise in place of `error`: ours, with its context."""
     if not isinstance(error, UnderstudyError):
-        error = _translated(error, call)
+        error = _translate(error, call)
     hint = hint_for(error)
     sizes = sizes_at_hand(flat(TensorSpec, call.args, call.kwargs)) if isinstance(error, ShapeMismatch) else ""
     if sizes:
@@ -87,7 +87,7 @@ def sizes_at_hand(specs: Iterable[TensorSpec]) -> str:
     return ", ".join(f"{name} = {examples[name]}" for name in sorted(examples))
 
 
-def _translated(error: Exception, call: Call) -> UnderstudyError:
+def _translate(error: Exception, call: Call) -> UnderstudyError:
     kind = next((ours for builtin, ours in _BY_BUILTIN if isinstance(error, builtin)), OperatorError)
     return kind(f"{call.op}: {error}", func=call.op)
 

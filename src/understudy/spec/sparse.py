@@ -57,7 +57,7 @@ def sparse_on(spec: TensorSpec, device: torch.device) -> torch.Tensor:
     if parts.block:
         rows, columns = rows // parts.block[0], columns // parts.block[1]
     lines, length = (rows, columns) if spec.layout in BY_ROW else (columns, rows)
-    outer, inner = _compressed(lines, length, parts.nnz)
+    outer, inner = _compress(lines, length, parts.nnz)
     values = torch.zeros((*batch, parts.nnz, *parts.block, *dense), dtype=spec.dtype, device=device)
     return torch.sparse_compressed_tensor(
         outer.to(parts.index_dtype).expand(*batch, -1).to(device),
@@ -76,7 +76,7 @@ def _coordinates(shape: tuple[Any, ...], count: int) -> torch.Tensor:
     return torch.stack(rows[::-1]) if rows else torch.empty((0, count), dtype=torch.int64)
 
 
-def _compressed(lines: int, length: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _compress(lines: int, length: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Line starts and positions for `count` entries that fill line after line."""
     starts = (torch.arange(lines + 1) * length).clamp(max=count)
     return starts, torch.arange(count) % max(length, 1)

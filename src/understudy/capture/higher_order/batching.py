@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from understudy import _torch
-from understudy.capture.higher_order.closures import Derived
+from understudy.capture.higher_order.closures import DerivedFunction
 from understudy.errors import Context, UnsupportedOperatorException
 from understudy.lines import user_line
 
@@ -22,16 +22,16 @@ Dims = list[int | None]
 """Where a batch is among the dimensions of a value; None: it is no batch."""
 
 
-class Unforeseen(Exception):
+class UnexpectedBatch(Exception):
     """A result is a batch that was not taken for one, at this level."""
 
-    def __init__(self, batch: Batch, dims: Dims | None) -> None:
+    def __init__(self, batch: VmapLevel, dims: Dims | None) -> None:
         super().__init__("a result is a batch that was not taken for one")
         self.batch = batch
         self.dims = dims
 
 
-class Batch:
+class VmapLevel:
     """One level of vmap: values without it, and results with it again."""
 
     def __init__(self, interpreter: Any) -> None:
@@ -60,7 +60,7 @@ class Batch:
             wanted = [*foreseen, *[None] * (len(dims) - len(foreseen))]
             needed: Dims = [0 if 0 in pair else None for pair in zip(dims, wanted, strict=True)]
             if needed != wanted:
-                raise Unforeseen(self, needed)
+                raise UnexpectedBatch(self, needed)
             return tuple(self.expanded(results, dims, needed))
 
         return run
@@ -76,7 +76,7 @@ class Batch:
         try:
             with self.lower():
                 return call(foreseen), foreseen
-        except Unforeseen as found:
+        except UnexpectedBatch as found:
             if found.batch is not self:
                 raise
             needed: Any = found.dims
@@ -94,7 +94,7 @@ def at_dimension(place: int, dims: Dims) -> Dims:
 
 
 def cond(interpreter: Any, op: Any, pred: Any, yes: Function, no: Function, operands: Any) -> Any:
-    batch = Batch(interpreter)
+    batch = VmapLevel(interpreter)
     (pred,), (of_choices,) = batch.inside([pred])
     inner, in_dims = batch.inside(operands)
 
@@ -102,7 +102,7 @@ def cond(interpreter: Any, op: Any, pred: Any, yes: Function, no: Function, oper
         return tuple([torch.where(pred, a, b) for a, b in zip(yes(*values), no(*values), strict=True)])
 
     def one_for_all(dims: Dims) -> Any:
-        branches = [Derived("batched", batch.over(branch, in_dims, dims)) for branch in (yes, no)]
+        branches = [DerivedFunction("batched", batch.over(branch, in_dims, dims)) for branch in (yes, no)]
         return op(pred, *branches, tuple(inner))
 
     if of_choices is None:
@@ -113,19 +113,19 @@ def cond(interpreter: Any, op: Any, pred: Any, yes: Function, no: Function, oper
 
 
 def map_impl(interpreter: Any, op: Any, function: Function, xs: Any, others: Any) -> Any:
-    batch = Batch(interpreter)
+    batch = VmapLevel(interpreter)
     rows, row_dims = batch.inside(xs, 1)
     rest, rest_dims = batch.inside(others)
 
     def mapped_over(dims: Dims) -> Any:
-        return op(Derived("batched", batch.over(function, [*row_dims, *rest_dims], dims)), rows, rest)
+        return op(DerivedFunction("batched", batch.over(function, [*row_dims, *rest_dims], dims)), rows, rest)
 
     results, dims = batch.settled(mapped_over, [])
     return batch.outside(results, at_dimension(1, dims))
 
 
 def scan(interpreter: Any, op: Any, function: Function, init: Any, xs: Any, others: Any) -> Any:
-    batch = Batch(interpreter)
+    batch = VmapLevel(interpreter)
     first, first_dims = batch.inside(init)
     rows, row_dims = batch.inside(xs, 1)
     rest, rest_dims = batch.inside(others)
@@ -134,28 +134,28 @@ def scan(interpreter: Any, op: Any, function: Function, init: Any, xs: Any, othe
     def scanned(dims: Dims) -> Any:
         step = batch.over(function, [*dims[:count], *row_dims, *rest_dims], dims)
         carry = batch.expanded(first, first_dims, dims[:count])
-        return op(Derived("batched", step), carry, rows, tuple(rest))
+        return op(DerivedFunction("batched", step), carry, rows, tuple(rest))
 
     results, dims = batch.settled(scanned, first_dims)
     return batch.outside(results, [*dims[:count], *at_dimension(1, dims[count:])])
 
 
 def associative_scan(interpreter: Any, op: Any, function: Function, xs: Any, others: Any) -> Any:
-    batch = Batch(interpreter)
+    batch = VmapLevel(interpreter)
     inner, dims = batch.inside(xs)
     rest, rest_dims = batch.inside(others)
     all_of_them: Dims = [0] * len(inner)
     with batch.lower():
         rows = [value.movedim(0, 1) for value in batch.expanded(inner, dims, all_of_them)]
         combine = batch.over(function, [*all_of_them, *all_of_them, *rest_dims], all_of_them)
-        results = op(Derived("batched", combine), rows, tuple(rest))
+        results = op(DerivedFunction("batched", combine), rows, tuple(rest))
     return batch.outside(results, at_dimension(1, all_of_them))
 
 
 def while_loop(
     interpreter: Any, op: Any, goes_on: Function, body: Function, state: Any, others: Any, **options: Any
 ) -> Any:
-    batch = Batch(interpreter)
+    batch = VmapLevel(interpreter)
     first, first_dims = batch.inside(state)
     rest, rest_dims = batch.inside(others)
 
@@ -167,20 +167,20 @@ def while_loop(
             still = _one_for_all(batch, goes_on, [*dims, *rest_dims])
             next_round = batch.over(body, [*dims, *rest_dims], dims)
         carry = batch.expanded(first, first_dims, dims)
-        return op(Derived("condition", still), Derived("batched", next_round), tuple(carry), tuple(rest))
+        return op(DerivedFunction("condition", still), DerivedFunction("batched", next_round), tuple(carry), tuple(rest))
 
     results, dims = batch.settled(looped, first_dims)
     place = 1 if op.name() == "while_loop_stack_output" else 0
     return batch.outside(results, at_dimension(place, _all_of_them(op, first) if dims is None else dims))
 
 
-def _one_for_all(batch: Batch, goes_on: Function, in_dims: Dims) -> Function:
+def _one_for_all(batch: VmapLevel, goes_on: Function, in_dims: Dims) -> Function:
     """Whether the loop goes on, if that is the same for the whole batch."""
 
     def still(*values: Any) -> Any:
         (decision,), (dim,) = batch.run(_as_tuple(goes_on), in_dims, values)
         if dim is not None:
-            raise Unforeseen(batch, None)
+            raise UnexpectedBatch(batch, None)
         return decision
 
     return still
@@ -198,7 +198,7 @@ def _all_of_them(op: Any, state: Sequence[Any]) -> Dims:
 
 
 def _each_for_itself(
-    batch: Batch, goes_on: Function, body: Function, count: int, in_dims: Dims
+    batch: VmapLevel, goes_on: Function, body: Function, count: int, in_dims: Dims
 ) -> tuple[Function, Function]:
     """Whether an entry goes on, and a round of those that do."""
     all_of_them: Dims = [0] * count

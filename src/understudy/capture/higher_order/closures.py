@@ -17,12 +17,12 @@ from torch.overrides import TorchFunctionMode
 from understudy import _torch
 from understudy.capture.higher_order.forms import FORMS, Form
 from understudy.errors import Context, UnsupportedMutationAliasingException
-from understudy.fake.higher_order import described
+from understudy.fake.higher_order import describe_value
 from understudy.fake.tensor import FakeTensor
 from understudy.lines import user_line
 from understudy.shapes.bindings import values_in
 from understudy.shapes.node import SymNode
-from understudy.spec.call import mapped
+from understudy.spec.call import map_structure
 
 if TYPE_CHECKING:
     from understudy.capture.make_fx import Capture
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-class OfBranch(TorchFunctionMode):
+class BranchMode(TorchFunctionMode):
     """A mode for the calls of torch functions inside of a branch, and inside of the branches in it."""
 
     def within(self, function: Any) -> Any:
@@ -45,7 +45,7 @@ class OfBranch(TorchFunctionMode):
         return inside
 
 
-class Rehearsal(OfBranch):
+class ClosureFinder(BranchMode):
     """Takes down what a branch uses that it was not given."""
 
     def __init__(self, capture: Capture, operands: Sequence[Any]) -> None:
@@ -100,18 +100,18 @@ def same_but_another(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value
     # Functionalization carries what is written to a view over to what it is a view of.
-    is_wrapper = _torch.is_functional_wrapper(type(value)) or _torch.unwrapped(value) is not None
+    is_wrapper = _torch.is_functional_wrapper(type(value)) or _torch.unwrap(value) is not None
     return value.clone() if is_wrapper else value.view_as(value)
 
 
-def followed(function: Any) -> Any:
+def interpret_graph(function: Any) -> Any:
     """A graph is followed node by node where its nodes are to hand on where they come from."""
     if isinstance(function, torch.fx.GraphModule) and torch.fx.traceback.has_preserved_node_meta():
         return torch.fx.Interpreter(function).run
     return function
 
 
-class InPlaceOf(OfBranch):
+class ClosureReplacer(BranchMode):
     """Puts operands in the place of the tensors that a branch refers to."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], operands: Sequence[Any]) -> None:
@@ -127,7 +127,7 @@ class InPlaceOf(OfBranch):
     def in_values(self, values: Any) -> Any:
         if not any(id(tensor) in self._operands for tensor in _tensors_in(values)):
             return values
-        return mapped(lambda tensor: self._operands.get(id(tensor), tensor), torch.Tensor, values)
+        return map_structure(lambda tensor: self._operands.get(id(tensor), tensor), torch.Tensor, values)
 
 
 def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
@@ -159,9 +159,9 @@ class Branch:
         count = self._given + self._in_spec.num_leaves
         args = in_structure(operands[:count], self._given, self._in_spec)
         lifted = operands[count : count + len(self._tensors)]
-        mode = InPlaceOf(self._tensors, lifted)
+        mode = ClosureReplacer(self._tensors, lifted)
         with mode:
-            result = followed(self._function)(*args)
+            result = interpret_graph(self._function)(*args)
         leaves = mode.in_values(_torch.tree_flatten(result)[0])
         self._check_gradients(leaves, operands)
         return leaves[0] if self._is_bare else tuple(leaves)
@@ -178,7 +178,7 @@ class Branch:
             return
         for source in _sources_of(results, operands):
             if id(source) in outside:
-                shown = described(outside[id(source)])
+                shown = describe_value(outside[id(source)])
                 raise UnsupportedMutationAliasingException(
                     f"{self.__name__} gives {shown}, which comes from outside, to an autograd.Function: its gradient "
                     "would be lost",
@@ -213,7 +213,7 @@ def in_structure(operands: Sequence[Any], given: int, in_spec: Any) -> tuple[Any
     return (*operands[:given], *_torch.tree_unflatten(list(operands[given:]), in_spec))
 
 
-class Derived:
+class DerivedFunction:
     """What a transform makes of the functions of a higher-order operator: it refers to nothing else."""
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
@@ -226,7 +226,7 @@ class Derived:
 
 def is_ready(function: Any) -> bool:
     """Whether a function refers to nothing but its operands."""
-    return isinstance(function, (Branch, Derived, torch.fx.GraphModule))
+    return isinstance(function, (Branch, DerivedFunction, torch.fx.GraphModule))
 
 
 def unbound_numbers(numbers: Sequence[SymNode], tensors: Sequence[Any]) -> list[torch.SymInt]:

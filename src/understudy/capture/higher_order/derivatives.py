@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from understudy import _torch
-from understudy.capture.higher_order.closures import Derived
+from understudy.capture.higher_order.closures import DerivedFunction
 from understudy.capture.higher_order.torch_tracing import current_capture
 from understudy.errors import Context, UnsupportedOperatorException
 from understudy.fake.tensor import FakeTensor
@@ -37,7 +37,7 @@ def at(places: Sequence[int], values: Values) -> list[Any]:
     return [values[place] for place in places]
 
 
-def replaced(values: Values, places: Sequence[int], others: Values) -> list[Any]:
+def replace_at(values: Values, places: Sequence[int], others: Values) -> list[Any]:
     """The values, with others in these places."""
     found = list(values)
     for place, other in zip(places, others, strict=True):
@@ -50,7 +50,7 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _owned(results: Values, given: Values) -> tuple[Any, ...]:
+def _own_all(results: Values, given: Values) -> tuple[Any, ...]:
     """The same for all results of a function: copies of those that are not new and packed already."""
     taken = {_torch.storage_id(value) for value in given if type(value) is FakeTensor}
 
@@ -85,9 +85,9 @@ def _dense(value: Any) -> Any:
     return _own(value) if is_expanded else value
 
 
-def _unsummed(count: int, places: Sequence[int], gradients: Values) -> list[Any]:
+def _spread_gradients(count: int, places: Sequence[int], gradients: Values) -> list[Any]:
     """Gradients in their places among `count` operands, None elsewhere."""
-    return replaced([None] * count, places, gradients)
+    return replace_at([None] * count, places, gradients)
 
 
 # --- of a function ----------------------------------------------------------------------------------------------------
@@ -100,11 +100,11 @@ def backward_of(function: Function, count: int, wanted: Sequence[int], given: Se
         operands, gradients = values[:count], values[count:]
 
         def of_wanted(*inner: Any) -> tuple[Any, ...]:
-            return tuple(at(given, function(*replaced(operands, wanted, inner))))
+            return tuple(at(given, function(*replace_at(operands, wanted, inner))))
 
         # An autograd.Function may be of a kind that torch.func does not take.
         pulled = _by_torch_func if _torch.is_transformed() else _by_autograd
-        return _owned(pulled(of_wanted, at(wanted, operands), gradients), values)
+        return _own_all(pulled(of_wanted, at(wanted, operands), gradients), values)
 
     return run
 
@@ -140,13 +140,13 @@ def of_pairs(function: Function, count: int, paired: Sequence[int]) -> Function:
         results: list[Any] = []
 
         def of_paired(*inner: Any) -> tuple[Any, ...]:
-            results[:] = function(*replaced(operands, paired, inner))
+            results[:] = function(*replace_at(operands, paired, inner))
             return tuple(at(_tensors(results), results))
 
         both: Any = torch.func.jvp(of_paired, tuple(map(_dense, at(paired, operands))), tuple(tangents))
         primals, found = both
         places = _tensors(results)
-        results = replaced(results, places, primals)
+        results = replace_at(results, places, primals)
         return results, [
             _own(t) for t, place in zip(found, places, strict=True) if place in differentiable(results)
         ]
@@ -158,7 +158,7 @@ def _tensors(values: Values) -> list[int]:
     return [place for place, value in enumerate(values) if isinstance(value, torch.Tensor)]
 
 
-class Pairs:
+class TangentPairs:
     """Values, and the tangents that some of them have."""
 
     def __init__(self, values: Values, tangents: Values, all_of_them: bool = False) -> None:
@@ -179,7 +179,7 @@ class Pairs:
         return [*self.values, *self.tangents]
 
 
-def _split(values: Values, *parts: Pairs) -> tuple[list[Any], list[Any]]:
+def _split(values: Values, *parts: TangentPairs) -> tuple[list[Any], list[Any]]:
     """What is in the order values, tangents, values, tangents, … as values and tangents."""
     found: tuple[list[Any], list[Any]] = ([], [])
     start = 0
@@ -190,15 +190,15 @@ def _split(values: Values, *parts: Pairs) -> tuple[list[Any], list[Any]]:
     return found
 
 
-def _paired(*parts: Pairs) -> list[int]:
+def _pair_positions(*parts: TangentPairs) -> list[int]:
     """The places of the operands that have tangents, where the parts follow each other."""
     starts = [sum(map(len, parts[:position])) for position in range(len(parts))]
     return [start + place for start, pairs in zip(starts, parts, strict=True) for place in pairs.places]
 
 
-def _over(function: Function, *parts: Pairs) -> Function:
+def _over(function: Function, *parts: TangentPairs) -> Function:
     """A function of these parts, one after the other, each with its tangents; gives results and tangents apart."""
-    inner = of_pairs(function, sum(map(len, parts)), _paired(*parts))
+    inner = of_pairs(function, sum(map(len, parts)), _pair_positions(*parts))
 
     def run(*values: Any) -> Any:
         operands, tangents = _split(values, *parts)
@@ -207,14 +207,14 @@ def _over(function: Function, *parts: Pairs) -> Function:
     return run
 
 
-def _joined(function: Function) -> Derived:
+def _join_tangents(function: Function) -> DerivedFunction:
     """Results first, their tangents behind them."""
 
     def run(*values: Any) -> tuple[Any, ...]:
         results, tangents = function(*values)
         return (*results, *tangents)
 
-    return Derived("forward_derivative", run)
+    return DerivedFunction("forward_derivative", run)
 
 
 Answer = tuple[list[Any], list[Any]]
@@ -239,22 +239,22 @@ def _count_of_results(results: Values) -> int:
 
 def cond_forward(op: Any, args: Any, tangents: Any) -> Answer:
     pred, yes, no, operands = args
-    pairs = Pairs(operands, tangents[3])
-    results = op(pred, _joined(_over(yes, pairs)), _joined(_over(no, pairs)), tuple(pairs.flat))
+    pairs = TangentPairs(operands, tangents[3])
+    results = op(pred, _join_tangents(_over(yes, pairs)), _join_tangents(_over(no, pairs)), tuple(pairs.flat))
     return _answer(results, _count_of_results(results))
 
 
 def map_forward(op: Any, args: Any, tangents: Any) -> Answer:
     function, xs, others = args
-    rows, rest = Pairs(xs, tangents[1]), Pairs(others, tangents[2])
-    results = op(_joined(_over(function, rows, rest)), rows.flat, rest.flat)
+    rows, rest = TangentPairs(xs, tangents[1]), TangentPairs(others, tangents[2])
+    results = op(_join_tangents(_over(function, rows, rest)), rows.flat, rest.flat)
     return _answer(results, _count_of_results(results))
 
 
 def scan_forward(op: Any, args: Any, tangents: Any) -> Answer:
     function, init, xs, others = args
-    carry = Pairs(init, tangents[1], all_of_them=True)
-    rows, rest = Pairs(xs, tangents[2]), Pairs(others, tangents[3])
+    carry = TangentPairs(init, tangents[1], all_of_them=True)
+    rows, rest = TangentPairs(xs, tangents[2]), TangentPairs(others, tangents[3])
     over = _over(function, carry, rows, rest)
 
     def step(*values: Any) -> tuple[Any, ...]:
@@ -262,11 +262,11 @@ def scan_forward(op: Any, args: Any, tangents: Any) -> Answer:
         count = len(carry.tangents)
         return (*results[: len(carry)], *found[:count], *results[len(carry) :], *found[count:])
 
-    results = op(Derived("forward_derivative", step), carry.flat, rows.flat, tuple(rest.flat))
+    results = op(DerivedFunction("forward_derivative", step), carry.flat, rows.flat, tuple(rest.flat))
     return _with_carry_apart(results, carry)
 
 
-def _with_carry_apart(results: Values, carry: Pairs) -> Answer:
+def _with_carry_apart(results: Values, carry: TangentPairs) -> Answer:
     state, others = results[: len(carry.flat)], results[len(carry.flat) :]
     values, found = _split(state, carry)
     count = _count_of_results(others)
@@ -275,13 +275,13 @@ def _with_carry_apart(results: Values, carry: Pairs) -> Answer:
 
 def loop_forward(op: Any, args: Any, tangents: Any) -> Answer:
     goes_on, body, state, others = args
-    carry, rest = Pairs(state, tangents[2], all_of_them=True), Pairs(others, tangents[3])
+    carry, rest = TangentPairs(state, tangents[2], all_of_them=True), TangentPairs(others, tangents[3])
 
     def still(*values: Any) -> Any:
         return goes_on(*_split(values, carry, rest)[0])
 
     results = op(
-        Derived("condition", still), _joined(_over(body, carry, rest)), tuple(carry.flat), tuple(rest.flat)
+        DerivedFunction("condition", still), _join_tangents(_over(body, carry, rest)), tuple(carry.flat), tuple(rest.flat)
     )
     if op.name() == "while_loop_stack_output":
         # Forward differentiation wants a tangent in the layout of its value; of batches, one of them may not be.
@@ -291,8 +291,8 @@ def loop_forward(op: Any, args: Any, tangents: Any) -> Answer:
 
 def associative_scan_forward(op: Any, args: Any, tangents: Any) -> Answer:
     function, xs, others = args
-    rows, rest = Pairs(xs, tangents[1], all_of_them=True), Pairs(others, tangents[2])
-    results = op(_joined(_over(function, rows, rows, rest)), rows.flat, tuple(rest.flat))
+    rows, rest = TangentPairs(xs, tangents[1], all_of_them=True), TangentPairs(others, tangents[2])
+    results = op(_join_tangents(_over(function, rows, rows, rest)), rows.flat, tuple(rest.flat))
     return _split(results, rows)
 
 
@@ -313,9 +313,9 @@ FORWARD: dict[str, Callable[..., Answer]] = {
 def cond_backward(op: Any, args: Any, results: Values, given: list[int], gradients: list[Any]) -> Any:
     pred, yes, no, operands = args
     wanted = differentiable(operands)
-    both = [Derived("backward", backward_of(branch, len(operands), wanted, given)) for branch in (yes, no)]
+    both = [DerivedFunction("backward", backward_of(branch, len(operands), wanted, given)) for branch in (yes, no)]
     found = op(pred, *both, (*operands, *gradients))
-    return None, None, None, _unsummed(len(operands), wanted, found)
+    return None, None, None, _spread_gradients(len(operands), wanted, found)
 
 
 def map_backward(op: Any, args: Any, results: Values, given: list[int], gradients: list[Any]) -> Any:
@@ -329,12 +329,12 @@ def map_backward(op: Any, args: Any, results: Values, given: list[int], gradient
         rows, grads, rest = values[:count], values[count : count + len(given)], values[count + len(given) :]
         return backward(*rows, *rest, *grads)
 
-    found = op(Derived("backward", of_row), [*xs, *gradients], list(others))
+    found = op(DerivedFunction("backward", of_row), [*xs, *gradients], list(others))
     rows, rest = found[: len(in_rows)], found[len(in_rows) :]
     return (
         None,
-        _unsummed(count, in_rows, rows),
-        _unsummed(len(others), in_rest, [grad.sum(0) for grad in rest]),
+        _spread_gradients(count, in_rows, rows),
+        _spread_gradients(len(others), in_rest, [grad.sum(0) for grad in rest]),
     )
 
 
@@ -359,13 +359,13 @@ def scan_backward(op: Any, args: Any, results: Values, given: list[int], gradien
     carries = results[-len(init) :] if _gives_carries(function) else _carries(op, args)
     start = [*of_carry, *(torch.zeros_like(value) for value in at(in_rest, others))]
     along = [value.flip(0) for value in (*carries, *xs, *of_rows)]
-    found = op(Derived("backward", step_back), start, along, tuple(others))
+    found = op(DerivedFunction("backward", step_back), start, along, tuple(others))
     grads, sums, rows = _parts(found, ends[:2])
     return (
         None,
-        _unsummed(sizes[0], in_carry, grads),
-        _unsummed(sizes[1], in_rows, [row.flip(0) for row in rows]),
-        _unsummed(sizes[2], in_rest, sums),
+        _spread_gradients(sizes[0], in_carry, grads),
+        _spread_gradients(sizes[1], in_rows, [row.flip(0) for row in rows]),
+        _spread_gradients(sizes[2], in_rest, sums),
     )
 
 
@@ -378,7 +378,7 @@ def _parts(values: Values, counts: Sequence[int]) -> list[Values]:
     return [*found, values[start:]]
 
 
-class WithCarries(Derived):
+class StepWithCarries(DerivedFunction):
     """One step that gives the carry that it was given, besides."""
 
     def __init__(self, function: Function, count: int) -> None:
@@ -386,13 +386,13 @@ class WithCarries(Derived):
 
 
 def _gives_carries(function: Function) -> bool:
-    return isinstance(function, WithCarries)
+    return isinstance(function, StepWithCarries)
 
 
 def _carries(op: Any, args: Any) -> Values:
     """The carry before each step."""
     function, init, xs, others = args
-    found: Values = op(WithCarries(function, len(init)), list(init), list(xs), tuple(others))
+    found: Values = op(StepWithCarries(function, len(init)), list(init), list(xs), tuple(others))
     return found[-len(init) :]
 
 
@@ -401,7 +401,7 @@ def scan_that_keeps(op: Any, args: Any) -> Any:
     function, init, xs, others = args
     if not init or _gives_carries(function):
         return NotImplemented
-    return tuple(op(WithCarries(function, len(init)), list(init), list(xs), tuple(others))[: -len(init)])
+    return tuple(op(StepWithCarries(function, len(init)), list(init), list(xs), tuple(others))[: -len(init)])
 
 
 def loop_that_keeps(op: Any, args: Any) -> Any:
@@ -453,12 +453,12 @@ def loop_backward(op: Any, args: Any, results: Values, given: list[int], gradien
     start = [torch.zeros_like(value) for value in at(in_state, state)] if is_stacked else gradients
     totals = [torch.zeros_like(value) for value in at(in_rest, others)]
     found = _torch.while_loop()(
-        Derived("condition", lambda i, *_: i >= 0), Derived("backward", back), (last, *start, *totals),
+        DerivedFunction("condition", lambda i, *_: i >= 0), DerivedFunction("backward", back), (last, *start, *totals),
         (*state, *rounds, *by_round, *others),
     )  # fmt: skip
     _, of_state, of_rest = _parts(found, [1, len(in_state)])
     return (
-        None, None, _unsummed(len(state), in_state, of_state), _unsummed(len(others), in_rest, of_rest)
+        None, None, _spread_gradients(len(state), in_state, of_state), _spread_gradients(len(others), in_rest, of_rest)
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
-from understudy.capture.higher_order.closures import Branch, Rehearsal, is_ready, unbound_numbers
+from understudy.capture.higher_order.closures import Branch, ClosureFinder, is_ready, unbound_numbers
 
 if TYPE_CHECKING:
     from understudy.capture.make_fx import Capture
@@ -18,7 +18,7 @@ INDICES = 4
 """Batch, head, query and key: what both functions are given."""
 
 
-def prepared(capture: Capture, op: Any, args: Any, kwargs: Any) -> Any:
+def prepare_flex(capture: Capture, op: Any, args: Any, kwargs: Any) -> Any:
     score, mask = args[SCORE], args[BLOCK_MASK][-1]
     if is_ready(score) and is_ready(mask):
         return NotImplemented
@@ -28,19 +28,19 @@ def prepared(capture: Capture, op: Any, args: Any, kwargs: Any) -> Any:
     with _torch.without_recorder(), capture.stand_ins:
         indices = [torch.zeros((), dtype=torch.int, device=query.device) for _ in range(INDICES)]
         first = torch.zeros((), dtype=query.dtype, device=query.device)
-    args[SCORE], score_buffers = _lifted(capture, score, [first, *indices], buffers[0])
-    mask, mask_buffers = _lifted(capture, mask, indices, buffers[1])
+    args[SCORE], score_buffers = _lift_buffers(capture, score, [first, *indices], buffers[0])
+    mask, mask_buffers = _lift_buffers(capture, mask, indices, buffers[1])
     args[BLOCK_MASK] = (*args[BLOCK_MASK][:-1], mask)
     return op(*args[:SCORE_BUFFERS], score_buffers, mask_buffers, **kwargs)
 
 
-def _lifted(
+def _lift_buffers(
     capture: Capture, function: Callable[..., Any], examples: list[Any], buffers: Any
 ) -> tuple[Any, tuple[Any, ...]]:
     if is_ready(function):
         return function, tuple(buffers)
     call = [*examples, *buffers]
-    rehearsal = Rehearsal(capture, call)
+    rehearsal = ClosureFinder(capture, call)
     with _torch.without_recorder(), capture.stand_ins, _torch.indexing_by_tensors(), rehearsal:
         rehearsal.look_at(function(*call))
     tensors = list(rehearsal.tensors.values())
@@ -61,10 +61,10 @@ def with_gradients(capture: Capture, op: Any, args: Any, kwargs: Any) -> Any:
     )
     if not is_wanted or capture.options.pre_dispatch:
         return NotImplemented
-    return tuple(Invoked.apply(op, subgraph, identifier, *operands))  # type: ignore[no-untyped-call]
+    return tuple(InvokedSubgraph.apply(op, subgraph, identifier, *operands))  # type: ignore[no-untyped-call]
 
 
-class Invoked(torch.autograd.Function):
+class InvokedSubgraph(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, op: Any, subgraph: Any, identifier: Any, *operands: Any) -> Any:
         ctx.call = op, subgraph, identifier

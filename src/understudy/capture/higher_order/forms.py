@@ -15,7 +15,7 @@ import torch
 
 from understudy import _torch
 from understudy.errors import Context, OperatorError
-from understudy.fake.higher_order import described, fresh_size, merge_branches
+from understudy.fake.higher_order import describe_value, fresh_size, merge_branches
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
@@ -58,7 +58,7 @@ def no_symbols_to_bind(mode: FakeTensorMode) -> AbstractContextManager[None]:
     return nullcontext() if mode.shape_env is None else mode.shape_env.ignore_fresh_unbacked_symbols()
 
 
-def carried(mode: FakeTensorMode, values: Sequence[Any]) -> list[Any]:
+def make_carry(mode: FakeTensorMode, values: Sequence[Any]) -> list[Any]:
     """What a round of a loop may be given: like this in all but its values."""
     found = []
     for value in values:
@@ -78,11 +78,11 @@ def cond_examples(mode: FakeTensorMode, args: Args) -> list[Any]:
 
 
 def while_loop_examples(mode: FakeTensorMode, args: Args) -> list[Any]:
-    return [*carried(mode, args[2]), *args[3]]
+    return [*make_carry(mode, args[2]), *args[3]]
 
 
 def scan_examples(mode: FakeTensorMode, args: Args) -> list[Any]:
-    return [*carried(mode, args[1]), *slices(args[2]), *args[3]]
+    return [*make_carry(mode, args[1]), *slices(args[2]), *args[3]]
 
 
 def map_examples(mode: FakeTensorMode, args: Args) -> list[Any]:
@@ -112,18 +112,18 @@ def while_loop_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[A
 def stacked_loop_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[Any]:
     check_alike("while_loop", "what goes into the body", args[2], "what comes out of it", outputs[1])
     rounds = fresh_size(mode, 1)
-    return [_stacked(mode, value, rounds) for value in outputs[1]]
+    return [_stack_row(mode, value, rounds) for value in outputs[1]]
 
 
 def scan_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[Any]:
     _, init, xs, _ = args
     carry, rows = outputs[0][: len(init)], outputs[0][len(init) :]
     check_alike("scan", "the carry before a step", init, "the carry after it", carry)
-    return [*(_new(mode, value) for value in carry), *(_stacked(mode, row, _length(xs)) for row in rows)]
+    return [*(_new(mode, value) for value in carry), *(_stack_row(mode, row, _length(xs)) for row in rows)]
 
 
 def map_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[Any]:
-    return [_stacked(mode, row, _length(args[1])) for row in outputs[0]]
+    return [_stack_row(mode, row, _length(args[1])) for row in outputs[0]]
 
 
 def associative_scan_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[Any]:
@@ -139,7 +139,7 @@ def _new(mode: FakeTensorMode, value: Any) -> Any:
     return make_new(mode, value._spec) if type(value) is FakeTensor else value
 
 
-def _stacked(mode: FakeTensorMode, row: Any, length: Any) -> Any:
+def _stack_row(mode: FakeTensorMode, row: Any, length: Any) -> Any:
     if type(row) is FakeTensor:
         spec = row._spec
         return make_new(mode, TensorSpec((length, *spec.shape), dtype=spec.dtype, device=spec.device))
@@ -150,7 +150,7 @@ def check_alike(op: str, before: str, first: Sequence[Any], after: str, second: 
     """What is handed from round to round must not change its metadata."""
     if len(first) == len(second) and all(map(_is_alike, first, second)):
         return
-    shown = [", ".join(map(described, values)) for values in (first, second)]
+    shown = [", ".join(map(describe_value, values)) for values in (first, second)]
     raise OperatorError(
         f"{op}: {before} and {after} must have the same shape, dtype and device: [{shown[0]}] and [{shown[1]}]",
         context=Context(line=user_line()),

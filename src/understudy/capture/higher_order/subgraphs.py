@@ -19,9 +19,9 @@ from understudy.capture.graph_passes import promise_size
 from understudy.capture.higher_order import flex_and_invoke, torch_tracing
 from understudy.capture.higher_order.closures import (
     Branch,
-    Rehearsal,
-    followed,
+    ClosureFinder,
     in_structure,
+    interpret_graph,
     is_ready,
     same_but_another,
     unbound_numbers,
@@ -32,7 +32,7 @@ from understudy.capture.higher_order.torch_tracing import (
     capture_of_branches,
     current_capture,
 )
-from understudy.capture.higher_order.transforms import as_operands, transformed, with_gradients
+from understudy.capture.higher_order.transforms import as_operands, transform_operator, with_gradients
 from understudy.errors import Context, UnsupportedMutationAliasingException
 from understudy.fake.higher_order import mismatch
 from understudy.fake.mode import FakeTensorMode
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from understudy.capture.recorder import ProxyTorchDispatchMode
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-OWN = {"flex_attention": flex_and_invoke.prepared, "invoke_subgraph": flex_and_invoke.with_gradients}
+OWN = {"flex_attention": flex_and_invoke.prepare_flex, "invoke_subgraph": flex_and_invoke.with_gradients}
 """What is done in another way before autograd; NotImplemented: go on as usual."""
 
 
@@ -68,8 +68,8 @@ def enter(
         and capture is not None
         and not all(is_ready(args[position]) for position, _ in form.functions)
     ):
-        return _prepared(capture, form, op, args, kwargs)
-    if key == _torch.TRANSFORMS and (answer := transformed(op, args, kwargs)) is not NotImplemented:
+        return _call_with_flat_functions(capture, form, op, args, kwargs)
+    if key == _torch.TRANSFORMS and (answer := transform_operator(op, args, kwargs)) is not NotImplemented:
         return answer
     if capture is not None and not capture.options.pre_dispatch and not _torch.is_transformed():
         answer = with_gradients(op, args, kwargs)
@@ -96,7 +96,7 @@ def _with_its_parts(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs
     from understudy.capture.predispatch import InnerRecorder
 
     inner = InnerRecorder(recorder)
-    with inner, branches_below_autograd(), _kept_names(recorder.tracer.root, FORMS[op.name()]):
+    with inner, branches_below_autograd(), _keep_names(recorder.tracer.root, FORMS[op.name()]):
         result = with_gradients(op, args, kwargs)
     if result is NotImplemented:
         return result
@@ -108,7 +108,7 @@ def _with_its_parts(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs
 
 
 @contextmanager
-def _kept_names(root: torch.nn.Module, form: Form) -> Iterator[None]:
+def _keep_names(root: torch.nn.Module, form: Form) -> Iterator[None]:
     """Inside, the next names for graphs are not given to others."""
     names = _names_of_graphs(root, form)
     for name in names:
@@ -128,7 +128,7 @@ def _names_of_graphs(root: torch.nn.Module, form: Form) -> list[str]:
     return [f"{prefix}_{number}" for prefix in prefixes]
 
 
-def _prepared(capture: Capture, form: Form, op: Any, args: Any, kwargs: Any) -> Any:
+def _call_with_flat_functions(capture: Capture, form: Form, op: Any, args: Any, kwargs: Any) -> Any:
     """Call the operator with functions of flat operands that refer to nothing else."""
     args = list(args)
     operands, in_spec = _torch.tree_flatten(tuple(args[form.extra]))
@@ -140,7 +140,7 @@ def _prepared(capture: Capture, form: Form, op: Any, args: Any, kwargs: Any) -> 
     examples = _examples(capture, form, flat_args)
     given = len(examples) - len(operands)
     call = in_structure(examples, given, in_spec)
-    rehearsal, out_spec = _rehearsed(capture, form, functions, examples, call)
+    rehearsal, out_spec = _find_closures(capture, form, functions, examples, call)
     tensors = list(rehearsal.tensors.values())
     numbers = unbound_numbers(list(rehearsal.numbers), [*examples, *tensors])
     may_write = form.may_write and not torch.is_grad_enabled()
@@ -158,11 +158,11 @@ def _examples(capture: Capture, form: Form, args: Any) -> list[Any]:
         return list(map(same_but_another, form.examples(capture.stand_ins, tuple(args))))
 
 
-def _rehearsed(
+def _find_closures(
     capture: Capture, form: Form, functions: list[Any], examples: list[Any], call: tuple[Any, ...]
-) -> tuple[Rehearsal, Any]:
+) -> tuple[ClosureFinder, Any]:
     """Run the functions, recorded by nobody: what do they refer to, and in which structure do they return?"""
-    rehearsal = Rehearsal(capture, examples)
+    rehearsal = ClosureFinder(capture, examples)
     counts = dict(capture.tracer.torch_fn_counts)
     specs = []
     mode = capture.stand_ins
@@ -191,7 +191,7 @@ def record(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any, kn
     capture = capture_of_branches()
     mode = capture.stand_ins
     stand_ins = in_stand_ins(mode, tuple(args))
-    graphs = [_traced(capture, op, form, position, args, stand_ins) for position, _ in form.functions]
+    graphs = [_trace_function(capture, op, form, position, args, stand_ins) for position, _ in form.functions]
     node_args = _node_arguments(recorder, form, graphs, args)
     outputs: list[Sequence[Any]] = [values_of_output(graph) for graph in graphs]
     if _torch.active_fake_mode() is None:
@@ -210,7 +210,7 @@ def record(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any, kn
     return result
 
 
-def _traced(capture: Capture, op: Any, form: Form, position: int, args: Any, stand_ins: Any) -> GraphModule:
+def _trace_function(capture: Capture, op: Any, form: Form, position: int, args: Any, stand_ins: Any) -> GraphModule:
     mode = capture.stand_ins
     with mode:
         examples = form.examples(mode, stand_ins)
@@ -219,7 +219,7 @@ def _traced(capture: Capture, op: Any, form: Form, position: int, args: Any, sta
     pending = [] if mode.shape_env is None else mode.shape_env.pending_fresh_unbacked_symbols
     before = list(pending)
     with _torch.with_autograd():  # a branch may ask for gradients inside
-        graph = capture.subgraph(followed(function), fresh)
+        graph = capture.subgraph(interpret_graph(function), fresh)
     pending[:] = before  # what is born in a branch is bound there or nowhere
     if isinstance(function, Branch):
         operands = [value for value in stand_ins[form.extra] if type(value) is FakeTensor]
@@ -291,7 +291,7 @@ def check_effects(
         hint = "write to a clone of it"
         if form.may_write:
             hint += "; or, where no gradients are needed, call it under torch.no_grad()"
-        raise _refused(f"{name} writes to a tensor that comes from outside", written[0], hint)
+        raise _refuse_effect(f"{name} writes to a tensor that comes from outside", written[0], hint)
     if written:
         for operand in operands:
             operand._known = None
@@ -300,7 +300,7 @@ def check_effects(
         value = _value(leaf)
         if type(value) is FakeTensor and _torch.storage_id(value) in inputs:
             what = f"{name} returns a tensor that comes from outside, or a view of it"
-            raise _refused(what, leaf, "return a copy: x.clone()")
+            raise _refuse_effect(what, leaf, "return a copy: x.clone()")
 
 
 def _writes_to(node: Node, inputs: dict[int, Node]) -> bool:
@@ -314,7 +314,7 @@ def _writes_to(node: Node, inputs: dict[int, Node]) -> bool:
     return any(type(tensor) is FakeTensor and _torch.storage_id(tensor) in inputs for tensor in tensors)
 
 
-def _refused(what: str, node: Node, hint: str) -> UnsupportedMutationAliasingException:
+def _refuse_effect(what: str, node: Node, hint: str) -> UnsupportedMutationAliasingException:
     value = node.meta.get("val")
     shown = f"{node.format_node()}    {value._spec}" if type(value) is FakeTensor else str(node.format_node())
     lines = str(node.meta.get("stack_trace", "")).strip().splitlines()

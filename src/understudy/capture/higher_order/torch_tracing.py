@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from understudy.capture.make_fx import Capture
     from understudy.capture.recorder import ProxyTorchDispatchMode
 
-class _Running(threading.local):
+class _CurrentCaptures(threading.local):
     def __init__(self) -> None:
         self.captures: list[Capture] = []
 
 
-_running = _Running()
+_running = _CurrentCaptures()
 
 
 def current_capture() -> Capture | None:
@@ -149,7 +149,7 @@ def graph_of_branch(original: Function) -> Function:
 # It is called with ours, which has the same face; what it takes from torch's tracing module on the way is answered by us.
 
 
-def _tracked(original: Any) -> Any:
+def _track_by_us(original: Any) -> Any:
     def track_tensor_tree(inner_res: Any, proxy_res: Any, *, constant: Any, tracer: Any) -> Any:
         track = proxy_slots.track_tensor_tree if isinstance(tracer, PythonKeyTracer) else original
         return track(inner_res, proxy_res, constant=constant, tracer=tracer)
@@ -164,7 +164,7 @@ def _slot(original: Any) -> Any:
     return get_proxy_slot
 
 
-ANSWERS = {"track_tensor_tree": _tracked, "get_proxy_slot": _slot, "make_fx": traced_by_us}
+ANSWERS = {"track_tensor_tree": _track_by_us, "get_proxy_slot": _slot, "make_fx": traced_by_us}
 """By the names under which torch's tracing module has them."""
 
 

@@ -20,7 +20,7 @@ from understudy.capture.higher_order.batching import BATCHED
 from understudy.capture.higher_order.derivatives import BACKWARD, FORWARD, KEEPING, at, differentiable
 from understudy.errors import Context, UnsupportedOperatorException
 from understudy.lines import user_line
-from understudy.spec.call import flat, mapped
+from understudy.spec.call import flat, map_structure
 
 NAMES = {"Grad": "torch.func.grad and vjp", "Jvp": "torch.func.jvp", "Vmap": "torch.func.vmap"}
 
@@ -33,7 +33,7 @@ def as_operands(args: Any, kwargs: Any) -> tuple[Any, Any]:
     """
     if all(_operand(tensor) is tensor for tensor in flat(torch.Tensor, args, kwargs)):
         return args, kwargs
-    args, kwargs = mapped(_operand, torch.Tensor, (tuple(args), dict(kwargs)))
+    args, kwargs = map_structure(_operand, torch.Tensor, (tuple(args), dict(kwargs)))
     return args, kwargs
 
 
@@ -43,21 +43,21 @@ def _operand(tensor: torch.Tensor) -> torch.Tensor:
     return _torch.unwrapped_if_over(tensor)
 
 
-def transformed(op: Any, args: Any, kwargs: Any) -> Any:
+def transform_operator(op: Any, args: Any, kwargs: Any) -> Any:
     """The operator under the innermost transform; NotImplemented if torch's rule for it is as good."""
     interpreter, kind, has_rule = _torch.innermost_transform(op)
     if kind == "Grad" and (op.name() in BACKWARD or not has_rule):
-        return _differentiated(interpreter, op, *interpreter.lift(args, kwargs))
+        return _differentiate(interpreter, op, *interpreter.lift(args, kwargs))
     if kind == "Jvp" and op.name() in FORWARD:
         return _pushed_forward(interpreter, op, *interpreter.lift(args, kwargs))
     if kind == "Vmap" and op.name() in BATCHED:
         return BATCHED[op.name()](interpreter, op, *args)
     if has_rule:
         return NotImplemented
-    raise unsupported(op, NAMES.get(kind, kind))
+    raise unsupported_error(op, NAMES.get(kind, kind))
 
 
-def unsupported(op: Any, transform: str) -> UnsupportedOperatorException:
+def unsupported_error(op: Any, transform: str) -> UnsupportedOperatorException:
     hint = "inside of the transform, write it out in plain operators: torch.where, or a Python loop"
     return UnsupportedOperatorException(
         f"the higher-order operator {op} has no rule for {transform}",
@@ -74,7 +74,7 @@ KEEPS: ContextVar[bool] = ContextVar("keeps", default=True)
 may be none."""
 
 
-class Call:
+class DifferentiableCall:
     """One call of an operator, of which gradients may be asked."""
 
     def __init__(self, op: Any, args: Any, kwargs: Any) -> None:
@@ -127,7 +127,7 @@ class Call:
         return _torch.tree_unflatten(list(results), self.out_spec)
 
 
-def _kept(op: Any, args: Any, tensors: Any) -> Any:
+def _keep_for_backward(op: Any, args: Any, tensors: Any) -> Any:
     """The call with what its backward pass needs; NotImplemented where there is nothing to keep."""
     if not KEEPS.get() or op.name() not in KEEPING or not any(tensor.requires_grad for tensor in tensors):
         return NotImplemented
@@ -141,20 +141,20 @@ def with_gradients(op: Any, args: Any, kwargs: Any) -> Any:
     """The operator with gradients of ours; NotImplemented if none are asked for."""
     if op.name() not in BACKWARD or not torch.is_grad_enabled():
         return NotImplemented
-    call = Call(op, args, kwargs)
+    call = DifferentiableCall(op, args, kwargs)
     if not any(tensor.requires_grad for tensor in call.tensors):
         return NotImplemented
-    kept = _kept(op, args, call.tensors)
+    kept = _keep_for_backward(op, args, call.tensors)
     if kept is not NotImplemented:
         return kept
-    return call.returned(Ordinary.apply(call, *call.tensors))  # type: ignore[no-untyped-call]
+    return call.returned(AutogradCall.apply(call, *call.tensors))  # type: ignore[no-untyped-call]
 
 
-class Ordinary(torch.autograd.Function):
+class AutogradCall(torch.autograd.Function):
     """What autograd sees of the operator."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, *tensors: torch.Tensor) -> tuple[Any, ...]:
+    def forward(ctx: Any, call: DifferentiableCall, *tensors: torch.Tensor) -> tuple[Any, ...]:
         with _torch.below_autograd():
             results = tuple(call.run(tensors))
         call.save(ctx, tensors, results)
@@ -168,22 +168,22 @@ class Ordinary(torch.autograd.Function):
 # --- torch.func.grad ------------------------------------------------------------------------------------------------------
 
 
-def _differentiated(interpreter: Any, op: Any, args: Any, kwargs: Any) -> Any:
+def _differentiate(interpreter: Any, op: Any, args: Any, kwargs: Any) -> Any:
     if op.name() not in BACKWARD:
         return _by_leaves(interpreter, op, args, kwargs)
-    call = Call(op, args, kwargs)
-    kept = _kept(op, args, call.tensors)
+    call = DifferentiableCall(op, args, kwargs)
+    kept = _keep_for_backward(op, args, call.tensors)
     if kept is not NotImplemented:
         return kept
     with _torch.single_level_functions():
-        return call.returned(OneLevel.apply(interpreter, call, *call.tensors))
+        return call.returned(FuncGradCall.apply(interpreter, call, *call.tensors))
 
 
-class OneLevel(_torch.SingleLevelFunction):  # type: ignore[misc]
+class FuncGradCall(_torch.SingleLevelFunction):  # type: ignore[misc]
     """What torch.func.grad sees of the operator at one level: further in, it is called again."""
 
     @staticmethod
-    def forward(interpreter: Any, call: Call, *tensors: torch.Tensor) -> tuple[Any, ...]:
+    def forward(interpreter: Any, call: DifferentiableCall, *tensors: torch.Tensor) -> tuple[Any, ...]:
         level = interpreter.level()
         inner = [_torch.unwrap_for_grad(tensor, level) for tensor in tensors]
         with torch.enable_grad(), _torch.with_forward_gradients(), interpreter.lower():
@@ -201,10 +201,10 @@ class OneLevel(_torch.SingleLevelFunction):  # type: ignore[misc]
         return None, None, *ctx.call.gradients(ctx.saved_tensors, grads)
 
 
-class Leaves:
+class LeafCall:
     """One call of an operator that only has a rule for ordinary autograd: one level further in, it is given leaves."""
 
-    def __init__(self, interpreter: Any, call: Call) -> None:
+    def __init__(self, interpreter: Any, call: DifferentiableCall) -> None:
         self._interpreter = interpreter
         self._level = interpreter.level()
         self.call = call
@@ -215,7 +215,7 @@ class Leaves:
         inner = [_torch.unwrap_for_grad(tensor, self._level) for tensor in tensors]
         with torch.enable_grad(), self._interpreter.lower():
             if _torch.is_transformed() or any(tensor.requires_grad for tensor in inner):
-                raise unsupported(self.call.op, "torch.func.grad inside of another transform of torch.func")
+                raise unsupported_error(self.call.op, "torch.func.grad inside of another transform of torch.func")
             self._leaves = list(map(_leaf, inner))
             self._results = self.call.run(self._leaves)
             detached = [
@@ -227,7 +227,7 @@ class Leaves:
 
     def gradients(self, tensors: Any, grads: tuple[Any, ...]) -> list[Any]:
         if not _torch.is_transformed() or any(map(_is_over, tensors)):
-            raise unsupported(self.call.op, "torch.func.vjp whose result is called later, as jacrev does")
+            raise unsupported_error(self.call.op, "torch.func.vjp whose result is called later, as jacrev does")
         wanted = [
             (result, _torch.unwrap_for_grad(grad, self._level))
             for result, grad in zip(self._results, grads, strict=True)
@@ -251,16 +251,16 @@ def _leaf(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _by_leaves(interpreter: Any, op: Any, args: Any, kwargs: Any) -> Any:
-    leaves = Leaves(interpreter, Call(op, args, kwargs))
+    leaves = LeafCall(interpreter, DifferentiableCall(op, args, kwargs))
     with _torch.single_level_functions():
-        return leaves.call.returned(OfLeaves.apply(leaves, *leaves.call.tensors))
+        return leaves.call.returned(FuncGradLeafCall.apply(leaves, *leaves.call.tensors))
 
 
-class OfLeaves(_torch.SingleLevelFunction):  # type: ignore[misc]
+class FuncGradLeafCall(_torch.SingleLevelFunction):  # type: ignore[misc]
     """What torch.func.grad sees of an operator that is given leaves."""
 
     @staticmethod
-    def forward(leaves: Leaves, *tensors: torch.Tensor) -> tuple[Any, ...]:
+    def forward(leaves: LeafCall, *tensors: torch.Tensor) -> tuple[Any, ...]:
         return leaves.run(tensors)
 
     @staticmethod
@@ -288,7 +288,7 @@ def _pushed_forward(interpreter: Any, op: Any, args: Any, kwargs: Any) -> Any:
             tangents[id(found)] = _torch.unwrap_for_grad(tangent, level)
         return found
 
-    args = mapped(inner, torch.Tensor, tuple(args))
+    args = map_structure(inner, torch.Tensor, tuple(args))
 
     def wrapped(value: torch.Tensor) -> Any:
         return _torch.wrap_for_grad(value, level)
@@ -300,7 +300,7 @@ def _pushed_forward(interpreter: Any, op: Any, args: Any, kwargs: Any) -> Any:
         else:
             plain = op(*args, **kwargs)
     if not tangents:
-        return mapped(wrapped, torch.Tensor, plain)
+        return map_structure(wrapped, torch.Tensor, plain)
     results = [wrapped(value) if isinstance(value, torch.Tensor) else value for value in results]
     for place, tangent in zip(differentiable(results), found, strict=True):
         results[place] = torch.autograd.forward_ad.make_dual(results[place], wrapped(tangent))

@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
-from understudy.capture.lazy_state import Lent, LentTable
-from understudy.capture.repeated_layers.object_state import COMPARED, Readers, States, Unlike, Watched
-from understudy.capture.repeated_layers.reachable_code import Reach, found_at, is_own
+from understudy.capture.lazy_state import LazyParameter, LazyParameterDict
+from understudy.capture.repeated_layers.object_state import (
+    COMPARED,
+    NotComparable,
+    ObjectStates,
+    StateReaders,
+    WatchedParameterDict,
+)
+from understudy.capture.repeated_layers.reachable_code import ReachableCode, is_own, read_places
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.borrowed_state import EVERY_MODULE_HAS
@@ -31,7 +37,7 @@ SIMPLE = frozenset({FakeTensor, *COMPARED})
 """Arguments that have no parts."""
 
 
-def taken_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
     """What a block was called with: the leaves, and what tells their structure."""
     leaves = [*args, *kwargs.values()] if kwargs else list(args)
     if SIMPLE.issuperset(map(type, leaves)):
@@ -50,7 +56,7 @@ def key_of(tracer: PythonKeyTracer, mode: FakeTensorMode, leaves: list[Any], str
         if kind is FakeTensor:
             node, needs_grad = tracer.recorded(leaf), leaf.requires_grad
             if node is None or leaf.fake_mode is not mode or (needs_grad and is_grad) or is_marked(leaf):
-                raise Unlike
+                raise NotComparable
             if leaf._known is not None:  # the block may look at its values
                 parts += [id(leaf), leaf._version]
             # Which of them are the same, and which share memory.
@@ -63,7 +69,7 @@ def key_of(tracer: PythonKeyTracer, mode: FakeTensorMode, leaves: list[Any], str
         elif isinstance(leaf, torch.SymInt) and type(leaf.node) is SymNode:
             parts.append(leaf.node)
         else:
-            raise Unlike
+            raise NotComparable
     return tuple(parts)
 
 
@@ -74,22 +80,22 @@ def is_marked(tensor: FakeTensor) -> bool:
 
 def check_unchanged(arguments: Any, leaves: list[Any], structure: Any) -> None:
     """After a run: the lists and dicts that a block was given hold what they held before."""
-    now, form = taken_apart(*arguments)
+    now, form = flatten_call(*arguments)
     if form != structure or len(now) != len(leaves) or any(map(is_not, now, leaves)):
-        raise Unlike
+        raise NotComparable
     if any(is_marked(leaf) for leaf in leaves if type(leaf) is FakeTensor):
-        raise Unlike
+        raise NotComparable
 
 
-def check_results(result: Any, leaves: list[Any], arguments: Any, seen: Seen) -> None:
+def check_results(result: Any, leaves: list[Any], arguments: Any, seen: ComparedState) -> None:
     """That the results can be made anew: containers that nobody else has, and tensors that are not the module's."""
     others = {*map(id, _containers(arguments)), *map(id, seen.held), *seen.containers}
     if not others.isdisjoint(map(id, _containers(result))):
-        raise Unlike
+        raise NotComparable
     own = set(map(id, seen.tensors))
     for leaf in leaves:
         if id(leaf) in own or (type(leaf) is FakeTensor and is_marked(leaf)):
-            raise Unlike
+            raise NotComparable
 
 
 def _containers(value: Any) -> Iterator[Any]:
@@ -100,14 +106,14 @@ def _containers(value: Any) -> Iterator[Any]:
         for part in value.values() if isinstance(value, dict) else value:
             yield from _containers(part)
     elif type(value) not in COMPARED and not isinstance(value, (torch.Tensor, torch.SymInt)):
-        raise Unlike
+        raise NotComparable
 
 
 # --- Which blocks are alike: all that the forward of a module can read, besides its arguments ---------------
 
 TABLES = (dict, OrderedDict, set)
 """Of parameters, modules, hooks: most are empty."""
-DICTS: dict[Any, type] = {dict: dict, LentTable: dict, Watched: Watched}
+DICTS: dict[Any, type] = {dict: dict, LazyParameterDict: dict, WatchedParameterDict: WatchedParameterDict}
 """By type: which of them can be told apart."""
 HOLDING = ("_parameters", "_buffers", "_modules")
 SILENT = frozenset(name for name, value in EVERY_MODULE_HAS.items() if not value and name not in HOLDING)
@@ -118,7 +124,7 @@ CONTAINERS = (tuple, list, set, frozenset, torch.Size)
 Key = tuple[Any, ...]
 
 
-class Seen:
+class ComparedState:
     """What a signature was made from."""
 
     def __init__(self) -> None:
@@ -142,19 +148,19 @@ class Seen:
         return position
 
 
-class Likeness:
+class LayerComparison:
     """Compares modules by signatures. For one trace: what code reaches is looked up once."""
 
     def __init__(self) -> None:
-        self._reaches: dict[type, Reach] = {}
-        self._readers = Readers()
+        self._reaches: dict[type, ReachableCode] = {}
+        self._readers = StateReaders()
         self._telling: dict[tuple[str, ...], tuple[str, ...]] = {}
         self.replaced: set[int] = set()
         """Functions that stand in for a module's own forward for the time of the trace, by identity."""
 
-    def signature(self, module: torch.nn.Module, seen: Seen) -> Key:
+    def signature(self, module: torch.nn.Module, seen: ComparedState) -> Key:
         """Equal for modules whose forwards do the same."""
-        states = States(self._readers, type(module))
+        states = ObjectStates(self._readers, type(module))
         parts: list[Any] = []
         self._walk(module, parts, seen, states)
         parts += self._state_of_code(type(module), seen, states)
@@ -167,7 +173,7 @@ class Likeness:
 
     # What a module holds is written into one flat list; END says where a module, a table or a list is over.
 
-    def _walk(self, module: torch.nn.Module, parts: list[Any], seen: Seen, states: States) -> None:
+    def _walk(self, module: torch.nn.Module, parts: list[Any], seen: ComparedState, states: ObjectStates) -> None:
         kind: type = type(module)
         parts.append(kind)
         position = len(seen.modules)
@@ -196,7 +202,7 @@ class Likeness:
             )
         return names if len(known) < len(names) and any(silent_values(attributes)) else known
 
-    def _describe(self, value: Any, parts: list[Any], seen: Seen, states: States) -> None:
+    def _describe(self, value: Any, parts: list[Any], seen: ComparedState, states: ObjectStates) -> None:
         kind = type(value)
         if kind in DICTS:
             self._describe_table(value, parts, seen, states)
@@ -204,11 +210,11 @@ class Likeness:
             parts += (kind, value or repr(value))
         elif kind is FakeTensor:
             if value._known is not None or value._node is not None:
-                raise Unlike  # the second: computed or written to by the program
+                raise NotComparable  # the second: computed or written to by the program
             parts += (seen.position(value), value._spec, value.requires_grad)
             if is_marked(value) or value._kind is not None:
                 parts += _marks(value, states)
-        elif kind is Lent:
+        elif kind is LazyParameter:
             if value.fake is not None:
                 self._describe(value.fake, parts, seen, states)
             else:
@@ -218,25 +224,25 @@ class Likeness:
         elif kind in CONTAINERS or kind is functools.partial:
             self._describe_list(kind, value, parts, seen, states)
         elif isinstance(value, torch.Tensor):
-            raise Unlike
+            raise NotComparable
         else:
             parts.append(states.state(value))
 
-    def _describe_table(self, table: Any, parts: list[Any], seen: Seen, states: States) -> None:
+    def _describe_table(self, table: Any, parts: list[Any], seen: ComparedState, states: ObjectStates) -> None:
         seen.containers.add(id(table))
         parts.append(DICTS[type(table)])
         for key, value in dict.items(table):
             kind = type(value)
             if kind in COMPARED:
                 parts += (key or repr(key), kind, value or repr(value))
-            elif kind is Lent and value.fake is None:
+            elif kind is LazyParameter and value.fake is None:
                 parts += (key, seen.position(value), value.spec, value.requires_grad)
             else:
                 parts.append(key or repr(key))
                 self._describe(value, parts, seen, states)
         parts.append(END)
 
-    def _describe_list(self, kind: type, value: Any, parts: list[Any], seen: Seen, states: States) -> None:
+    def _describe_list(self, kind: type, value: Any, parts: list[Any], seen: ComparedState, states: ObjectStates) -> None:
         parts.append(kind)
         if kind is functools.partial:
             value = (value.func, len(value.args), *value.args, *value.keywords, *value.keywords.values())
@@ -246,29 +252,29 @@ class Likeness:
             self._describe(part, parts, seen, states)
         parts.append(END)
 
-    def _state_of_code(self, kind: type, seen: Seen, states: States) -> Key:
+    def _state_of_code(self, kind: type, seen: ComparedState, states: ObjectStates) -> Key:
         """What the code of a block finds in globals, closures, classes and objects: counters and tables are kept there."""
         reach = self._reaches.get(kind)
         if reach is None or reach.is_stale:
-            reach = self._reaches[kind] = Reach()
+            reach = self._reaches[kind] = ReachableCode()
         strange: list[Any] = [met for met in seen.kinds if not reach.knows(met)]
         if strange:
             reach.add(strange, is_module=True)
         while not reach.is_open:
-            found = list(map(states.state, found_at(reach.states)))
+            found = list(map(states.state, read_places(reach.states)))
             strange = [
                 value for value in states.functions.values() if not reach.knows(value) and is_own(value)
             ]
             if not strange:
-                tables = map(states.contents, found_at(reach.tables))
-                return *found_at(reach.members), *found, *tables, *map(len, reach.spaces)
+                tables = map(states.contents, read_places(reach.tables))
+                return *read_places(reach.members), *found, *tables, *map(len, reach.spaces)
             reach.add(strange)
-        raise Unlike
+        raise NotComparable
 
 
-def _marks(tensor: FakeTensor, states: States) -> list[Any]:
+def _marks(tensor: FakeTensor, states: ObjectStates) -> list[Any]:
     """What a program may ask of a stand-in besides its spec."""
     marks = [(name, value) for name, value in vars(tensor).items() if name not in OWN_ATTRIBUTES]
     if any(isinstance(value, MethodType) for _, value in marks):
-        raise Unlike
+        raise NotComparable
     return [tensor._kind, *[(name, states.state(value)) for name, value in marks]]

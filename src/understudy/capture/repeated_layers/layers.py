@@ -24,18 +24,18 @@ from torch.fx import Node
 from torch.fx.node import map_aggregate
 
 from understudy import _torch
-from understudy.capture.lazy_state import Lent, resolved
+from understudy.capture.lazy_state import LazyParameter, resolve_parameters
 from understudy.capture.repeated_layers.comparison import (
+    ComparedState,
     Key,
-    Likeness,
-    Seen,
+    LayerComparison,
     check_results,
     check_unchanged,
+    flatten_call,
     key_of,
-    taken_apart,
 )
-from understudy.capture.repeated_layers.object_state import COMPARED, Family, Unlike
-from understudy.capture.repeated_layers.replay import Plan, described
+from understudy.capture.repeated_layers.object_state import COMPARED, LayerFamily, NotComparable
+from understudy.capture.repeated_layers.replay import LayerPlan, describe_function
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.borrowed_state import parts_in
@@ -69,13 +69,13 @@ def run_every_layer() -> Iterator[None]:
 
 
 @dataclass
-class Group:
+class LayerGroup:
     """Modules that are alike, and what was recorded of them for each kind of input."""
 
-    last: dict[Key, Recording] = field(default_factory=dict)
-    known: dict[Key, Recording] = field(default_factory=dict)
+    last: dict[Key, LayerRecording] = field(default_factory=dict)
+    known: dict[Key, LayerRecording] = field(default_factory=dict)
 
-    def keep(self, key: Key, recording: Recording, family: Family) -> None:
+    def keep(self, key: Key, recording: LayerRecording, family: LayerFamily) -> None:
         """What was recorded last is known if it reads nothing besides, or if it reads the same as the one before."""
         last = self.last.get(key)
         if not recording.outside or (last is not None and last.canonical() == recording.canonical()):
@@ -84,7 +84,7 @@ class Group:
         self.last[key] = recording
 
 
-class Families:
+class LayerFamilies:
     """Blocks of which there are several of one kind, in some modules. None, where every layer is to be run."""
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
@@ -126,7 +126,7 @@ def _kind_of(parts: list[torch.nn.Module]) -> Key | None:
 
 
 @dataclass(frozen=True)
-class Recording:
+class LayerRecording:
     """A stretch of the graph, the values that went in, and what came out."""
 
     nodes: list[Node]
@@ -152,9 +152,9 @@ class Recording:
         return [val for val in vals if type(val) is FakeTensor]
 
     @functools.cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> LayerPlan:
         """How to write it down again."""
-        return Plan(self, self.appender)
+        return LayerPlan(self, self.appender)
 
     def canonical(self) -> list[Any]:
         """Equal for recordings that differ in nothing but their inputs and own tensors."""
@@ -190,7 +190,7 @@ def _specs(val: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Run:
+class LayerRun:
     """What was there before a block ran, and the tensors that it has made."""
 
     before: Node
@@ -201,37 +201,37 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Called:
+class LayerCall:
     """A block, what it was like before it ran, and what it was given."""
 
     block: torch.nn.Module
     signature: Key
-    seen: Seen
+    seen: ComparedState
     arguments: Any
     leaves: list[Any]
     structure: Any
 
 
-class Blocks:
+class RepeatedLayers:
     """The repeated blocks of one trace."""
 
     def __init__(self, tracer: PythonKeyTracer, mode: FakeTensorMode, recorder: Any) -> None:
         self._tracer = tracer
         self._mode = mode
         self._recorder = recorder
-        self._likeness = Likeness()
-        self._groups: dict[Key, Group] = {}
+        self._likeness = LayerComparison()
+        self._groups: dict[Key, LayerGroup] = {}
 
     def watch(self, families: list[list[torch.nn.Module]]) -> None:
         """Listen to calls of blocks. The modules are lent: what is set on them goes when they are given back."""
         for blocks in families:
-            family = Family(blocks)
+            family = LayerFamily(blocks)
             for block in blocks:
                 if "forward" not in vars(block):  # else it is listened to, or has one of its own
                     listening = vars(block)["forward"] = self._listening(block, family)
                     self._likeness.replaced.add(id(listening))
 
-    def _listening(self, block: torch.nn.Module, family: Family) -> Callable[..., Any]:
+    def _listening(self, block: torch.nn.Module, family: LayerFamily) -> Callable[..., Any]:
         forward = block.forward
 
         @functools.wraps(forward)
@@ -241,11 +241,11 @@ class Blocks:
             try:
                 with _torch.NoFunctionModes():
                     signature, seen = self._signature(block, family)
-                    leaves, structure = taken_apart(args, kwargs)
+                    leaves, structure = flatten_call(args, kwargs)
                     key = key_of(self._tracer, self._mode, leaves, structure)
                     if _is_trained(seen.tensors):
-                        raise Unlike
-            except (Unlike, TypeError):  # the latter: something that has no hash
+                        raise NotComparable
+            except (NotComparable, TypeError):  # the latter: something that has no hash
                 family.misses += 1
                 return forward(*args, **kwargs)
             known = self._groups[signature].known.get(key)
@@ -254,8 +254,9 @@ class Blocks:
                 run, result = self._observed(lambda: forward(*args, **kwargs))
                 try:
                     family.check_unread()
-                    recording = self._judged(run, result, Called(block, signature, seen, (args, kwargs), leaves, structure))
-                except (Unlike, TypeError):
+                    call = LayerCall(block, signature, seen, (args, kwargs), leaves, structure)
+                    recording = self._judged(run, result, call)
+                except (NotComparable, TypeError):
                     family.misses += 1
                 else:
                     self._groups[signature].keep(key, recording, family)
@@ -268,22 +269,22 @@ class Blocks:
 
         return call
 
-    def _signature(self, block: torch.nn.Module, family: Family) -> tuple[Key, Seen]:
-        seen = Seen()
+    def _signature(self, block: torch.nn.Module, family: LayerFamily) -> tuple[Key, ComparedState]:
+        seen = ComparedState()
         signature = self._likeness.signature(block, seen)
         if signature not in self._groups:
             if family.is_recorded and family.watch(self._likeness.names_of(type(block))):
-                seen = Seen()
+                seen = ComparedState()
                 signature = self._likeness.signature(block, seen)
-            self._groups.setdefault(signature, Group())
+            self._groups.setdefault(signature, LayerGroup())
         return signature, seen
 
     # --- running and comparing ---------------------------------------------------------------------------------
 
-    def _observed(self, forward: Callable[[], Any]) -> tuple[Run, Any]:
+    def _observed(self, forward: Callable[[], Any]) -> tuple[LayerRun, Any]:
         """Run a block, and look at what happens meanwhile."""
         tracer = self._tracer
-        run = Run(
+        run = LayerRun(
             next(iter(reversed(tracer.graph.nodes))), random.getstate(), dict(tracer.torch_fn_counts),
             tracer.node_meta.stack_trace(), [],
         )  # fmt: skip
@@ -297,24 +298,24 @@ class Blocks:
         tracer.node_meta.stack_trace()  # lets go of the frames in which the block ran, and so of their tensors
         return run, result
 
-    def _judged(self, run: Run, result: Any, called: Called) -> Recording:
+    def _judged(self, run: LayerRun, result: Any, called: LayerCall) -> LayerRecording:
         """What was recorded, if writing it down again is as good as running the block again."""
-        after, seen = Seen(), called.seen
-        seen.tensors = resolved(seen.tensors)
+        after, seen = ComparedState(), called.seen
+        seen.tensors = resolve_parameters(seen.tensors)
         if random.getstate() != run.random or self._likeness.signature(called.block, after) != called.signature:
-            raise Unlike
+            raise NotComparable
         if after.calls != seen.calls:  # with arguments that were not seen
-            raise Unlike
+            raise NotComparable
         leaves, structure = _torch.tree_flatten(result)
         check_unchanged(called.arguments, called.leaves, called.structure)
         check_results(result, leaves, called.arguments, seen)
         given = [leaf for leaf in called.leaves if type(leaf) is FakeTensor]
-        if _kept(run.made, [*leaves, *called.leaves]) or any(_is_determined(leaf, given) for leaf in leaves):
-            raise Unlike
+        if _is_kept_elsewhere(run.made, [*leaves, *called.leaves]) or any(_is_determined(leaf, given) for leaf in leaves):
+            raise NotComparable
         tracer = self._tracer
         own = [tracer.constants.existing(tensor) for tensor in seen.tensors]
         nodes = _after(run.before)
-        recording = Recording(
+        recording = LayerRecording(
             [node for node in nodes if not _is_shared(node, own)], list(map(self._node, given)), own,
             [*given, *seen.tensors],
             [self._node(leaf) if isinstance(leaf, torch.Tensor) else _plain(leaf) for leaf in leaves],
@@ -329,7 +330,7 @@ class Blocks:
         """Of an input or a result."""
         node = self._tracer.recorded(tensor) or self._tracer.constants.existing(tensor)
         if node is None:
-            raise Unlike
+            raise NotComparable
         return node
 
 
@@ -364,11 +365,11 @@ def _after(before: Node) -> list[Node]:
 
 def _plain(leaf: Any) -> Any:
     if type(leaf) not in COMPARED:
-        raise Unlike
+        raise NotComparable
     return leaf
 
 
-def _kept(made: list[weakref.ref[Any]], expected: list[Any]) -> bool:
+def _is_kept_elsewhere(made: list[weakref.ref[Any]], expected: list[Any]) -> bool:
     """Whether somebody holds on to a tensor that was made inside."""
     known = {id(tensor) for tensor in expected}
     return any(
@@ -376,43 +377,43 @@ def _kept(made: list[weakref.ref[Any]], expected: list[Any]) -> bool:
     )
 
 
-def _check_pure(recording: Recording, nodes: list[Node]) -> None:
+def _check_pure(recording: LayerRecording, nodes: list[Node]) -> None:
     """Nothing but calls that can be repeated: no writes to what was there before, no graphs inside, no sizes born here,
     no results and parameters that were there before."""
     if any("unbacked_bindings" in node.meta for node in nodes):
-        raise Unlike
+        raise NotComparable
     inside = {*recording.nodes, *recording.inputs}
     if not all(leaf in inside for leaf in recording.result if isinstance(leaf, Node)):
-        raise Unlike
+        raise NotComparable
     earlier = {node for node in recording.own if node is not None and node not in inside}
     if not earlier.isdisjoint(recording.inputs) or any(not earlier.isdisjoint(node.all_input_nodes) for node in nodes):
-        raise Unlike
+        raise NotComparable
     targets = {id(node.target): node.target for node in recording.nodes if node.op == "call_function"}
     writing = {identity for identity, target in targets.items() if _may_write(target)}
     before: set[int] | None = None
     for node in recording.nodes:
         if node.op != "call_function" and node.op != "get_attr":
-            raise Unlike
+            raise NotComparable
         if id(node.target) in writing:
             if before is None:
-                tensors = [tensor for tensor in recording.tensors if type(tensor) is not Lent]
+                tensors = [tensor for tensor in recording.tensors if type(tensor) is not LazyParameter]
                 before = {_torch.storage_id(tensor) for tensor in (*tensors, *recording.outside)}
             if not before.isdisjoint(_written_storages(node)):
-                raise Unlike
+                raise NotComparable
 
 
-def _check_calls(recording: Recording) -> None:
+def _check_calls(recording: LayerRecording) -> None:
     """That it is known which torch functions the nodes name: `x.real` and `x.shape` are both called `__get__`."""
-    names = list(map(described, recording.advance))
+    names = list(map(describe_function, recording.advance))
     shared = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
     for call in {node.meta.get("torch_fn") for node in recording.nodes} if shared else ():
         if call is not None and (call[0].rpartition("_")[0], call[1]) in shared:
-            raise Unlike
+            raise NotComparable
 
 
 def _may_write(target: Any) -> bool:
     if isinstance(target, _torch.HigherOrderOperator):
-        raise Unlike
+        raise NotComparable
     return isinstance(target, _torch.OpOverload) and may_write(target)
 
 
@@ -420,5 +421,5 @@ def _written_storages(node: Node) -> set[int]:
     written = flat(Node, written_values(node.target, node.args, node.kwargs), {})
     vals = [node.meta.get("val") for node in written]
     if not all(type(val) is FakeTensor for val in vals):
-        raise Unlike
+        raise NotComparable
     return {_torch.storage_id(val) for val in vals}

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from understudy.capture.borrowed_modules import cell_contents
-from understudy.capture.lazy_state import LentTable
+from understudy.capture.lazy_state import LazyParameterDict
 from understudy.capture.repeated_layers.reachable_code import functions_of
 from understudy.graph.borrowed_state import EVERY_MODULE_HAS
 
@@ -42,14 +42,14 @@ EMPTY: Mapping[str, Any] = types.MappingProxyType({})
 CACHED = type(functools.lru_cache(len))
 
 
-class Unlike(Exception):
+class NotComparable(Exception):
     """A module, an argument or a recording that can't be compared."""
 
 
-class States:
+class ObjectStates:
     """The states of objects, each looked at once."""
 
-    def __init__(self, readers: Readers, block: type) -> None:
+    def __init__(self, readers: StateReaders, block: type) -> None:
         self.block = block
         self.held: list[Any] = []
         """What is told apart by its identity: while it is held, nothing else has that identity."""
@@ -84,7 +84,7 @@ class States:
         self.held.append(parts)
         self._left -= len(parts)
         if self._left < 0:
-            raise Unlike
+            raise NotComparable
         return [*map(id, parts), *[self.state(part) for part in parts if part.__class__ not in COMPARED]]
 
     def same(self, value: Any) -> Any:
@@ -105,10 +105,10 @@ class States:
         return tuple(map(id, parts))
 
 
-Reader = Callable[[States, Any], Sequence[Any]]
+Reader = Callable[[ObjectStates, Any], Sequence[Any]]
 
 
-class Readers:
+class StateReaders:
     """How to look into objects, by type: None for those without state. Found once for a trace."""
 
     def __init__(self) -> None:
@@ -126,34 +126,34 @@ class Readers:
 # --- readers ----------------------------------------------------------------------------------------------------------
 
 
-def _of_dict(states: States, value: dict[Any, Any]) -> list[Any]:
+def _of_dict(states: ObjectStates, value: dict[Any, Any]) -> list[Any]:
     return [*dict.keys(value), *dict.values(value)]
 
 
-def _of_sequence(states: States, value: Iterable[Any]) -> Sequence[Any]:
+def _of_sequence(states: ObjectStates, value: Iterable[Any]) -> Sequence[Any]:
     return list(value)
 
 
-def _of_partial(states: States, value: functools.partial[Any]) -> Sequence[Any]:
+def _of_partial(states: ObjectStates, value: functools.partial[Any]) -> Sequence[Any]:
     return value.func, *value.args, *value.keywords, *value.keywords.values()
 
 
-def _of_method(states: States, value: types.MethodType) -> Sequence[Any]:
+def _of_method(states: ObjectStates, value: types.MethodType) -> Sequence[Any]:
     return value.__func__, value.__self__
 
 
-def _of_function(states: States, value: Any) -> Sequence[Any]:
+def _of_function(states: ObjectStates, value: Any) -> Sequence[Any]:
     states.functions[id(value)] = value
     return ()
 
 
-def _of_builtin(states: States, value: Any) -> Sequence[Any]:
+def _of_builtin(states: ObjectStates, value: Any) -> Sequence[Any]:
     states.functions[id(value)] = value
     owner = value.__self__
     return () if owner is None or isinstance(owner, types.ModuleType) else (owner,)
 
 
-def _of_cached(states: States, value: Any) -> Sequence[Any]:
+def _of_cached(states: ObjectStates, value: Any) -> Sequence[Any]:
     for function in functions_of(value):
         states.functions[id(function)] = function
     hits, misses, _, size = value.cache_info()
@@ -162,32 +162,32 @@ def _of_cached(states: States, value: Any) -> Sequence[Any]:
     return states.same(misses), states.same(size)
 
 
-def _of_tensor(states: States, value: torch.Tensor) -> Sequence[Any]:
+def _of_tensor(states: ObjectStates, value: torch.Tensor) -> Sequence[Any]:
     return (states.same(0 if value.is_inference() else value._version),)
 
 
-def _of_variable(states: States, value: contextvars.ContextVar[Any]) -> Sequence[Any]:
+def _of_variable(states: ObjectStates, value: contextvars.ContextVar[Any]) -> Sequence[Any]:
     return (value.get(None),)
 
 
-def _of_reference(states: States, value: weakref.ref[Any]) -> Sequence[Any]:
+def _of_reference(states: ObjectStates, value: weakref.ref[Any]) -> Sequence[Any]:
     return (value(),)
 
 
-def _of_cell(states: States, value: types.CellType) -> Sequence[Any]:
+def _of_cell(states: ObjectStates, value: types.CellType) -> Sequence[Any]:
     return (cell_contents(value),)
 
 
-def _of_module(states: States, value: torch.nn.Module) -> Sequence[Any]:
+def _of_module(states: ObjectStates, value: torch.nn.Module) -> Sequence[Any]:
     """An activation that all share. A layer that knows other modules may compare itself with them."""
     if value._parameters or value._buffers or value._modules or type(value) is states.block:
-        raise Unlike
+        raise NotComparable
     states.functions[id(type(value))] = type(value)
     return _of_dict(states, vars(value))
 
 
-def _refused(states: States, value: Any) -> Sequence[Any]:
-    raise Unlike
+def _refuse_to_read(states: ObjectStates, value: Any) -> Sequence[Any]:
+    raise NotComparable
 
 
 READERS: dict[type, Reader | None] = {
@@ -210,7 +210,7 @@ READERS: dict[type, Reader | None] = {
     bytearray: lambda states, value: (states.same(bytes(value)),),
     contextvars.ContextVar: _of_variable,
     weakref.ReferenceType: _of_reference,
-    torch.Generator: _refused,
+    torch.Generator: _refuse_to_read,
     CACHED: _of_cached,
 }
 BASES: dict[type, Reader] = {
@@ -244,11 +244,11 @@ def _reader_of(kind: type) -> Reader | None:
         return None
     base = next((base for base in BASES if issubclass(kind, base)), object)
     slots = _slots_of(kind)
-    if kind.__basicsize__ > _known_size(kind, base, len(slots)):
-        return _refused
+    if kind.__basicsize__ > _size_without_attributes(kind, base, len(slots)):
+        return _refuse_to_read
     contents = BASES.get(base)
 
-    def read(states: States, value: Any) -> list[Any]:
+    def read(states: ObjectStates, value: Any) -> list[Any]:
         states.functions[id(kind)] = kind
         parts = [] if contents is None else list(contents(states, value))
         parts += [getattr(value, name, None) for name in slots]
@@ -274,7 +274,7 @@ def _slots_of(kind: type) -> list[str]:
     ]
 
 
-def _known_size(kind: type, base: type, slots: int) -> int:
+def _size_without_attributes(kind: type, base: type, slots: int) -> int:
     """Of an object with nothing but its attributes and what is in its base. A larger one holds what Python can't see."""
     pointer = object.__basicsize__ // 2
     return base.__basicsize__ + pointer * (slots + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0))
@@ -289,7 +289,7 @@ LOOKING_INSIDE = frozenset({"__dict__", "vars", "__getattribute__"})
 """How code finds attributes without asking for them."""
 
 
-class Watched(LentTable):
+class WatchedParameterDict(LazyParameterDict):
     """A module's table of parameters, with some attributes behind it. Python asks the table for an attribute that the
     module itself does not hold; so a read is heard of, and what is never read makes no difference."""
 
@@ -321,7 +321,7 @@ class Watched(LentTable):
         return self.hidden[name]
 
 
-class Family:
+class LayerFamily:
     """Siblings of one kind. If they are not alike, the attributes in which they differ can be watched."""
 
     def __init__(self, blocks: list[torch.nn.Module]) -> None:
@@ -329,7 +329,7 @@ class Family:
         self.is_recorded = False
         self.misses = 0
         """Blocks that were run although one like them should have been known."""
-        self._tables: list[Watched] = []
+        self._tables: list[WatchedParameterDict] = []
         self._is_watched = False
         self.reads: set[str] = set()
 
@@ -345,7 +345,7 @@ class Family:
 
     def _hide(self, modules: tuple[torch.nn.Module, ...], names: list[str]) -> None:
         for module in dict.fromkeys(modules) if names else ():
-            table = Watched(module, self.reads)
+            table = WatchedParameterDict(module, self.reads)
             for name in names:
                 table.hide(name)
             self._tables.append(table)
@@ -362,7 +362,7 @@ class Family:
             for table in self._tables:
                 for name in self.reads & table.hidden.keys():
                     table.show(name)
-            raise Unlike
+            raise NotComparable
 
 
 def _differing(modules: tuple[torch.nn.Module, ...]) -> list[str]:

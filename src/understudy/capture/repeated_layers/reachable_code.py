@@ -93,7 +93,7 @@ def attributes_of(code: CodeType, name: str) -> frozenset[str]:
     return frozenset(found)
 
 
-class Reach:
+class ReachableCode:
     """All that some classes and functions reach. It grows as more of them are met."""
 
     def __init__(self) -> None:
@@ -261,7 +261,7 @@ def functions_of(value: Any) -> Iterator[Any]:
             yield wrapped
 
 
-def found_at(places: Iterable[Place]) -> list[Any]:
+def read_places(places: Iterable[Place]) -> list[Any]:
     """What is there now."""
     return [cell_contents(place) if name is None else place.get(name) for place, name in places]
 

@@ -12,7 +12,7 @@ from torch.fx import Node
 from torch.fx.node import map_aggregate
 
 from understudy import _torch
-from understudy.capture.lazy_state import LateMeta, Lent, Pending
+from understudy.capture.lazy_state import LazyMeta, LazyParameter, Pending
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import can_be_made_again, make_again, make_new, make_view
 from understudy.fake.tensor import FakeTensor
@@ -20,11 +20,11 @@ from understudy.graph.node_values import snapshot
 from understudy.spec.call import flat
 
 if TYPE_CHECKING:
-    from understudy.capture.repeated_layers.layers import Recording
+    from understudy.capture.repeated_layers.layers import LayerRecording
     from understudy.capture.tracer import PythonKeyTracer
 
 @dataclass(slots=True)
-class Val:
+class TensorValue:
     """A tensor that a node gives: its spec, and the number of its storage."""
 
     spec: Any
@@ -33,7 +33,7 @@ class Val:
     """Made the short way: on a storage that nobody but the block's own values have."""
 
 
-class Values:
+class StepValues:
     """What the steps of a block give."""
 
     def __init__(self, tensors: list[Any], outside: list[FakeTensor]) -> None:
@@ -46,7 +46,7 @@ class Values:
         """The step that gives the first tensor on a storage, by the storage's number."""
 
     def _number(self, tensor: Any) -> int:
-        key = tensor if type(tensor) is Lent else _torch.storage_id(tensor)
+        key = tensor if type(tensor) is LazyParameter else _torch.storage_id(tensor)
         return self._numbers.setdefault(key, len(self._numbers))
 
     def __len__(self) -> int:
@@ -66,17 +66,17 @@ class Values:
         self.steps.append(map_aggregate(val, described))
         return val is not None and all(can_be_made_again(tensor._spec) for tensor in tensors)
 
-    def _described(self, tensor: FakeTensor) -> Val:
+    def _described(self, tensor: FakeTensor) -> TensorValue:
         storage = self._number(tensor)
         self.first.setdefault(storage, len(self.steps))
         is_simple = storage not in self.from_before and can_be_made_again(tensor._spec)
-        return Val(tensor._spec, storage, is_simple)
+        return TensorValue(tensor._spec, storage, is_simple)
 
 
-class Made:
+class ReplayedValues:
     """The values of one stretch of nodes that were written after a recorded block, each made once."""
 
-    def __init__(self, values: Values, mode: FakeTensorMode, given: list[FakeTensor], own: list[Any]) -> None:
+    def __init__(self, values: StepValues, mode: FakeTensorMode, given: list[FakeTensor], own: list[Any]) -> None:
         self._values = values
         self._mode = mode
         self._is_inference = torch.is_inference_mode_enabled()
@@ -101,17 +101,17 @@ class Made:
 
     def _all(self, step: int) -> Any:
         vals: Any = self._values.steps[step]
-        if type(vals) is Val:
+        if type(vals) is TensorValue:
             return self._tensor(vals, step)
 
         def made(part: Any) -> Any:
-            return self._tensor(part, step) if type(part) is Val else part
+            return self._tensor(part, step) if type(part) is TensorValue else part
 
         return map_aggregate(vals, made)
 
-    def _tensor(self, val: Val, step: int) -> FakeTensor:
+    def _tensor(self, val: TensorValue, step: int) -> FakeTensor:
         base = self._bases[val.storage]
-        if type(base) is Lent:
+        if type(base) is LazyParameter:
             base = self._bases[val.storage] = base.stand_in()
         if base is None:
             first = self._values.first[val.storage]
@@ -135,13 +135,13 @@ PLAIN = frozenset({int, bool, float, type(None)})
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ArgumentSlot:
     """Where a value of the recording is an argument: the number under which this run's node is found."""
 
     slot: int
 
 
-class Call(NamedTuple):
+class FunctionCall(NamedTuple):
     """A call of a torch function: how many of its kind come before it in the block."""
 
     func: Any
@@ -150,7 +150,7 @@ class Call(NamedTuple):
     before: int
 
 
-class Step(NamedTuple):
+class ReplayStep(NamedTuple):
     """A node, without what differs from run to run."""
 
     slot: int
@@ -171,12 +171,14 @@ class Step(NamedTuple):
     """Under which number the values of a run have what it gives, if that can't be made later; else NONE."""
 
 
-class Written:
+class ReplayedLayer:
     """One run of a block that was not run: knows what its nodes say, for the time when somebody reads it."""
 
     __slots__ = ("_calls", "_counts", "_prefix", "_traces", "_values")
 
-    def __init__(self, values: Made, traces: list[str], prefix: str, calls: list[Call], counts: dict[Any, int]) -> None:
+    def __init__(
+        self, values: ReplayedValues, traces: list[str], prefix: str, calls: list[FunctionCall], counts: dict[Any, int]
+    ) -> None:
         self._values = values
         self._traces = traces
         self._prefix = prefix
@@ -192,19 +194,19 @@ class Written:
         return f"{call.name}_{self._counts.get(call.func, 0) + call.before}", call.kind
 
 
-class Plan:
+class LayerPlan:
     """The steps of a block, and how to follow them."""
 
-    def __init__(self, known: Recording, appender: _torch.NodeAppender) -> None:
+    def __init__(self, known: LayerRecording, appender: _torch.NodeAppender) -> None:
         self._known = known
         self._appender = appender
         nodes = dict.fromkeys((*known.inputs, *filter(None, known.own), *known.nodes))
-        self._slots = {node: Place(i) for i, node in enumerate(nodes)}
+        self._slots = {node: ArgumentSlot(i) for i, node in enumerate(nodes)}
         self._values: list[Any] = [None] * len(nodes)  # behind them, arguments that are the same in every run
-        self._gives = Values(known.tensors, known.outside)
+        self._gives = StepValues(known.tensors, known.outside)
         self._traces: dict[str, Pending] = {}
         self._calls: dict[tuple[str, str], Pending] = {}
-        self._functions = {described(func): func for func in known.advance}
+        self._functions = {describe_function(func): func for func in known.advance}
         self._own_of = {node: i for i, node in enumerate(known.own) if node is not None}
         inside = set(known.nodes)
         self._read_before = [(self._slots[node].slot, i) for node, i in self._own_of.items() if node not in inside]
@@ -214,16 +216,16 @@ class Plan:
 
     # --- preparing -----------------------------------------------------------------------------------------------
 
-    def _step(self, node: Node) -> Step:
+    def _step(self, node: Node) -> ReplayStep:
         slot = self._slots[node].slot
         if node.op == "get_attr":
-            return Step(slot, self._own_of[node], "", {}, None, _none_at_all, {}, False, {}, NONE)
+            return ReplayStep(slot, self._own_of[node], "", {}, None, _none_at_all, {}, False, {}, NONE)
         val = node.meta.get("val")
         number = NONE if val is None else len(self._gives.steps)
         is_late = val is not None and self._gives.add(val)
         kwargs = map_aggregate(node.kwargs, self._placed) if node.kwargs else node.kwargs
         has_places = bool(kwargs) and _has_places(kwargs)
-        return Step(
+        return ReplayStep(
             slot, NONE, _base_name(node.target), self._appender.bucket(node.target), node.target,
             self._arguments(node.args), kwargs, has_places,
             {name: self._pending(name, value, number) for name, value in node.meta.items()},
@@ -233,8 +235,8 @@ class Plan:
     def _arguments(self, args: tuple[Any, ...]) -> Callable[[list[Any]], tuple[Any, ...]]:
         placed = [self._placed_all(part) if isinstance(part, AGGREGATES) else self._placed(part) for part in args]
         if any(isinstance(part, AGGREGATES) and _has_places(part) for part in placed):
-            return lambda values: tuple(_filled(placed, values))
-        positions = [part.slot if type(part) is Place else self._same_in_all(part) for part in placed]
+            return lambda values: tuple(_fill_slots(placed, values))
+        positions = [part.slot if type(part) is ArgumentSlot else self._same_in_all(part) for part in placed]
         if len(positions) == 1:
             (position,) = positions
             return lambda values: (values[position],)
@@ -263,10 +265,10 @@ class Plan:
             found = known[value] = Pending(name, len(known))
         return found
 
-    def _call(self, call: tuple[str, str]) -> Call:
+    def _call(self, call: tuple[str, str]) -> FunctionCall:
         name, _, number = call[0].rpartition("_")
         func = self._functions.get((name, call[1]))
-        return Call(func, name, call[1], int(number) - self._known.counts.get(func, 0))
+        return FunctionCall(func, name, call[1], int(number) - self._known.counts.get(func, 0))
 
     # --- following -----------------------------------------------------------------------------------------------
 
@@ -280,13 +282,13 @@ class Plan:
         constants = tracer.constants
 
         def node_of(tensor: Any) -> Node:
-            return constants.node_of_lent(tensor) if type(tensor) is Lent else constants.node_of(tensor)
+            return constants.node_of_lent(tensor) if type(tensor) is LazyParameter else constants.node_of(tensor)
 
         for slot, i in self._read_before:
             slots[slot] = node_of(tensors[i])
-        values = Made(self._gives, mode, given, tensors)
+        values = ReplayedValues(self._gives, mode, given, tensors)
         counts = tracer.torch_fn_counts
-        written = Written(
+        written = ReplayedLayer(
             values, self._lines_inside, tracer.node_meta.stack_trace(), self._call_list, counts.copy()
         )
         for func, count in self._known.advance.items():
@@ -297,9 +299,9 @@ class Plan:
                 slots[slot] = node_of(tensors[own])
                 continue
             if has_places:
-                kwargs = _filled(kwargs, slots)
+                kwargs = _fill_slots(kwargs, slots)
             node = slots[slot] = add(name, bucket, target, arguments(slots), kwargs)
-            meta = LateMeta(same)
+            meta = LazyMeta(same)
             meta.source = written
             if value != NONE:
                 meta["val"] = values.make(value)
@@ -319,11 +321,11 @@ class Plan:
         return [made[leaf] if isinstance(leaf, Node) else leaf for leaf in self._known.result]
 
 
-def _filled(arguments: Any, slots: list[Any]) -> Any:
+def _fill_slots(arguments: Any, slots: list[Any]) -> Any:
     """Arguments with the nodes of this run in their places."""
 
     def filled(part: Any) -> Any:
-        return slots[part.slot] if type(part) is Place else part
+        return slots[part.slot] if type(part) is ArgumentSlot else part
 
     return map_aggregate(arguments, filled)
 
@@ -334,7 +336,7 @@ def _has_places(part: Any) -> bool:
     found: list[Any] = []
 
     def note(leaf: Any) -> None:
-        if type(leaf) is Place:
+        if type(leaf) is ArgumentSlot:
             found.append(leaf)
 
     map_aggregate(part, note)
@@ -349,7 +351,7 @@ def _base_name(target: Any) -> str:
     return str(target.overloadpacket.__name__ if isinstance(target, _torch.OpOverload) else target.__name__)
 
 
-def described(func: Any) -> tuple[str, str]:
+def describe_function(func: Any) -> tuple[str, str]:
     """A torch function as nodes name it."""
     name = getattr(func, "__name__", str(func))
     return name, f"{type(func).__name__}.{name}"

@@ -16,7 +16,7 @@ from understudy import _torch
 from understudy.errors import Context, DataDependentOutputException
 from understudy.fake.tensor import FakeTensor
 from understudy.lines import user_line
-from understudy.spec.call import flat, mapped
+from understudy.spec.call import flat, map_structure
 
 if TYPE_CHECKING:
     from understudy.capture.recorder import OpFacts
@@ -28,7 +28,7 @@ HINT = (
 )
 
 
-def refused(what: Any, tensors: Iterable[torch.Tensor], hint: str = HINT) -> DataDependentOutputException:
+def refuse_read(what: Any, tensors: Iterable[torch.Tensor], hint: str = HINT) -> DataDependentOutputException:
     shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
     return DataDependentOutputException(
         f"{what} is data-dependent: a value of a tensor that is being traced was asked for, and the graph would hold it "
@@ -96,7 +96,7 @@ def check(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> None:
     name, reads, hint = READS[func]
     tensors = [value for value in reads(args, kwargs) if isinstance(value, torch.Tensor)]
     if any(varies(tracer, tensor) for tensor in tensors):
-        raise refused(name, tensors, hint)
+        raise refuse_read(name, tensors, hint)
 
 
 def varies(tracer: PythonKeyTracer, tensor: torch.Tensor) -> bool:
@@ -135,7 +135,7 @@ MAKERS = {torch.tensor: 0, torch.as_tensor: 0, torch.asarray: 0, torch.Tensor.ne
 """Function → where its data stands among its arguments."""
 
 
-def made(tracer: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def make_from_list(tracer: Any, func: Any, args: Any, kwargs: Any) -> Any:
     place = MAKERS[func]
     data = args[place] if len(args) > place else None
     if not isinstance(data, (list, tuple, *SYMBOLIC)) or not _is_to_be_stacked(tracer, data):
@@ -205,7 +205,7 @@ LARGEST = 1
 """Elements of a tensor whose value is followed."""
 
 
-class KnownValues:
+class DeterminedRealValues:
     """Values of small real tensors that do not depend on the inputs. The fake mode follows those of stand-ins itself."""
 
     def __init__(self, tracer: PythonKeyTracer) -> None:
@@ -216,7 +216,7 @@ class KnownValues:
         values = self._tracer.known_values
         if not tensors or not all(type(t) is not FakeTensor and t in values for t in tensors):
             return None
-        args, kwargs = mapped(values.__getitem__, torch.Tensor, (tuple(args), dict(kwargs)))
+        args, kwargs = map_structure(values.__getitem__, torch.Tensor, (tuple(args), dict(kwargs)))
         with _torch.no_modes():
             return (func(*args, **kwargs),)
 
@@ -227,7 +227,7 @@ class KnownValues:
             if _torch.is_mutable(func):
                 self._forget(tensors)
             return None
-        return mapped(values.__getitem__, torch.Tensor, (tuple(args), dict(kwargs)))
+        return map_structure(values.__getitem__, torch.Tensor, (tuple(args), dict(kwargs)))
 
     def after(self, func: Any, facts: OpFacts, known: Any, args: Any, result: Any) -> None:
         values = self._tracer.known_values

@@ -44,7 +44,7 @@ def active_tracer() -> Any:
 STATES = tuple(getattr(torch, name) for name in _torch.RANDOM_STATE)
 
 
-def _recorded(place: str, target: Function) -> None:
+def _record_calls_of(place: str, target: Function) -> None:
     @while_active(place)
     def patch(original: Function) -> Function:
         @functools.wraps(original)
@@ -67,8 +67,8 @@ def _recorded(place: str, target: Function) -> None:
 
 for _function in STATES:
     for _module in ("torch", "torch.random"):
-        _recorded(f"{_module}.{_function.__name__}", _function)
-_recorded("set_default_dtype", torch.set_default_dtype)
+        _record_calls_of(f"{_module}.{_function.__name__}", _function)
+_record_calls_of("set_default_dtype", torch.set_default_dtype)
 
 
 def forget_needless_states(graph: Graph) -> None:
@@ -215,7 +215,7 @@ def set_data(tracer: PythonKeyTracer, tensor: torch.Tensor, data: torch.Tensor) 
 NATIVE = torch.Generator
 
 
-class Kind(type(NATIVE)):  # type: ignore[misc]
+class GeneratorType(type(NATIVE)):  # type: ignore[misc]
     """Whatever is a generator is one of these, too: programs ask by the name under which they found the class."""
 
     def __instancecheck__(cls, value: Any) -> bool:
@@ -232,10 +232,10 @@ class Kind(type(NATIVE)):  # type: ignore[misc]
         return generator
 
 
-class Recorded(NATIVE, metaclass=Kind):
+class RecordedGenerator(NATIVE, metaclass=GeneratorType):
     """A generator that was made in a trace."""
 
-    def manual_seed(self, seed: int) -> Recorded:
+    def manual_seed(self, seed: int) -> RecordedGenerator:
         self._told("manual_seed", seed)
         return self
 
@@ -243,7 +243,7 @@ class Recorded(NATIVE, metaclass=Kind):
         number: int = self._told("seed")
         return number
 
-    def set_state(self, new_state: torch.Tensor) -> Recorded:
+    def set_state(self, new_state: torch.Tensor) -> RecordedGenerator:
         self._told("set_state", new_state)
         return self
 
@@ -253,7 +253,7 @@ class Recorded(NATIVE, metaclass=Kind):
 
     def _told(self, method: str, *args: Any) -> Any:
         tracer = active_tracer()
-        source = None if tracer is None else made_by(self, tracer)
+        source = None if tracer is None else node_of_generator(self, tracer)
         given = () if source is None else tracer.argument(args)
         with _torch.no_modes():
             result = getattr(NATIVE, method)(self, *args)
@@ -266,7 +266,7 @@ class Recorded(NATIVE, metaclass=Kind):
         return result
 
 
-def made_by(generator: Any, tracer: PythonKeyTracer) -> Node | None:
+def node_of_generator(generator: Any, tracer: PythonKeyTracer) -> Node | None:
     """The node that makes a generator; None if it was there before. C++ hands on others around the same state."""
     return tracer.generators.get(_torch.generator_id(generator), (None, None))[1]
 
@@ -274,4 +274,4 @@ def made_by(generator: Any, tracer: PythonKeyTracer) -> Node | None:
 @while_active("torch.Generator")
 @while_active("torch._C.Generator")
 def recorded_class(original: Any) -> Callable[..., Any]:
-    return Recorded
+    return RecordedGenerator

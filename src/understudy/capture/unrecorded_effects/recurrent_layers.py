@@ -65,7 +65,7 @@ def _called_by_modules(place: str) -> None:
         otherwise = in_python(place, original)
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            return _called(WHOLE[place], otherwise, args, kwargs)
+            return _call_layer(WHOLE[place], otherwise, args, kwargs)
 
         return called
 
@@ -76,10 +76,10 @@ for _place in WHOLE:
 
 def operator_called(tracer: PythonKeyTracer, op: Any, args: Any, kwargs: Any) -> Any:
     """By a graph, in which the layer is one node."""
-    return _called(op, op, args, kwargs)
+    return _call_layer(op, op, args, kwargs)
 
 
-def _called(op: Any, otherwise: Function, args: Any, kwargs: Any) -> Any:
+def _call_layer(op: Any, otherwise: Function, args: Any, kwargs: Any) -> Any:
     recorder = _torch.active_recorder()
     if recorder is None or kwargs or len(args) != 9 or not _can_be_whole(recorder, op, args):
         return otherwise(*args, **kwargs)
@@ -87,7 +87,7 @@ def _called(op: Any, otherwise: Function, args: Any, kwargs: Any) -> Any:
     states = [state] if isinstance(state, torch.Tensor) else list(state)
     if not (dropout and train and num_layers > 1):
         tensors = (x, *states, *weights)
-        return Whole.apply(recorder, op, len(states), args[3:], *tensors)  # type: ignore[no-untyped-call]
+        return WholeLayer.apply(recorder, op, len(states), args[3:], *tensors)  # type: ignore[no-untyped-call]
     x = x.transpose(0, 1) if batch_first else x
     directions, width = (2 if bidirectional else 1), len(weights) // num_layers
     last = []
@@ -96,7 +96,7 @@ def _called(op: Any, otherwise: Function, args: Any, kwargs: Any) -> Any:
         own = [part.narrow(0, layer * directions, directions) for part in states]
         settings = (has_biases, 1, 0.0, train, bidirectional, False)
         tensors = (x, *own, *weights[layer * width : (layer + 1) * width])
-        x, *ends = Whole.apply(recorder, op, len(states), settings, *tensors)  # type: ignore[no-untyped-call]
+        x, *ends = WholeLayer.apply(recorder, op, len(states), settings, *tensors)  # type: ignore[no-untyped-call]
         last.append(ends)
         return x
 
@@ -126,7 +126,7 @@ def _can_be_whole(recorder: Any, op: Any, args: Any) -> bool:
     return is_plain and all(unpack_dual(tensor).tangent is None for tensor in tensors)
 
 
-class Whole(torch.autograd.Function):
+class WholeLayer(torch.autograd.Function):
     """The layer as one node; its gradient by the steps."""
 
     @staticmethod

@@ -48,7 +48,7 @@ SPECIAL = {
     SET_DATA: _set_data,
     **dict.fromkeys(recurrent_layers.WHOLE.values(), recurrent_layers.operator_called),
     **dict.fromkeys(data_reads.READS, _read),
-    **dict.fromkeys(data_reads.MAKERS, data_reads.made),
+    **dict.fromkeys(data_reads.MAKERS, data_reads.make_from_list),
 }
 """Functions that are not only called."""
 

@@ -26,7 +26,7 @@ from understudy.ops.traits.autocast import (
     WIDEST,
     WITHOUT_AUTOCAST,
 )
-from understudy.spec.call import flat, mapped
+from understudy.spec.call import flat, map_structure
 
 UNCAST = [name for name in PATHS if name not in LOWER_PRECISION]
 
@@ -47,7 +47,7 @@ def register_kernels() -> None:
                 (_to_float32, FLOAT32),
                 (_by_dtype, FLOAT32_BY_DTYPE),
                 (_widest, WIDEST),
-                (_banned, BANNED),
+                (_refuse_banned, BANNED),
                 (_as_they_are, UNCAST),
             ):
                 for name in names:
@@ -116,12 +116,12 @@ def _as_they_are(op: Any, device_type: str, args: Any, kwargs: Any) -> tuple[Any
     return args, kwargs
 
 
-def _banned(op: Any, device_type: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _refuse_banned(op: Any, device_type: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
     raise RuntimeError(f"{op} under autocast: {BANNED[op.overloadpacket.__name__]}")
 
 
 def _cast_all(args: Any, kwargs: Any, dtype: torch.dtype) -> tuple[Any, Any]:
-    result: tuple[Any, Any] = mapped(lambda t: _cast(t, dtype), torch.Tensor, (tuple(args), dict(kwargs)))
+    result: tuple[Any, Any] = map_structure(lambda t: _cast(t, dtype), torch.Tensor, (tuple(args), dict(kwargs)))
     return result
 
 

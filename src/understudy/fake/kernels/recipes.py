@@ -24,10 +24,10 @@ from understudy.fake.templates import make_symbolic, on_first_symbol
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.cache import SIZED_TYPES
 from understudy.infer.engine import HIDDEN_WRITES, cache
-from understudy.infer.shared import Question, SharedPlans
+from understudy.infer.shared import SharedPlans, SharedQuestion
 from understudy.ops.shared.decompositions import DECOMPOSITIONS, decomposed_kernel
 from understudy.shapes.node import SymNode
-from understudy.shapes.patterns import Form
+from understudy.shapes.patterns import Pattern
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import TensorSpec
 from understudy.spec.call import flat
@@ -48,11 +48,11 @@ is_grad_enabled = torch.is_grad_enabled
 count_dispatch_modes = _torch.count_dispatch_modes
 
 
-class Unusual(Exception):
+class NoRecipe(Exception):
     """An argument that no recipe can be found by, or made of."""
 
 
-class Step(NamedTuple):
+class RecipeStep(NamedTuple):
     """A call of a simple operator. `tensors` says which value goes to which position, or name, among the arguments: the
     inputs of the composite come first, then the results of the steps before."""
 
@@ -80,7 +80,7 @@ class Recipe:
     __slots__ = ("calls", "is_nothing", "result", "spec", "spoilt", "steps", "views")
 
     def __init__(
-        self, steps: list[Step], result: int, spec: TensorSpec | None = None, views: tuple[Step, ...] = (),
+        self, steps: list[RecipeStep], result: int, spec: TensorSpec | None = None, views: tuple[RecipeStep, ...] = (),
         spoilt: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         self.steps = steps
@@ -124,11 +124,11 @@ class Recipe:
         else:
             fake = make_new(mode, spec)
         for step in self.views:
-            fake = step.call(Always(fake))
+            fake = step.call(AlwaysOne(fake))
         return fake
 
 
-class Always:
+class AlwaysOne:
     """The one value that every number stands for."""
 
     __slots__ = ("value",)
@@ -166,13 +166,13 @@ def _kernel(op: Any) -> Callable[..., Any]:
                 key.append(state())
             mode = _mode_of(tensors)
             recipe = mode._cache.recipes.get(tuple(key))
-        except (Unusual, TypeError):
+        except (NoRecipe, TypeError):
             recipe = NONE
         if recipe is None:
             question = mode._shared.question(tuple(key))
-            recipe = None if question is None else mode._shared.answer(question, partial(_said_here, mode._shared))
+            recipe = None if question is None else mode._shared.answer(question, partial(_localise_recipe, mode._shared))
             if recipe is None:
-                return _recorded(mode, run, args, kwargs, tensors, tuple(key), question)
+                return _record_recipe(mode, run, args, kwargs, tensors, tuple(key), question)
             mode._cache.recipes[tuple(key)] = recipe
         if recipe.spec is not None and _torch.goes_unnoticed(mode):
             return recipe.result_in(mode, tensors)
@@ -223,19 +223,19 @@ def _describe(key: list[Any], tensors: list[FakeTensor], values: Any) -> None:
             add(kind)
             add(value.node)
         else:
-            raise Unusual
+            raise NoRecipe
 
 
 def _mode_of(tensors: list[FakeTensor]) -> FakeTensorMode:
     """The mode of these tensors, if it is one for all, and if nothing stands between the call and its operators."""
     if not tensors:
-        raise Unusual
+        raise NoRecipe
     mode = tensors[0].fake_mode
     for tensor in tensors:
         if tensor.fake_mode is not mode:
-            raise Unusual
+            raise NoRecipe
     if not mode._direct or _torch.composites_are_special():
-        raise Unusual
+        raise NoRecipe
     return mode
 
 
@@ -250,7 +250,7 @@ STATES: dict[str, Callable[[], Any]] = {"scaled_dot_product_attention": _attenti
 # --- recording ----------------------------------------------------------------------------------------------------
 
 
-class Listener(_torch.TorchDispatchMode):
+class OperatorListener(_torch.TorchDispatchMode):
     """Takes down the operators that it hears."""
 
     def __init__(self) -> None:
@@ -267,16 +267,16 @@ class Listener(_torch.TorchDispatchMode):
         return made
 
 
-def _recorded(
+def _record_recipe(
     mode: FakeTensorMode, run: Callable[..., Any], args: Any, kwargs: Any, tensors: list[FakeTensor], key: Any,
-    question: Question | None,
+    question: SharedQuestion | None,
 ) -> Any:  # fmt: skip
-    with Listener() as listener:
+    with OperatorListener() as listener:
         result = run(*args, **kwargs)
     if not mode.shape_env.suppresses_guards:  # a recipe would never record what it assumes
         recipe = mode._cache.recipes[key] = _recipe(listener.heard, tensors, result)
         if question is not None:
-            mode._shared.keep(question, partial(_said_anywhere, mode._shared), recipe)
+            mode._shared.keep(question, partial(_generalise_recipe, mode._shared), recipe)
     return result
 
 
@@ -285,8 +285,8 @@ def _recipe(heard: list[tuple[Any, Any, Any, Any]], tensors: list[FakeTensor], r
     numbers: dict[int, int] = {}
     for number, tensor in enumerate(tensors):
         numbers.setdefault(id(tensor), number)
-    steps: list[Step] = []
-    makers: dict[int, Step] = {}
+    steps: list[RecipeStep] = []
+    makers: dict[int, RecipeStep] = {}
     try:
         for op, args, kwargs, made in heard:
             step = _step(op, args, kwargs, numbers)
@@ -295,7 +295,7 @@ def _recipe(heard: list[tuple[Any, Any, Any, Any]], tensors: list[FakeTensor], r
                 numbers.setdefault(id(part), len(values))
                 makers[len(values)] = step
                 values.append(part)
-    except Unusual:
+    except NoRecipe:
         return NONE
     if id(result) not in numbers:
         return NONE
@@ -306,27 +306,27 @@ def _recipe(heard: list[tuple[Any, Any, Any, Any]], tensors: list[FakeTensor], r
     return Recipe(steps, numbers[id(result)], spec, views, tuple(spoilt))
 
 
-def _step(op: Any, args: Any, kwargs: Any, numbers: dict[int, int]) -> Step:
+def _step(op: Any, args: Any, kwargs: Any, numbers: dict[int, int]) -> RecipeStep:
     given = dict(enumerate(args)) | kwargs
     places = []
     for position, value in given.items():
         if isinstance(value, torch.Tensor):
             if id(value) not in numbers:
-                raise Unusual  # a tensor that C++ made past the dispatcher
+                raise NoRecipe  # a tensor that C++ made past the dispatcher
             places.append((position, numbers[id(value)]))
             given[position] = None
         elif flat(torch.Tensor, (value,), {}):
-            raise Unusual
-    return Step(
+            raise NoRecipe
+    return RecipeStep(
         op, [given[i] for i in range(len(args))], tuple(places), {name: given[name] for name in kwargs}
     )
 
 
 def _origin(
-    number: int, values: list[Any], makers: dict[int, Step], tensors: list[FakeTensor]
-) -> tuple[TensorSpec | None, tuple[Step, ...]]:
+    number: int, values: list[Any], makers: dict[int, RecipeStep], tensors: list[FakeTensor]
+) -> tuple[TensorSpec | None, tuple[RecipeStep, ...]]:
     """The spec of the new tensor that a result is, or is a view of, and how the view was made."""
-    views: list[Step] = []
+    views: list[RecipeStep] = []
     if values[number].requires_grad or values[number]._known is not None or values[number]._version:
         return None, ()
     while number in makers and values[number]._is_view():
@@ -342,7 +342,7 @@ def _origin(
     return spec, tuple(views)
 
 
-def _writes_to(step: Step, values: list[Any], tensors: list[FakeTensor]) -> bool:
+def _writes_to(step: RecipeStep, values: list[Any], tensors: list[FakeTensor]) -> bool:
     """Whether it writes to the storage of one of these tensors."""
     written = {place for argument in _torch.written_arguments(step.op) for place in argument}
     return any(
@@ -351,7 +351,7 @@ def _writes_to(step: Step, values: list[Any], tensors: list[FakeTensor]) -> bool
     )
 
 
-def _spoilt_by(step: Step) -> list[int]:
+def _spoilt_by(step: RecipeStep) -> list[int]:
     """The values that it writes to without counting."""
     hidden = HIDDEN_WRITES.get(step.op.overloadpacket.__name__)
     if hidden is None:
@@ -372,34 +372,34 @@ def _storages(tensors: list[FakeTensor]) -> set[int]:
 class SharedRecipe(NamedTuple):
     """A recipe with forms in the place of specs and numbers; `views` are positions among the steps."""
 
-    steps: list[Step]
+    steps: list[RecipeStep]
     result: int
     spec: Any
     views: tuple[int, ...]
     spoilt: tuple[int, ...]
 
 
-def _said_anywhere(shared: SharedPlans, recipe: Recipe) -> SharedRecipe | None:
+def _generalise_recipe(shared: SharedPlans, recipe: Recipe) -> SharedRecipe | None:
     if recipe is NONE:
         return None
     positions = {id(step): position for position, step in enumerate(recipe.steps)}
     return SharedRecipe(
-        [_changed(step, partial(_argument_anywhere, shared)) for step in recipe.steps], recipe.result,
+        [_change_step(step, partial(_argument_anywhere, shared)) for step in recipe.steps], recipe.result,
         shared.anywhere(recipe.spec), tuple([positions[id(step)] for step in recipe.views]), recipe.spoilt,
     )  # fmt: skip
 
 
-def _said_here(shared: SharedPlans, known: SharedRecipe | None) -> Recipe:
+def _localise_recipe(shared: SharedPlans, known: SharedRecipe | None) -> Recipe:
     if known is None:
         return NONE
-    steps = [_changed(step, partial(_argument_here, shared)) for step in known.steps]
+    steps = [_change_step(step, partial(_argument_here, shared)) for step in known.steps]
     views = tuple([steps[position] for position in known.views])
     return Recipe(steps, known.result, shared.here(known.spec), views, known.spoilt)
 
 
-def _changed(step: Step, change: Callable[[Any], Any]) -> Step:
+def _change_step(step: RecipeStep, change: Callable[[Any], Any]) -> RecipeStep:
     kwargs = {name: change(value) for name, value in step.kwargs.items()}
-    return Step(step.op, [change(value) for value in step.args], step.tensors, kwargs)
+    return RecipeStep(step.op, [change(value) for value in step.args], step.tensors, kwargs)
 
 
 def _argument_anywhere(shared: SharedPlans, value: Any) -> Any:
@@ -413,7 +413,7 @@ def _argument_here(shared: SharedPlans, value: Any) -> Any:
     kind = type(value)
     if kind is list or kind is tuple:
         return kind([_argument_here(shared, part) for part in value])
-    return to_torch(shared.here(value)) if kind is Form else value
+    return to_torch(shared.here(value)) if kind is Pattern else value
 
 
 # --- registration -------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ RULES: dict[str, dict[str, Function]] = {
 """By dispatch key and the name of the operator."""
 
 
-class _Registered:
+class _TransformRules:
     """The rules, for as long as any transform needs them. torch takes them back when nobody holds the library any more."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ def _put(library: torch.library.Library, name: str, rule: Function, key: str) ->
         log.debug("no rule for %s inside of transforms: %s", name, error)
 
 
-REGISTERED = _Registered()
+REGISTERED = _TransformRules()
 
 
 def with_rules(original: Function) -> Function:

@@ -80,7 +80,7 @@ def real_stays_real(original: Function) -> Function:
     return deepcopy
 
 
-class RealData:
+class RealTensorData:
     """`tensor.data`: C++ gives a real tensor the storage of a stand-in, past every dispatch, and who reads it then reads
     memory that is not there. Asked of the class, it is torch's own, which torch functions are known by."""
 
@@ -91,7 +91,7 @@ class RealData:
         return self._original if tensor is None else self._original.__get__(tensor, owner)
 
     def __set__(self, tensor: torch.Tensor, data: Any) -> None:
-        is_plain = _is_real(tensor) and _torch.unwrapped(tensor) is None
+        is_plain = _is_real(tensor) and _torch.unwrap(tensor) is None
         # A mode for torch functions is told, and may have another way.
         if type(data) is FakeTensor and is_plain and _torch.count_function_modes() == 0:
             raise MixedTensorsError(
@@ -105,7 +105,7 @@ class RealData:
         self._original.__set__(tensor, data)
 
 
-while_active("data")(RealData)
+while_active("data")(RealTensorData)
 
 
 def _is_real(tensor: Any) -> bool:

@@ -17,7 +17,7 @@ from understudy import _torch
 from understudy._torch import while_active
 from understudy.fake import initial_values
 from understudy.fake.tensor import FakeTensor
-from understudy.ops.nn.attention import drops_padding, encoded
+from understudy.ops.nn.attention import drops_padding, encode
 
 Function = Callable[..., Any]
 
@@ -30,14 +30,14 @@ def with_whole_batches(original: Function) -> Function:
     ) -> Any:
         is_seen = _torch.is_stand_in(src) or _torch.is_recording()
         if is_seen and drops_padding(self, src, mask, src_key_padding_mask):
-            return encoded(self, src, src_key_padding_mask)
+            return encode(self, src, src_key_padding_mask)
         return original(self, src, mask, src_key_padding_mask, is_causal)
 
     return forward
 
 
 @while_active("initial trunc_normal")
-def drawn_once(original: Function) -> Function:
+def draw_once(original: Function) -> Function:
     """torch draws again until no value is outside of the bounds, and asks the values whether there is one."""
 
     def draw(tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None) -> Any:
@@ -118,7 +118,7 @@ def order_drawn(original: Callable[..., Any]) -> Callable[..., Any]:
     return __iter__
 
 
-def drawn(original: Callable[..., Any]) -> Callable[..., Any]:
+def draw_for_real(original: Callable[..., Any]) -> Callable[..., Any]:
     """A function that draws, called where nothing is fake."""
 
     @functools.wraps(original)
@@ -152,5 +152,5 @@ def in_this_process(original: Callable[..., Any]) -> Callable[..., Any]:
 for _sampler in _torch.SAMPLERS:
     while_active(f"order of {_sampler}")(order_drawn)
 while_active("loading by workers")(in_this_process)
-while_active("beginning to load data")(drawn)
-while_active("splitting data")(drawn)
+while_active("beginning to load data")(draw_for_real)
+while_active("splitting data")(draw_for_real)

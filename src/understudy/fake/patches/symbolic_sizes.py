@@ -21,7 +21,7 @@ from understudy.ops.indexing.advanced import among_classes
 from understudy.ops.nn import pooling_symbolic, recurrent
 from understudy.ops.nn import recurrent as nn_recurrent
 from understudy.ops.nn.class_losses import loss_of_classes
-from understudy.ops.nn.upsampling import upsampled
+from understudy.ops.nn.upsampling import upsample_to_symbols
 from understudy.spec.call import flat
 
 Function = Callable[..., Any]
@@ -79,7 +79,7 @@ def in_python(place: str, original: Function) -> Function:
         if mode is None or mode.shape_env is None or not _has_symbols(args):
             return original(*args, **kwargs)
         if "upsample" in place:
-            result = upsampled(place, args, kwargs)
+            result = upsample_to_symbols(place, args, kwargs)
             if result is not NotImplemented:
                 return result
         is_whole = kwargs or _torch.is_recorded_above_autograd()
@@ -110,7 +110,8 @@ def _to_symbols(place: str) -> None:
     @while_active(place)
     def patch(original: Function) -> Function:
         def called(*args: Any, **kwargs: Any) -> Any:
-            result = NotImplemented if kwargs or active_fake_mode() is None else pooling_symbolic.pooled(place, args)
+            is_plain = not kwargs and active_fake_mode() is not None
+            result = pooling_symbolic.pool_to_symbols(place, args) if is_plain else NotImplemented
             return original(*args, **kwargs) if result is NotImplemented else result
 
         return called
@@ -124,7 +125,7 @@ for _place in _torch.POOLING_TO_INTEGERS:
 def averaged_to_symbols(original: Function) -> Function:
     def adaptive_avg_pool1d(*args: Any, **kwargs: Any) -> Any:
         is_plain = not kwargs and len(args) == 2 and active_fake_mode() is not None
-        result = pooling_symbolic.averaged(*args) if is_plain else NotImplemented
+        result = pooling_symbolic.average_to_symbols(*args) if is_plain else NotImplemented
         return original(*args, **kwargs) if result is NotImplemented else result
 
     return adaptive_avg_pool1d
@@ -208,10 +209,10 @@ def padded_by_operators(original: Function) -> Function:
 @while_active("linspace")
 def spaced_by_symbols(original: Function) -> Any:
     """C++ takes how many points there are for a plain number."""
-    return Spaced(original)
+    return SymbolicLinspace(original)
 
 
-class Spaced:
+class SymbolicLinspace:
     """`torch.linspace`, and equal to it: `torch.device("cuda")` as a context looks functions up that make tensors."""
 
     def __init__(self, original: Function) -> None:
@@ -220,13 +221,13 @@ class Spaced:
 
     def __call__(self, start: Any, end: Any, steps: Any = None, *args: Any, **kwargs: Any) -> Any:
         is_symbolic = type(steps) is torch.SymInt and not args and active_fake_mode() is not None
-        result = factories.spaced(start, end, steps, **kwargs) if is_symbolic else NotImplemented
+        result = factories.linspace_of_symbols(start, end, steps, **kwargs) if is_symbolic else NotImplemented
         if result is not NotImplemented:
             return result
         return self._original(start, end, *(() if steps is None else (steps,)), *args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
-        return other is self._original or (isinstance(other, Spaced) and other._original is self._original)
+        return other is self._original or (isinstance(other, SymbolicLinspace) and other._original is self._original)
 
     def __hash__(self) -> int:
         return hash(self._original)

@@ -33,7 +33,7 @@ from understudy.ops.shared.dtypes import (
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.shapes.torch_api.names import constrain_range
 from understudy.spec import TensorSpec, broadcast_shapes, contiguous_strides, product, same_shape
-from understudy.spec.call import flat, mapped
+from understudy.spec.call import flat, map_structure
 from understudy.spec.error_context import with_line
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def answer(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     """What the call gives, or `NotImplemented` if values that nobody knows decide."""
     inputs = flat(FakeTensor, args, kwargs)
     if inputs and all(is_known(fake) for fake in inputs) and not _torch.written_arguments(func):
-        return _computed(mode, func, args, kwargs, inputs)
+        return _compute_on_values(mode, func, args, kwargs, inputs)
     special = BY_SOME.get(func.name())
     return NotImplemented if special is None else special(mode, *args, **kwargs)
 
@@ -55,13 +55,13 @@ def is_known(fake: FakeTensor) -> bool:
     return fake._known is not None and fake._known.content is not None
 
 
-def _computed(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any, inputs: list[FakeTensor]) -> Any:
+def _compute_on_values(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any, inputs: list[FakeTensor]) -> Any:
     """Run the operator on the values."""
-    real_args, real_kwargs = mapped(mode.value_of, FakeTensor, (tuple(args), dict(kwargs)))
+    real_args, real_kwargs = map_structure(mode.value_of, FakeTensor, (tuple(args), dict(kwargs)))
     with _torch.no_modes(), torch.no_grad():
         result = func(*real_args, **real_kwargs)
     device = inputs[0]._spec.device
-    return mapped(lambda real: _with_value(mode, real, device), torch.Tensor, result)
+    return map_structure(lambda real: _with_value(mode, real, device), torch.Tensor, result)
 
 
 def _with_value(mode: FakeTensorMode, real: torch.Tensor, device: torch.device) -> FakeTensor:
@@ -223,7 +223,7 @@ def fresh_size(
 
 
 @contextmanager
-def told(func: Any, *fakes: FakeTensor | None) -> Iterator[None]:
+def add_context(func: Any, *fakes: FakeTensor | None) -> Iterator[None]:
     """Refusals inside get their context: the call, and the line that made it."""
     try:
         yield
@@ -235,7 +235,7 @@ def told(func: Any, *fakes: FakeTensor | None) -> Iterator[None]:
 @handles("aten::nonzero")
 def nonzero(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     spec = args[0]._spec
-    with told(func, args[0]):
+    with add_context(func, args[0]):
         check_cpu_dtype("nonzero", spec, NUMBERS | BOOL | COMPLEX_HALF)
     count = fresh_size(mode, func, args[0], "nonzero", high=spec.numel)
     if count is NotImplemented:
@@ -248,7 +248,7 @@ def nonzero(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
 @handles("aten::masked_select")
 def masked_select(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     fake, mask = args
-    with told(func, fake, mask):
+    with add_context(func, fake, mask):
         if mask._spec.dtype is not torch.bool:
             raise DtypeError(f"masked_select: a mask is of b8, not {mask._spec}")
         shape = broadcast_shapes(fake._spec.shape, mask._spec.shape)
@@ -282,7 +282,7 @@ def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     names = _torch.argument_names(func)
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     dim = given.get("dim")
-    with told(func, fake):
+    with add_context(func, fake):
         check_cpu_dtype("unique", spec, REAL_NUMBERS | UNSIGNED | BOOL)
         if dim is not None:
             if not spec.ndim:
@@ -325,7 +325,7 @@ def _with_slices(spec: TensorSpec, dim: int, count: Any) -> TensorSpec:
 @handles("aten::repeat_interleave.Tensor")
 def repeat_interleave(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     repeats = args[0]
-    with told(func, repeats):
+    with add_context(func, repeats):
         if repeats._spec.ndim != 1:
             raise ShapeMismatch(f"repeat_interleave: how often is told by one dimension, not by {repeats._spec}")
         check_any_dtype("repeat_interleave", repeats._spec, (torch.int64, torch.int32))
@@ -339,7 +339,7 @@ def bincount(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     fake = args[0]
     weights = args[1] if len(args) > 1 else kwargs.get("weights")
     least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
-    with told(func, fake, weights):
+    with add_context(func, fake, weights):
         _check_counted(fake._spec, None if weights is None else weights._spec, least)
     count = fresh_size(mode, func, fake, "bins", least, low=least)
     if count is NotImplemented:
@@ -364,7 +364,7 @@ def ctc_loss(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     log_probs, _, input_lengths, target_lengths = args[:4]
     if mode.shape_env is None or is_known(target_lengths) or log_probs._spec.ndim != 3:
         return NotImplemented
-    with told(func, *args[:4]):
+    with add_context(func, *args[:4]):
         for lengths in (input_lengths._spec, target_lengths._spec):
             if lengths.ndim != 1 or lengths.shape[0] != log_probs._spec.shape[1]:
                 raise ShapeMismatch(f"ctc_loss: {lengths} are no lengths for the batch of {log_probs._spec}")
@@ -383,11 +383,11 @@ def symbolic_list(mode: FakeTensorMode, fake: FakeTensor) -> Any:
     for size in fake._spec.shape:
         int(size)
     with mode:
-        return _nested(fake)
+        return _nested_list(fake)
 
 
-def _nested(fake: Any) -> Any:
-    return [_nested(part) for part in fake.unbind()] if fake.ndim else fake.item()
+def _nested_list(fake: Any) -> Any:
+    return [_nested_list(part) for part in fake.unbind()] if fake.ndim else fake.item()
 
 
 @handles("aten::sym_constrain_range")

@@ -23,14 +23,14 @@ import torch
 from understudy import _torch
 from understudy.infer.plan import Plan
 from understudy.spec import TensorSpec
-from understudy.spec.call import flat, mapped
+from understudy.spec.call import flat, map_structure
 
 default_dtype = torch.get_default_dtype
 DEEPEST = 48
 """Expressions deeper than this are computed at once, so that a counter in a long loop stays small."""
 
 
-class Known:
+class DeterminedContents:
     """What is known of one storage. `content` is None once something undetermined was written to it."""
 
     __slots__ = ("content", "literal")
@@ -45,7 +45,7 @@ class Known:
         self.content = None
 
 
-class Literal:
+class LiteralStorage:
     __slots__ = ("real",)
     depth = 0
 
@@ -56,7 +56,7 @@ class Literal:
         return self.real
 
 
-class Filled:
+class FilledStorage:
     """The storage of a tensor that covers it, filled with one number."""
 
     __slots__ = ("_real", "spec", "value")
@@ -75,7 +75,7 @@ class Filled:
         return self._real
 
 
-class Part:
+class StoragePart:
     """A tensor on known contents, as it was when it was used. `owner` tells storages apart."""
 
     __slots__ = ("content", "owner", "spec")
@@ -96,7 +96,7 @@ class Part:
         return on_storage(storage, self.spec)
 
 
-class Blank(Part):
+class UnreadPart(StoragePart):
     """A tensor whose values are not read."""
 
     __slots__ = ()
@@ -114,11 +114,11 @@ class Blank(Part):
 CPU = torch.device("cpu")
 PLAIN: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 SYMBOLIC = tuple(PLAIN)
-NOTHING = Literal(torch.empty(0))
+NOTHING = LiteralStorage(torch.empty(0))
 _computing = threading.RLock()
 
 
-class Event:
+class DeterminedCall:
     """An operator call on parts. What it gives is computed once, for all that ask, and then how is forgotten."""
 
     __slots__ = ("_tensors", "args", "default_dtype", "depth", "is_write", "kwargs", "op")
@@ -128,7 +128,7 @@ class Event:
         self.default_dtype = default_dtype()
         self.depth = 1
         if has_parts:
-            self.depth += max((part.content.depth for part in flat(Part, args, kwargs)), default=0)
+            self.depth += max((part.content.depth for part in flat(StoragePart, args, kwargs)), default=0)
         self._tensors: list[torch.Tensor] | None = None
         if self.depth > DEEPEST:
             self.tensors()
@@ -136,7 +136,7 @@ class Event:
     def tensors(self) -> list[torch.Tensor]:
         """What the call returned; if it wrote in place, its inputs as they were afterwards."""
         if self._tensors is None:
-            with _computing, _torch.AsRecorded(self.default_dtype):
+            with _computing, _torch.ReplayOnRealTensors(self.default_dtype):
                 if self._tensors is None:
                     self._tensors = self._written() if self.is_write else self._returned()
                     self.op = self.args = self.kwargs = None
@@ -145,21 +145,21 @@ class Event:
 
     def _arguments(self) -> Any:
         """With the numbers that symbols stand for: where a tensor may be, C++ takes a symbol for any number."""
-        return mapped(_number, SYMBOLIC, (self.args, self.kwargs))
+        return map_structure(_number, SYMBOLIC, (self.args, self.kwargs))
 
     def _returned(self) -> list[torch.Tensor]:
-        args, kwargs = mapped(lambda part: part.real(), Part, self._arguments())
+        args, kwargs = map_structure(lambda part: part.real(), StoragePart, self._arguments())
         return [output.detach() for output in flat(torch.Tensor, (self.op(*args, **_on_cpu(kwargs)),), {})]
 
     def _written(self) -> list[torch.Tensor]:
         storages: dict[int, torch.Tensor] = {}
         targets: list[torch.Tensor] = []
 
-        def own(part: Part) -> torch.Tensor:
+        def own(part: StoragePart) -> torch.Tensor:
             targets.append(part.copied(storages))
             return targets[-1]
 
-        args, kwargs = mapped(own, Part, self._arguments())
+        args, kwargs = map_structure(own, StoragePart, self._arguments())
         self.op(*args, **_on_cpu(kwargs))
         return targets
 
@@ -169,12 +169,12 @@ def _number(symbol: Any) -> Any:
     return PLAIN[type(symbol)](symbol)
 
 
-class Outcome:
+class CallResult:
     """The storage of one of the tensors of an event, laid out as its spec says."""
 
     __slots__ = ("_real", "event", "position", "spec")
 
-    def __init__(self, event: Event, position: int, spec: TensorSpec) -> None:
+    def __init__(self, event: DeterminedCall, position: int, spec: TensorSpec) -> None:
         self.event, self.position, self.spec = event, position, spec
         self._real: torch.Tensor | None = None
 
@@ -229,11 +229,11 @@ def _laid_out(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 # --- one operator call -----------------------------------------------------------------------------------------
 
 
-def started(op: Any, args: Any, kwargs: Any, spec: TensorSpec) -> Known | None:
+def start_contents(op: Any, args: Any, kwargs: Any, spec: TensorSpec) -> DeterminedContents | None:
     """What is known of the one tensor that a call without tensors gives."""
     if _has_numbers_of_data(args, kwargs):
         return None
-    return Known(Outcome(Event(op, args, kwargs, False, has_parts=False), 0, spec))
+    return DeterminedContents(CallResult(DeterminedCall(op, args, kwargs, False, has_parts=False), 0, spec))
 
 
 def before_call(plan: Plan, args: Any, kwargs: Any, inputs: list[Any]) -> Any:
@@ -245,7 +245,7 @@ def before_call(plan: Plan, args: Any, kwargs: Any, inputs: list[Any]) -> Any:
             return None
     if unread is None or _has_numbers_of_data(args, kwargs):
         return None
-    return mapped(_part, torch.Tensor, (tuple(args), dict(kwargs)))
+    return map_structure(_part, torch.Tensor, (tuple(args), dict(kwargs)))
 
 
 def _has_numbers_of_data(args: Any, kwargs: Any) -> bool:
@@ -261,9 +261,9 @@ def _content(fake: Any) -> Any:
     return known.content
 
 
-def _part(fake: Any) -> Part:
+def _part(fake: Any) -> StoragePart:
     known = fake._known
-    return Blank(fake._spec) if known is None else Part(known.content, fake._spec, id(known))
+    return UnreadPart(fake._spec) if known is None else StoragePart(known.content, fake._spec, id(known))
 
 
 def _drop_parameters(inputs: list[Any]) -> None:
@@ -287,13 +287,13 @@ def after_call(op: Any, plan: Plan, before: Any, inputs: list[Any], results: lis
                 fake._known = None
         return
     args, kwargs = before
-    event = Event(op, args, kwargs, bool(plan.written))
+    event = DeterminedCall(op, args, kwargs, bool(plan.written))
     if plan.written:
         for position in plan.written:
             fake = inputs[position]
-            fake._known.content = Outcome(event, position, fake._spec)
+            fake._known.content = CallResult(event, position, fake._spec)
         return
     is_literal = bool(inputs) and all(fake._known is not None and fake._known.literal for fake in inputs)
     for position, fake in enumerate(results):
         if fake._known is None:
-            fake._known = Known(Outcome(event, position, fake._spec), is_literal)
+            fake._known = DeterminedContents(CallResult(event, position, fake._spec), is_literal)

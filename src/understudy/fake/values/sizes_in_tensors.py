@@ -16,7 +16,14 @@ import torch
 
 from understudy import _torch
 from understudy.fake.tensor import FakeTensor
-from understudy.fake.values.determined import SYMBOLIC, Event, Filled, Outcome, Part, on_storage
+from understudy.fake.values.determined import (
+    SYMBOLIC,
+    CallResult,
+    DeterminedCall,
+    FilledStorage,
+    StoragePart,
+    on_storage,
+)
 from understudy.spec import TensorSpec
 
 Function = Callable[..., Any]
@@ -26,11 +33,11 @@ INTEGERS = (torch.int64, torch.bool)
 """What Python's integers and symbols compute with as the kernels do."""
 
 
-class NotFollowed(Exception):
+class NotEvaluated(Exception):
     """An operator or a tensor that is not looked into."""
 
 
-class Values:
+class SymbolicElements:
     """The elements of a small tensor, row by row."""
 
     def __init__(self, shape: tuple[int, ...], flat: list[Any]) -> None:
@@ -44,46 +51,46 @@ class Values:
         return items[0] if items else []
 
 
-def values_of(fake: FakeTensor) -> Values | None:
+def values_of(fake: FakeTensor) -> SymbolicElements | None:
     """What a tensor holds, if that is known and made of symbols; None otherwise."""
     known = fake._known
     if known is None or known.content is None or fake.fake_mode.shape_env is None:
         return None
     try:
-        values = Reading().of(Part(known.content, fake._spec))
-    except NotFollowed:
+        values = SymbolicEvaluation().of(StoragePart(known.content, fake._spec))
+    except NotEvaluated:
         return None
     return values if any(isinstance(value, SYMBOLIC) for value in values.flat) else None
 
 
-class Reading:
+class SymbolicEvaluation:
     """One evaluation, in which each call is evaluated once."""
 
     def __init__(self) -> None:
-        self._found: dict[int, Values] = {}
+        self._found: dict[int, SymbolicElements] = {}
 
-    def of(self, part: Part) -> Values:
+    def of(self, part: StoragePart) -> SymbolicElements:
         spec, content, places = part.spec, part.content, _places(part.spec)
-        if type(part) is not Part or spec.conj or spec.neg:
-            raise NotFollowed
-        if isinstance(content, Filled):
-            return Values(spec.shape, [content.value] * len(places))
-        if isinstance(content, Outcome) and content.event.op is not None:
+        if type(part) is not StoragePart or spec.conj or spec.neg:
+            raise NotEvaluated
+        if isinstance(content, FilledStorage):
+            return SymbolicElements(spec.shape, [content.value] * len(places))
+        if isinstance(content, CallResult) and content.event.op is not None:
             if content.event.is_write or content.spec.dtype is not spec.dtype:
-                raise NotFollowed
+                raise NotEvaluated
             stored = dict(zip(_places(content.spec), self._result(content.event).flat, strict=True))
             if not stored.keys() >= set(places):
-                raise NotFollowed
-            return Values(spec.shape, [stored[place] for place in places])
+                raise NotEvaluated
+            return SymbolicElements(spec.shape, [stored[place] for place in places])
         with _torch.PastDispatch():
-            return Values(spec.shape, on_storage(content.storage(), spec).flatten().tolist())
+            return SymbolicElements(spec.shape, on_storage(content.storage(), spec).flatten().tolist())
 
-    def _result(self, event: Event) -> Values:
+    def _result(self, event: DeterminedCall) -> SymbolicElements:
         found = self._found.get(id(event))
         if found is None:
             follow = FOLLOWED.get(event.op.name())
             if follow is None:
-                raise NotFollowed
+                raise NotEvaluated
             found = self._found[id(event)] = follow(self, *event.args, **event.kwargs)
         return found
 
@@ -96,7 +103,7 @@ def _places(spec: TensorSpec) -> list[int]:
         or not all(type(number) is int for number in numbers)
         or spec.numel > LARGEST
     ):
-        raise NotFollowed
+        raise NotEvaluated
     steps = [[i * stride for i in range(size)] for size, stride in zip(spec.shape, spec.stride, strict=True)]
     return [spec.offset + sum(place) for place in itertools.product(*steps)]
 
@@ -104,29 +111,29 @@ def _places(spec: TensorSpec) -> list[int]:
 # --- operators ---------------------------------------------------------------------------------------------------
 
 
-def _integers(reading: Reading, operand: Any) -> Values:
+def _integers(reading: SymbolicEvaluation, operand: Any) -> SymbolicElements:
     """A tensor, or a number that is computed with as a tensor of no dimension."""
-    if isinstance(operand, Part):
+    if isinstance(operand, StoragePart):
         if operand.spec.dtype is torch.bool:
-            raise NotFollowed
+            raise NotEvaluated
         return reading.of(operand)
     if type(operand) is int or isinstance(operand, torch.SymInt):
-        return Values((), [operand])
-    raise NotFollowed
+        return SymbolicElements((), [operand])
+    raise NotEvaluated
 
 
 def _elementwise(function: Function) -> Function:
-    def follow(reading: Reading, *operands: Any, alpha: Any = 1, **other: Any) -> Values:
+    def follow(reading: SymbolicEvaluation, *operands: Any, alpha: Any = 1, **other: Any) -> SymbolicElements:
         if any(value is not None for value in other.values()) or type(alpha) is not int:
-            raise NotFollowed
+            raise NotEvaluated
         given = [_integers(reading, operand) for operand in operands]
         shapes = {values.shape for values in given if values.shape}
         if len(shapes) > 1:
-            raise NotFollowed
+            raise NotEvaluated
         shape = shapes.pop() if shapes else ()
         rows = [values.flat if values.shape else values.flat * _count(shape) for values in given]
         scale = (alpha,) if alpha != 1 else ()
-        return Values(shape, [function(*row, *scale) for row in zip(*rows, strict=True)])
+        return SymbolicElements(shape, [function(*row, *scale) for row in zip(*rows, strict=True)])
 
     return follow
 
@@ -138,46 +145,46 @@ def _count(shape: tuple[int, ...]) -> int:
 def _whole(function: Function, empty: int | None) -> Function:
     """A reduction of all elements."""
 
-    def follow(reading: Reading, operand: Any, dtype: Any = None) -> Values:
+    def follow(reading: SymbolicEvaluation, operand: Any, dtype: Any = None) -> SymbolicElements:
         values = _integers(reading, operand)
         if dtype not in (None, torch.int64) or (empty is None and not values.flat):
-            raise NotFollowed
+            raise NotEvaluated
         start = () if empty is None else (empty,)
-        return Values((), [functools.reduce(function, values.flat, *start)])
+        return SymbolicElements((), [functools.reduce(function, values.flat, *start)])
 
     return follow
 
 
-def _copied(reading: Reading, operand: Any, *, dtype: Any = None, **other: Any) -> Values:
+def _copy_elements(reading: SymbolicEvaluation, operand: Any, *, dtype: Any = None, **other: Any) -> SymbolicElements:
     return _integers(reading, operand)  # of what dtype it comes out was looked at
 
 
-def _one(reading: Reading, value: Any, **options: Any) -> Values:
+def _one(reading: SymbolicEvaluation, value: Any, **options: Any) -> SymbolicElements:
     return _integers(reading, value)
 
 
-def _full(reading: Reading, shape: Any, value: Any, **options: Any) -> Values:
-    return Values(tuple(shape), _integers(reading, value).flat * _count(shape))
+def _full(reading: SymbolicEvaluation, shape: Any, value: Any, **options: Any) -> SymbolicElements:
+    return SymbolicElements(tuple(shape), _integers(reading, value).flat * _count(shape))
 
 
-def _joined(reading: Reading, tensors: Any, dim: int = 0) -> Values:
+def _join_elements(reading: SymbolicEvaluation, tensors: Any, dim: int = 0) -> SymbolicElements:
     given = [_integers(reading, tensor) for tensor in tensors]
     if dim != 0:
-        raise NotFollowed
+        raise NotEvaluated
     shape = (sum(values.shape[0] for values in given), *given[0].shape[1:])
-    return Values(shape, [value for values in given for value in values.flat])
+    return SymbolicElements(shape, [value for values in given for value in values.flat])
 
 
-def _stacked(reading: Reading, tensors: Any, dim: int = 0) -> Values:
+def _stack_elements(reading: SymbolicEvaluation, tensors: Any, dim: int = 0) -> SymbolicElements:
     given = [_integers(reading, tensor) for tensor in tensors]
     if dim != 0:
-        raise NotFollowed
-    return Values((len(given), *given[0].shape), [value for values in given for value in values.flat])
+        raise NotEvaluated
+    return SymbolicElements((len(given), *given[0].shape), [value for values in given for value in values.flat])
 
 
-def _divided(reading: Reading, a: Any, b: Any, *, rounding_mode: Any = None) -> Values:
+def _divide_elements(reading: SymbolicEvaluation, a: Any, b: Any, *, rounding_mode: Any = None) -> SymbolicElements:
     if rounding_mode != "floor":
-        raise NotFollowed
+        raise NotEvaluated
     return FLOORED(reading, a, b)
 
 
@@ -186,17 +193,17 @@ COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 FOLLOWED: dict[str, Function] = {
     "aten::scalar_tensor": _one,
     "aten::full": _full,
-    "aten::stack": _stacked,
-    "aten::cat": _joined,
-    "aten::clone": _copied,
-    "aten::_to_copy": _copied,
+    "aten::stack": _stack_elements,
+    "aten::cat": _join_elements,
+    "aten::clone": _copy_elements,
+    "aten::_to_copy": _copy_elements,
     "aten::add.Tensor": _elementwise(lambda a, b, scale=1: a + scale * b),
     "aten::sub.Tensor": _elementwise(lambda a, b, scale=1: a - scale * b),
     "aten::rsub.Scalar": _elementwise(lambda a, b, scale=1: b - scale * a),
     "aten::mul.Tensor": _elementwise(operator.mul),
     "aten::neg": _elementwise(operator.neg),
     "aten::floor_divide": FLOORED,
-    "aten::div.Tensor_mode": _divided,
+    "aten::div.Tensor_mode": _divide_elements,
     "aten::remainder.Tensor": _elementwise(operator.mod),
     "aten::remainder.Scalar": _elementwise(operator.mod),
     "aten::maximum": _elementwise(torch.sym_max),

@@ -49,16 +49,16 @@ Indices = Sequence[TensorSpec | None]
 
 @rule("index.Tensor", "_unsafe_index.Tensor")
 def index(spec: TensorSpec, indices: Indices) -> TensorSpec:
-    for position, entry in enumerate(_checked(spec, indices)):
+    for position, entry in enumerate(_check_indices(spec, indices)):
         if entry is not None and entry.dtype in MASK_DTYPES:
             raise DynamicOutputShapeException(
                 f"index: index {position} of {spec} is the mask {entry}, and the size of the result is the number of "
                 f"its true elements; use torch.where or masked_fill to keep the shape"
             )
-    return indexed(spec, indices)
+    return index_spec(spec, indices)
 
 
-def _checked(spec: TensorSpec, indices: Indices) -> Indices:
+def _check_indices(spec: TensorSpec, indices: Indices) -> Indices:
     if not indices:
         raise DimensionError("index: at least one index must be given")
     dims = 0
@@ -71,7 +71,7 @@ def _checked(spec: TensorSpec, indices: Indices) -> Indices:
     return indices
 
 
-def indexed(spec: TensorSpec, indices: Indices) -> TensorSpec:
+def index_spec(spec: TensorSpec, indices: Indices) -> TensorSpec:
     """The result of indexing with integers only."""
     given = [(dim, entry) for dim, entry in enumerate(indices) if entry is not None]
     if not given:
@@ -139,13 +139,13 @@ def _check_values(what: str, spec: TensorSpec, indices: Indices, values: TensorS
     check_cpu_dtype(what, spec, WRITTEN_DTYPES)
     if values.dtype is not spec.dtype:
         raise DtypeError(f"{what}: {values} is written into {spec}; their dtypes must be equal")
-    masks = check_masks(what, spec, _checked(spec, indices))
+    masks = check_masks(what, spec, _check_indices(spec, indices))
     for mask in masks:
         if mask.dtype is torch.uint8 and values.numel == 1 and not accumulate and _is_single(indices):
             raise DtypeError(f"{what}: one value is written by masked_fill_, which takes masks of b8, not {mask}")
     if masks:
         return  # how many elements are written depends on the mask
-    target = indexed(spec, indices)
+    target = index_spec(spec, indices)
     try:
         check_expandable(values.shape, target.shape, what)
     except ShapeMismatch:
@@ -174,7 +174,7 @@ def index_put_impl_(
 
 @rule("_unsafe_masked_index")
 def unsafe_masked_index(spec: TensorSpec, mask: TensorSpec, indices: Indices, fill: Any) -> TensorSpec:
-    found = indexed(spec, _checked(spec, indices))
+    found = index_spec(spec, _check_indices(spec, indices))
     shape = broadcast_shapes(found.shape, mask.shape)
     stride = elementwise_strides(shape, (found, mask))
     return spec.like(shape, stride=stride, dtype=result_type(found, fill))
@@ -182,7 +182,7 @@ def unsafe_masked_index(spec: TensorSpec, mask: TensorSpec, indices: Indices, fi
 
 @rule("_unsafe_masked_index_put_accumulate")
 def unsafe_masked_index_put(spec: TensorSpec, mask: TensorSpec, indices: Indices, values: TensorSpec) -> TensorSpec:
-    places = indexed(spec, _checked(spec, indices))
+    places = index_spec(spec, _check_indices(spec, indices))
     check_expandable(broadcast_shapes(values.shape, mask.shape), places.shape, "_unsafe_masked_index_put_accumulate")
     return preserved_copy(spec)
 

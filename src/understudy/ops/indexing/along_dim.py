@@ -9,9 +9,9 @@ import torch
 
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.batching import Level, _behind_batch, _in_rows, batching_rule
+from understudy.ops.shared.batching import BatchLevel, as_rows, batching_rule, dim_behind_batch
 from understudy.ops.shared.decompositions import broadcast, decomposition
-from understudy.ops.shared.dims import replaced, size_at, without, wrap_dim
+from understudy.ops.shared.dims import replace_size, size_at, without, wrap_dim
 from understudy.ops.shared.dtypes import (
     BOOL,
     COMPLEX_HALF,
@@ -44,7 +44,7 @@ def index_select(spec: TensorSpec, dim: int, index: TensorSpec) -> TensorSpec:
     dim = wrap_dim(dim, spec.ndim)
     check_vector("index_select", index)
     if spec.shape:
-        return spec.like(replaced(spec.shape, dim, index.numel))
+        return spec.like(replace_size(spec.shape, dim, index.numel))
     if not has_to_be(index.numel, 1):
         raise ShapeMismatch(f"index_select: {spec} has one element, the index {index} selects {index.numel}")
     return spec.like()
@@ -270,10 +270,10 @@ def masked_scatter_backward(grad_output: TensorSpec, mask: TensorSpec, sizes: Se
 
 @batching_rule("gather")
 def batch_gather(keys: Any, x: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> Any:
-    level = Level()
-    dim = _behind_batch(dim, x.dim())
+    level = BatchLevel()
+    dim = dim_behind_batch(dim, x.dim())
     with level.below():
-        inside, places = _in_rows(level, x), _in_rows(level, index)
+        inside, places = as_rows(level, x), as_rows(level, index)
         result = torch.gather(inside, dim, places, sparse_grad=sparse_grad)
         result = result if index.dim() else result.squeeze(-1)
     return level.around(result)
@@ -281,11 +281,11 @@ def batch_gather(keys: Any, x: torch.Tensor, dim: int, index: torch.Tensor, *, s
 
 def _scattering(function: Function) -> Function:
     def rule(keys: Any, x: torch.Tensor, dim: int, index: torch.Tensor, source: Any) -> Any:
-        level = Level()
-        dim = _behind_batch(dim, x.dim())
+        level = BatchLevel()
+        dim = dim_behind_batch(dim, x.dim())
         with level.below():
-            inside, places = _in_rows(level, x), _in_rows(level, index)
-            given = _in_rows(level, source) if isinstance(source, torch.Tensor) else source
+            inside, places = as_rows(level, x), as_rows(level, index)
+            given = as_rows(level, source) if isinstance(source, torch.Tensor) else source
             result = function(inside, dim, places, given)
             result = result if x.dim() else result.squeeze(-1)
         return level.around(result)
@@ -309,11 +309,11 @@ def decompose_take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None)
     if dim is None:
         return x.view(-1).gather(0, indices.view(-1))
     dim = wrap_dim(dim, x.dim())
-    wanted = broadcast(_replaced(x.shape, dim, indices.shape[dim]), indices.shape)
+    wanted = broadcast(_replace_size(x.shape, dim, indices.shape[dim]), indices.shape)
     taken = torch.broadcast_to(indices, wanted)
-    source = torch.broadcast_to(x, broadcast(_replaced(indices.shape, dim, x.shape[dim]), x.shape))
+    source = torch.broadcast_to(x, broadcast(_replace_size(indices.shape, dim, x.shape[dim]), x.shape))
     return source.gather(dim, taken.remainder(x.shape[dim]))  # from the end, if negative
 
 
-def _replaced(shape: Sequence[Any], dim: int, size: Any) -> list[Any]:
+def _replace_size(shape: Sequence[Any], dim: int, size: Any) -> list[Any]:
     return [*shape[:dim], size, *shape[dim + 1 :]]

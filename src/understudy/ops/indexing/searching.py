@@ -16,7 +16,7 @@ from understudy.spec import TensorSpec, common_device, contiguous_strides, same_
 
 Tensor = torch.Tensor
 
-def _found(spec: TensorSpec, out_int32: bool) -> TensorSpec:
+def _positions_spec(spec: TensorSpec, out_int32: bool) -> TensorSpec:
     return spec.like(dtype=torch.int32 if out_int32 else torch.int64)
 
 
@@ -27,7 +27,7 @@ def bucketize(
     if boundaries.ndim != 1:
         raise ShapeMismatch(f"bucketize: the boundaries must be a vector, got {boundaries}")
     check_cpu_dtype("bucketize", boundaries, REAL_NUMBERS)
-    return _found(spec.like(device=common_device((spec, boundaries))), out_int32)
+    return _positions_spec(spec.like(device=common_device((spec, boundaries))), out_int32)
 
 
 @rule("bucketize.Scalar")
@@ -37,7 +37,7 @@ def bucketize_scalar(
     if boundaries.ndim != 1:
         raise ShapeMismatch(f"bucketize: the boundaries must be a vector, got {boundaries}")
     check_cpu_dtype("bucketize", boundaries, REAL_NUMBERS)
-    return _found(boundaries.like(()), out_int32)
+    return _positions_spec(boundaries.like(()), out_int32)
 
 
 @rule("searchsorted.Tensor")
@@ -60,7 +60,7 @@ def searchsorted(
             f"searchsorted: the sequence {sorted_sequence} must be a vector, or have the sizes of {spec} "
             f"in all dimensions but the last"
         )
-    return _found(spec.like(device=sorted_sequence.device), out_int32)
+    return _positions_spec(spec.like(device=sorted_sequence.device), out_int32)
 
 
 def _check_search(sequence: TensorSpec, right: bool, side: str | None, sorter: TensorSpec | None) -> None:
@@ -92,7 +92,7 @@ def searchsorted_scalar(
     _check_search(sorted_sequence, right, side, sorter)
     if sorted_sequence.ndim != 1:
         raise ShapeMismatch(f"searchsorted: to find a number, the sequence must be a vector, got {sorted_sequence}")
-    return _found(sorted_sequence.like(()), out_int32)
+    return _positions_spec(sorted_sequence.like(()), out_int32)
 
 
 @rule("isin.Tensor_Tensor")

@@ -12,7 +12,7 @@ from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import decide_contiguity, decomposition
 from understudy.ops.shared.dims import wrap_dim
 from understudy.ops.shared.dtypes import COMPLEX, COMPLEX_HALF, FLOATS, NUMBERS, check_cpu_dtype
-from understudy.ops.views.basic import transposed
+from understudy.ops.views.basic import transpose_spec
 from understudy.shapes.sizes import from_torch, surely_equal, surely_less
 from understudy.spec import (
     TensorSpec,
@@ -103,7 +103,7 @@ def pdist_backward(grad: TensorSpec, spec: TensorSpec, p: float, pdist: TensorSp
 
 @rule("linalg_cross")
 def linalg_cross(spec: TensorSpec, other: TensorSpec, *, dim: int = -1) -> TensorSpec:
-    return _crossed(spec, other, dim)
+    return _cross_spec(spec, other, dim)
 
 
 @rule("cross")
@@ -113,10 +113,10 @@ def cross(spec: TensorSpec, other: TensorSpec, dim: int | None = None) -> Tensor
         if found is None:
             raise ShapeMismatch(f"cross: {spec} has no dimension of size 3")
         dim = found
-    return _crossed(spec, other, dim)
+    return _cross_spec(spec, other, dim)
 
 
-def _crossed(spec: TensorSpec, other: TensorSpec, dim: int) -> TensorSpec:
+def _cross_spec(spec: TensorSpec, other: TensorSpec, dim: int) -> TensorSpec:
     if spec.ndim != other.ndim:
         raise ShapeMismatch(f"cross: {spec} and {other} must have as many dimensions")
     dim = wrap_dim(dim, spec.ndim)
@@ -158,7 +158,7 @@ def decompose_cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: int | 
             return NotImplemented
     result = aten._cdist_forward.default(x1, x2, p, compute_mode)
     if result.grad_fn is not None and _may_be_contiguous_transposed(result.shape):
-        result.grad_fn.register_prehook(LayoutsAsked((x1.requires_grad, x2.requires_grad), result._spec))
+        result.grad_fn.register_prehook(GradientLayouts((x1.requires_grad, x2.requires_grad), result._spec))
     return result
 
 
@@ -168,7 +168,7 @@ def _may_be_contiguous_transposed(shape: Sequence[Any]) -> bool:
     return not (surely_less(1, rows) and surely_less(1, columns) and all(surely_less(0, size) for size in batch))
 
 
-class LayoutsAsked:
+class GradientLayouts:
     """Decides, for autograd, what it asks of the gradient size by size: whether it is contiguous, and for the gradient of
     the second operand whether it and the result are, transposed. The specs are kept, and with them the answers."""
 
@@ -184,6 +184,6 @@ class LayoutsAsked:
             return
         self.asked = [spec] if self.are_wanted[0] else []
         if self.are_wanted[1]:
-            self.asked += [transposed(each, -2, -1) for each in (spec, self.result)]
+            self.asked += [transpose_spec(each, -2, -1) for each in (spec, self.result)]
         for spec in self.asked:
             decide_contiguity(spec)

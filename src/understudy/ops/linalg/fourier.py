@@ -61,7 +61,7 @@ def _by_stride(stride: Size, dims: Dims) -> list[int]:
     return sorted(dims, key=lambda dim: stride[dim], reverse=True)
 
 
-def _staged(stride: Size, sizes: Size, dims: Dims) -> Size:
+def _stage_strides(stride: Size, sizes: Size, dims: Dims) -> Size:
     """cuFFT takes few dimensions at once: the fastest first, in the layout that the last call left."""
     left = list(dims)
     while left:
@@ -75,7 +75,7 @@ def _fits_cufft(dims: Dims) -> bool:
     return len(dims) <= CUFFT_LARGEST and not (len(dims) >= 2 and dims[0] == 0 and dims[1] == 1)
 
 
-def _prepared(what: str, x: TensorSpec, dims: Dims) -> TensorSpec:
+def _prepare(what: str, x: TensorSpec, dims: Dims) -> TensorSpec:
     if any(not 0 <= dim < x.ndim for dim in dims):
         raise ArgumentError(f"{what}: {list(dims)} are no dimensions of {x}")
     if x.device.type == "cpu":
@@ -101,13 +101,13 @@ def complex_to_complex(x: TensorSpec, dim: Dims, normalization: int, forward: bo
         return preserved_copy(x)
     if _without_rule(x):
         return NotImplemented
-    x = _prepared("_fft_c2c", x, dim)
+    x = _prepare("_fft_c2c", x, dim)
     return x.like(stride=_complex_strides(x, dim))
 
 
 def _complex_strides(x: TensorSpec, dims: Dims) -> Size:
     if x.device.type == "cuda":
-        return _staged(x.stride, x.shape, dims)
+        return _stage_strides(x.stride, x.shape, dims)
     return _strides_after(x.stride, x.shape, _by_stride(x.stride, dims))
 
 
@@ -119,7 +119,7 @@ def real_to_complex(x: TensorSpec, dim: Dims, normalization: int, onesided: bool
         raise ArgumentError("_fft_r2c: no dimension to transform")
     if _without_rule(x):
         return NotImplemented
-    x = _prepared("_fft_r2c", x, dim)
+    x = _prepare("_fft_r2c", x, dim)
     *others, last = dim
     half = (*x.shape[:last], x.shape[last] // 2 + 1, *x.shape[last + 1 :])
     shape = half if onesided else x.shape
@@ -133,7 +133,7 @@ def real_to_complex(x: TensorSpec, dim: Dims, normalization: int, onesided: bool
         return x.like(shape, stride=_strides_after(x.stride, shape, [last]), dtype=dtype)
     if not onesided:  # filled up to its full size in a fresh tensor
         return x.like(shape, dtype=dtype)
-    return x.like(shape, stride=_staged(_strides_after(x.stride, half, [last]), half, others), dtype=dtype)
+    return x.like(shape, stride=_stage_strides(_strides_after(x.stride, half, [last]), half, others), dtype=dtype)
 
 
 @rule("_fft_c2r")
@@ -144,7 +144,7 @@ def complex_to_real(x: TensorSpec, dim: Dims, normalization: int, last_dim_size:
         raise ArgumentError("_fft_c2r: no dimension to transform")
     if _without_rule(x):
         return NotImplemented
-    x = _prepared("_fft_c2r", x, dim)
+    x = _prepare("_fft_c2r", x, dim)
     *others, last = dim
     given = x.shape[last]
     if x.device.type == "cpu" and not is_any_of(given, last_dim_size // 2 + 1, last_dim_size):
@@ -180,7 +180,7 @@ def decompose_stft_centred(
         margin = n_fft // 2
         padded = torch.nn.functional.pad(batch.view(1, *batch.shape), [margin, margin], pad_mode)
         batch = padded.view(padded.shape[1:])
-    return _transformed(
+    return _transform(
         batch, x, n_fft, hop_length, win_length, window, normalized, onesided, return_complex, align_to_window
     )
 
@@ -194,12 +194,12 @@ def decompose_stft(
     if x.dim() not in (1, 2):
         return NotImplemented
     batch = x.unsqueeze(0) if x.dim() == 1 else x
-    return _transformed(
+    return _transform(
         batch, x, n_fft, hop_length, win_length, window, normalized, onesided, return_complex, align_to_window
     )
 
 
-def _transformed(
+def _transform(
     batch: Tensor, x: Tensor, n_fft: int, hop_length: int | None, win_length: int | None, window: Tensor | None,
     normalized: bool, onesided: bool | None, return_complex: bool | None, align_to_window: bool | None,
 ) -> Any:  # fmt: skip
@@ -213,7 +213,7 @@ def _transformed(
     _check(batch, n_fft, hop_length, win_length, window)
     _warn(window, return_complex)
     frames = 1 + (batch.shape[1] - n_fft) // hop_length
-    window = _widened(window, x, n_fft, win_length)
+    window = _widen_window(window, x, n_fft, win_length)
     step = batch.stride(1)
     batch = batch.as_strided([batch.shape[0], frames, n_fft], [batch.stride(0), hop_length * step, step])
     if window is not None:
@@ -252,7 +252,7 @@ def _warn(window: Tensor | None, return_complex: bool | None) -> None:
         )
 
 
-def _widened(window: Tensor | None, x: Tensor, n_fft: int, win_length: int) -> Tensor | None:
+def _widen_window(window: Tensor | None, x: Tensor, n_fft: int, win_length: int) -> Tensor | None:
     """The window in the middle of zeros, as long as a frame."""
     if win_length == n_fft:
         return window

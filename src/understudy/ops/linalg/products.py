@@ -74,10 +74,10 @@ def mm(a: TensorSpec, b: TensorSpec) -> TensorSpec:
 @rule("bmm")
 def bmm(a: TensorSpec, b: TensorSpec) -> TensorSpec:
     check_cpu_dtype("bmm", a, NUMBERS)
-    return _batched("bmm", a, b)
+    return _batch_product("bmm", a, b)
 
 
-def _batched(what: str, a: TensorSpec, b: TensorSpec) -> TensorSpec:
+def _batch_product(what: str, a: TensorSpec, b: TensorSpec) -> TensorSpec:
     _check_rank(what, a, 3)
     _check_rank(what, b, 3)
     check_one_dtype(what, a, b)
@@ -89,7 +89,7 @@ def _batched(what: str, a: TensorSpec, b: TensorSpec) -> TensorSpec:
 
 @rule("addmm")
 def addmm(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alpha: Any = 1) -> TensorSpec:
-    return _added("addmm", bias, mm(a, b))
+    return _add_bias("addmm", bias, mm(a, b))
 
 
 @rule("_addmm_activation")
@@ -98,20 +98,20 @@ def addmm_activation(
 ) -> TensorSpec:
     accepted = NUMBERS - {torch.complex64, torch.complex128}
     check_cpu_dtype("_addmm_activation", a, accepted - INTEGERS if use_gelu else accepted)
-    return _added("_addmm_activation", bias, mm(a, b))
+    return _add_bias("_addmm_activation", bias, mm(a, b))
 
 
 @rule("baddbmm")
 def baddbmm(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alpha: Any = 1) -> TensorSpec:
     check_cpu_dtype("baddbmm", a, NUMBERS)
-    return _added("baddbmm", bias, _batched("baddbmm", a, b))
+    return _add_bias("baddbmm", bias, _batch_product("baddbmm", a, b))
 
 
 @rule("addbmm")
 def addbmm(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alpha: Any = 1) -> TensorSpec:
     check_cpu_dtype("addbmm", a, MATRIX_DTYPES)
-    products = _batched("addbmm", a, b)
-    return _added("addbmm", bias, products.like(products.shape[1:]))
+    products = _batch_product("addbmm", a, b)
+    return _add_bias("addbmm", bias, products.like(products.shape[1:]))
 
 
 @rule("addbmm_")
@@ -126,7 +126,7 @@ def addbmm_in_place(
     return Same(0, target.viewed(result.shape, result.stride))
 
 
-def _added(what: str, bias: TensorSpec, result: TensorSpec) -> TensorSpec:
+def _add_bias(what: str, bias: TensorSpec, result: TensorSpec) -> TensorSpec:
     check_one_dtype(what, bias, result)
     if not same_shape(bias.shape, result.shape):
         check_expandable(bias.shape, result.shape, what)
@@ -178,7 +178,7 @@ def mv(matrix: TensorSpec, vector: TensorSpec) -> TensorSpec:
 def addmv(
     bias: TensorSpec, matrix: TensorSpec, vector: TensorSpec, *, beta: Any = 1, alpha: Any = 1
 ) -> TensorSpec:
-    result = _added("addmv", bias, mv(matrix, vector))
+    result = _add_bias("addmv", bias, mv(matrix, vector))
     # Without elements in the matrix, eager scales the bias and forgets to expand it.
     return result if not matrix.is_empty or beta == 0 else result.like(bias.shape)
 
@@ -215,10 +215,10 @@ def addr(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alpha
     column = a.viewed((shape[0], 1), (a.stride[0], 1))
     dtype = result_type(bias, a, b)
     check_cpu_dtype("addr", bias.like(dtype=dtype), NUMBERS | BOOL)
-    return a.like(shape, stride=elementwise_strides(shape, (_expanded(bias, shape), column, b)), dtype=dtype)
+    return a.like(shape, stride=elementwise_strides(shape, (_expand(bias, shape), column, b)), dtype=dtype)
 
 
-def _expanded(spec: TensorSpec, shape: Size) -> TensorSpec:
+def _expand(spec: TensorSpec, shape: Size) -> TensorSpec:
     """As `expand` does it: new dimensions of size 1 get the stride that they would have in memory."""
     lead = len(shape) - spec.ndim
     stride: list[Any] = []
@@ -301,7 +301,7 @@ def grouped_mm(
     check_one_dtype("_grouped_mm", a, b)
     if out_dtype not in (None, a.dtype):
         raise DtypeError(f"_grouped_mm: the result of {a} can't be in {out_dtype}")
-    return _grouped("_grouped_mm", a, b, offs, bias, a.dtype)
+    return _group_product("_grouped_mm", a, b, offs, bias, a.dtype)
 
 
 @rule("_scaled_grouped_mm")
@@ -313,10 +313,10 @@ def scaled_grouped_mm(
     _check_gpu("_scaled_grouped_mm", a)
     for matrix in (a, b):
         check_any_dtype("_scaled_grouped_mm", matrix, FLOAT8)
-    return _grouped("_scaled_grouped_mm", a, b, offs, bias, out_dtype or torch.bfloat16)
+    return _group_product("_scaled_grouped_mm", a, b, offs, bias, out_dtype or torch.bfloat16)
 
 
-def _grouped(
+def _group_product(
     what: str,
     a: TensorSpec,
     b: TensorSpec,
@@ -424,12 +424,12 @@ def decompose_matmul(a: Tensor, b: Tensor) -> Any:
         return NotImplemented
     batch = broadcast(a.shape[:-2], b.shape[:-2])
     count = product(batch)
-    left = _reshaped(a.expand([*batch, *a.shape[-2:]]), [count, *a.shape[-2:]])
-    right = _reshaped(b.expand([*batch, *b.shape[-2:]]), [count, *b.shape[-2:]])
+    left = _reshape(a.expand([*batch, *a.shape[-2:]]), [count, *a.shape[-2:]])
+    right = _reshape(b.expand([*batch, *b.shape[-2:]]), [count, *b.shape[-2:]])
     return aten._unsafe_view(left.bmm(right), [*batch, a.shape[-2], b.shape[-1]])
 
 
-def _reshaped(x: Any, shape: Sequence[Any]) -> Tensor:
+def _reshape(x: Any, shape: Sequence[Any]) -> Tensor:
     """A view where one can be had, else a copy."""
     if view_strides(x._spec, tuple(map(from_torch, shape))) is not None:
         return x.view(shape)
@@ -464,10 +464,10 @@ def decompose_multi_dot(tensors: Sequence[Tensor]) -> Any:
             raise ShapeMismatch(
                 f"multi_dot: matrices of {[list(t.shape) for t in tensors]} can't be multiplied"
             )
-    return _multiplied(chain, Cheapest(sizes), 0, len(chain) - 1).view(shape)
+    return _multiply_chain(chain, CheapestOrder(sizes), 0, len(chain) - 1).view(shape)
 
 
-class Cheapest:
+class CheapestOrder:
     """After which matrix each part of a chain is to be split. Asked is only of the parts that are."""
 
     def __init__(self, sizes: Sequence[Any]) -> None:
@@ -507,12 +507,12 @@ class Cheapest:
         return best
 
 
-def _multiplied(chain: Sequence[Tensor], cheapest: Cheapest, i: int, j: int) -> Tensor:
+def _multiply_chain(chain: Sequence[Tensor], cheapest: CheapestOrder, i: int, j: int) -> Tensor:
     if i == j:
         return chain[i]
     k = cheapest.split(i, j)
-    right = _multiplied(chain, cheapest, k + 1, j)
-    return torch.mm(_multiplied(chain, cheapest, i, k), right)
+    right = _multiply_chain(chain, cheapest, k + 1, j)
+    return torch.mm(_multiply_chain(chain, cheapest, i, k), right)
 
 
 # --- products -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.batching import Level, _between, batching_rule
+from understudy.ops.shared.batching import BatchLevel, batching_rule, with_dims_between
 from understudy.ops.shared.dtypes import FLOATS, HALVES, check_cpu_dtype, check_one_dtype
 from understudy.spec import TensorSpec, broadcast_shapes, check_expandable, preserved_copy, same_shape
 from understudy.spec.tensor_spec import Size
@@ -137,12 +137,12 @@ def _attention(op: Any, operands: int) -> Function:
     """Attention of one batch more, which is counted among the entries of the batch that there is."""
 
     def rule(keys: Any, *args: Any, attn_mask: Any = None, **options: Any) -> Any:
-        level = Level()
+        level = BatchLevel()
         with level.below():
             tensors = [level.inside(tensor) for tensor in args[:operands]]
             outer, inner = tensors[0].shape[:2]
             if attn_mask is not None:
-                mask = _between(level, attn_mask, [1] * (4 - attn_mask.dim()))
+                mask = with_dims_between(level, attn_mask, [1] * (4 - attn_mask.dim()))
                 attn_mask = mask.expand(outer, inner, *mask.shape[2:]).flatten(0, 1)
             flat = [tensor.flatten(0, 1) for tensor in tensors]
             results = op(*flat, *args[operands:], attn_mask=attn_mask, **options)
@@ -181,7 +181,7 @@ def drops_padding(encoder: Any, src: Any, mask: Any, padding: Any) -> bool:
     return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
 
 
-def encoded(encoder: Any, src: Any, padding: Any) -> Any:
+def encode(encoder: Any, src: Any, padding: Any) -> Any:
     """What eager gives. A mask of numbers marks as padding whatever is not zero."""
     kept = padding.logical_not()
     if getattr(encoder, "mask_check", True):

@@ -45,7 +45,7 @@ def _random_state(query: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
     return query.like((2,), dtype=torch.uint64), query.like((), dtype=torch.uint64)
 
 
-def _padded(size: Any, multiple: int) -> Any:
+def _pad_size(size: Any, multiple: int) -> Any:
     return (size + multiple - 1) // multiple * multiple
 
 
@@ -120,7 +120,7 @@ def efficient(
     _check_heads(query, key, value)
     batch, heads, rows, _ = query.shape
     result = heads_inside(query, (batch, heads, rows, value.shape[3]))
-    kept = _padded(rows, 32) if compute_log_sumexp else 0
+    kept = _pad_size(rows, 32) if compute_log_sumexp else 0
     return result, _float(query, (batch, heads, kept)), _seed(query), _seed(query)
 
 
@@ -136,7 +136,7 @@ def efficient_backward(
 
 def _gradient_of_bias(bias: TensorSpec) -> TensorSpec:
     """Computed with rows of a multiple of 16 elements, of which the first ones are shown."""
-    padded = bias.like((*bias.shape[:-1], _padded(bias.shape[-1], 16)))
+    padded = bias.like((*bias.shape[:-1], _pad_size(bias.shape[-1], 16)))
     return bias.like(stride=padded.stride)
 
 
@@ -150,7 +150,7 @@ def efficient_forward(
     result = query.like((batch, rows, heads, value.shape[3]))
     longest = rows if cu_seqlens_q is None else max_seqlen_q
     sequences = batch if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    kept = _padded(longest, 32) if compute_log_sumexp else 0
+    kept = _pad_size(longest, 32) if compute_log_sumexp else 0
     logsumexp = _float(query, (sequences, heads, kept))
     columns = key.shape[1] if max_seqlen_k is None else max_seqlen_k
     return result, logsumexp, _seed(query), _seed(query), longest, columns

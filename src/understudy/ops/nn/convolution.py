@@ -11,7 +11,7 @@ import torch
 
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.batching import Level, batching_rule
+from understudy.ops.shared.batching import BatchLevel, batching_rule
 from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dtypes import FLOATS, INTEGERS, check_cpu_dtype
 from understudy.ops.shared.layouts import is_surely_row_major, looks_channels_last, suggested_strides
@@ -156,7 +156,7 @@ def convolution(
     dilation: Numbers, transposed: bool, output_padding: Numbers, groups: Any,
 ) -> TensorSpec:  # fmt: skip
     window = Window.of(weight, stride, padding, dilation, transposed, output_padding, groups)
-    return _convolved(x, weight, bias, window)
+    return _convolve(x, weight, bias, window)
 
 
 @rule("_convolution", "_convolution.deprecated")
@@ -175,7 +175,7 @@ def mkldnn_convolution(
     return convolution(x, weight, bias, stride, padding, dilation, False, (0,), groups)
 
 
-def _convolved(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, window: Window) -> TensorSpec:
+def _convolve(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, window: Window) -> TensorSpec:
     check_operands(x, weight, bias, window)
     _check_kernel_dtype(x, window)
     shape = output_shape(x, weight, window)
@@ -404,7 +404,7 @@ def decompose_convolution_with_named_padding(
 @batching_rule("convolution")
 def batch_convolution(keys: Any, x: torch.Tensor, weight: torch.Tensor, bias: Any, *settings: Any) -> Any:
     """One kernel for all: the batch is counted among the entries that there are. A kernel for each: among the groups."""
-    level = Level()
+    level = BatchLevel()
     if not level.is_batch(weight) and not level.is_batch(bias):
         with level.below():
             inside = level.inside(x)
@@ -428,7 +428,7 @@ def batch_convolution(keys: Any, x: torch.Tensor, weight: torch.Tensor, bias: An
 def batch_convolution_backward(
     keys: Any, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias_sizes: Any, *settings: Any
 ) -> Any:
-    level = Level()
+    level = BatchLevel()
     *others, groups, wanted = settings
     has_own = level.is_batch(weight)
     results: list[Any] = [None, None, None]

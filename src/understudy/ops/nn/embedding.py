@@ -9,7 +9,7 @@ from torch.autograd.forward_ad import unpack_dual
 
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.batching import Level, batching_rule
+from understudy.ops.shared.batching import BatchLevel, batching_rule
 from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, FLOATS, NUMBERS, check_any_dtype, check_cpu_dtype
 from understudy.spec import Same, TensorSpec, promote
@@ -207,7 +207,7 @@ def batch_embedding_dense_backward(
     keys: Any, gradient: torch.Tensor, index: torch.Tensor, rows: Any, padding: Any, scaled: bool
 ) -> Any:
     """One table with the rows of all entries, one after the other."""
-    level = Level()
+    level = BatchLevel()
     with level.below():
         inside, places = level.inside(gradient), level.inside(index)
         size = inside.shape[0]

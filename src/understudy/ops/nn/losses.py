@@ -9,7 +9,7 @@ import torch
 
 from understudy.errors import ArgumentError, ShapeMismatch
 from understudy.ops.registry import exact_out, rule
-from understudy.ops.shared.batching import Level, _aligned, batching_rule
+from understudy.ops.shared.batching import BatchLevel, align_ranks, batching_rule
 from understudy.ops.shared.dtypes import COMPLEX_HALF, check_dtype, check_same_dtype
 from understudy.spec import (
     TensorSpec,
@@ -28,7 +28,7 @@ aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2
 
 
-def reduced(unreduced: TensorSpec, reduction: int) -> TensorSpec:
+def reduce_loss(unreduced: TensorSpec, reduction: int) -> TensorSpec:
     return unreduced if reduction == NONE else unreduced.like(())
 
 
@@ -47,7 +47,7 @@ def smooth_l1_loss(a: TensorSpec, target: TensorSpec, reduction: int = MEAN, bet
 def _promoting_loss(name: str, a: TensorSpec, target: TensorSpec, reduction: int) -> TensorSpec:
     common = result_type(a, target)
     check_dtype(name, common, "f", a.device)
-    return reduced(elementwise((a, target), common, common), reduction)
+    return reduce_loss(elementwise((a, target), common, common), reduction)
 
 
 @rule("huber_loss")
@@ -58,7 +58,7 @@ def huber_loss(a: TensorSpec, target: TensorSpec, reduction: int = MEAN, delta: 
     check_dtype("huber_loss", common, "f", a.device)
     if a.dtype is not target.dtype or not same_shape(broadcast_shapes(a.shape, target.shape), a.shape):
         return NotImplemented
-    return reduced(preserved_copy(a), reduction)
+    return reduce_loss(preserved_copy(a), reduction)
 
 
 @rule("soft_margin_loss")
@@ -67,7 +67,7 @@ def soft_margin_loss(a: TensorSpec, target: TensorSpec, reduction: int = MEAN) -
         return NotImplemented
     check_dtype("soft_margin_loss", a.dtype, "fc", a.device, COMPLEX_HALF)
     negated = elementwise((a,), a.dtype)
-    return reduced(elementwise((negated, target), a.dtype), reduction)
+    return reduce_loss(elementwise((negated, target), a.dtype), reduction)
 
 
 @rule("binary_cross_entropy")
@@ -80,7 +80,7 @@ def binary_cross_entropy(
         raise ShapeMismatch(f"binary_cross_entropy: {a} and the target {target} must have the same shape")
     if weight is not None:
         check_expandable(weight.shape, a.shape, "binary_cross_entropy's weight")
-    return reduced(preserved_copy(a), reduction)
+    return reduce_loss(preserved_copy(a), reduction)
 
 
 @rule("binary_cross_entropy_backward")
@@ -107,7 +107,7 @@ def binary_cross_entropy_with_logits(
             if extra.dtype is not a.dtype:
                 return NotImplemented
             check_expandable(extra.shape, loss.shape, "binary_cross_entropy_with_logits's weight")
-    return reduced(loss, reduction)
+    return reduce_loss(loss, reduction)
 
 
 @rule("mse_loss_backward")
@@ -157,9 +157,9 @@ def _loss(op: Any) -> Function:
     """Of the differences of two tensors, each of which is broadcast."""
 
     def rule(keys: Any, x: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, *settings: Any) -> Any:
-        level = Level()
+        level = BatchLevel()
         with level.below():
-            losses = op(*_aligned(level, x, target), NONE, *settings)
+            losses = op(*align_ranks(level, x, target), NONE, *settings)
             if reduction != NONE:
                 losses = losses.flatten(1) if losses.dim() > 1 else losses.unsqueeze(1)
                 losses = losses.mean(1) if reduction == MEAN else losses.sum(1)
@@ -177,9 +177,9 @@ def _loss_backward(op: Any) -> Function:
         reduction: int,
         *settings: Any,
     ) -> Any:
-        level = Level()
+        level = BatchLevel()
         with level.below():
-            given, *others = _aligned(level, gradient, x, target)
+            given, *others = align_ranks(level, gradient, x, target)
             if reduction == MEAN:
                 count = torch.broadcast_shapes(*[other.shape[1:] for other in others]).numel()
                 given = given / count

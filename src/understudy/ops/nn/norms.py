@@ -10,7 +10,7 @@ import torch
 
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.batching import Level, _between, batching_rule
+from understudy.ops.shared.batching import BatchLevel, batching_rule, with_dims_between
 from understudy.ops.shared.decompositions import has_symbolic_sizes, rule_under_transforms
 from understudy.ops.shared.dtypes import COMPLEX, FLOATS, HALVES, check_cpu_dtype
 from understudy.ops.shared.layouts import looks_channels_last, suggested_strides
@@ -29,7 +29,7 @@ Maybe = TensorSpec | None
 Mask = Sequence[bool]
 
 
-def accumulated(dtype: torch.dtype) -> torch.dtype:
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which CUDA kernels add up numbers of this one."""
     return torch.float32 if dtype in HALVES else dtype
 
@@ -46,7 +46,7 @@ def _statistics_dtype(what: str, x: TensorSpec, *parameters: Maybe) -> torch.dty
     return torch.float32
 
 
-def _formatted(x: TensorSpec) -> TensorSpec:
+def _keep_format(x: TensorSpec) -> TensorSpec:
     return x.like(stride=suggested_strides(x.shape, x))
 
 
@@ -81,7 +81,7 @@ def layer_norm(
     lead = _leading_shape("layer_norm", x, normalized_shape, weight, bias)
     check_cpu_dtype("layer_norm", x, FLOATS)
     on_cpu = x.device.type == "cpu"
-    dtype = _statistics_dtype("layer_norm", x, weight, bias) if on_cpu else accumulated(x.dtype)
+    dtype = _statistics_dtype("layer_norm", x, weight, bias) if on_cpu else accumulation_dtype(x.dtype)
     statistics = x.like(lead, dtype=dtype)
     return x.like(), statistics, statistics
 
@@ -133,12 +133,12 @@ def rms_norm(
     check_cpu_dtype("rms_norm", x, FLOATS | COMPLEX)
     if len(normalized_shape) == 0:  # a mean over no dimensions is one over all of them
         lead = (1,) * x.ndim
-    statistics = x.like(lead, dtype=accumulated(x.dtype))
+    statistics = x.like(lead, dtype=accumulation_dtype(x.dtype))
     if x.device.type != "cpu":
         return x.like(), statistics
     # On CPU it is a row of elementwise operators on an input made dense; strides of sizes 0 and 1 are kept.
     shape = x.shape
-    result = x if _is_dense(x) else _formatted(x)
+    result = x if _is_dense(x) else _keep_format(x)
     for factor in (statistics, weight):
         if factor is not None:
             result = x.like(stride=elementwise_strides(shape, (result, factor)))
@@ -175,7 +175,7 @@ def group_norm(
 ) -> tuple[TensorSpec, ...]:
     _check_groups(x, N, C, HxW, group, weight, bias)
     check_cpu_dtype("group_norm", x, FLOATS)
-    result = _formatted(x)
+    result = _keep_format(x)
     if not _is_dense(x):
         raise ArgumentError(f"group_norm: {x} is neither contiguous nor channels-last")
     dtype = _statistics_dtype("group_norm", x, weight, bias)
@@ -205,7 +205,7 @@ def group_norm_backward(
     for_input, for_weight, for_bias = output_mask
     # The gradient of the bias is made like the weight, and there is none without it.
     return (
-        _formatted(x) if for_input else None,
+        _keep_format(x) if for_input else None,
         _gradient_like("group_norm", weight, for_weight),
         _gradient_like("group_norm", weight, for_bias),
     )
@@ -215,7 +215,7 @@ def group_norm_backward(
 # Statistics for backward differ by device: CPU keeps them in the dtype of the parameters, and none (0 elements) in
 # evaluation; CUDA keeps one for each channel, in the dtype it accumulates in.
 
-def _normalised(
+def _normalise(
     x: TensorSpec, weight: Maybe, bias: Maybe, mean: Maybe, var: Maybe, training: bool
 ) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
     if x.ndim < 2:
@@ -230,7 +230,7 @@ def _normalised(
         raise ArgumentError("batch_norm: evaluation needs running statistics")
     check_cpu_dtype("batch_norm", x, FLOATS)
     if x.device.type != "cpu":
-        statistics = x.like((channels,), dtype=accumulated(x.dtype))
+        statistics = x.like((channels,), dtype=accumulation_dtype(x.dtype))
         return preserved_copy(x), statistics, statistics
     if training and x.is_empty:
         raise ShapeMismatch(f"batch_norm: {x} has no elements to normalise by")
@@ -269,21 +269,21 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[TensorSpec, ...]:
-    return _normalised(x, weight, bias, mean, var, training)
+    return _normalise(x, weight, bias, mean, var, training)
 
 
 @rule("_native_batch_norm_legit.no_stats")
 def batch_norm_without_running(
     x: TensorSpec, weight: Maybe, bias: Maybe, training: bool, momentum: float, eps: float
 ) -> tuple[TensorSpec, ...]:
-    return _normalised(x, weight, bias, None, None, training)
+    return _normalise(x, weight, bias, None, None, training)
 
 
 @rule("_native_batch_norm_legit_no_training")
 def batch_norm_in_evaluation(
     x: TensorSpec, weight: Maybe, bias: Maybe, mean: TensorSpec, var: TensorSpec, momentum: float, eps: float
 ) -> tuple[TensorSpec, ...]:
-    return _normalised(x, weight, bias, mean, var, False)
+    return _normalise(x, weight, bias, mean, var, False)
 
 
 @rule("_native_batch_norm_legit_functional")
@@ -291,7 +291,7 @@ def batch_norm_functional(
     x: TensorSpec, weight: Maybe, bias: Maybe, mean: TensorSpec, var: TensorSpec, training: bool, momentum: float,
     eps: float,
 ) -> tuple[TensorSpec, ...]:  # fmt: skip
-    results = _normalised(x, weight, bias, mean, var, training)
+    results = _normalise(x, weight, bias, mean, var, training)
     return (*results, preserved_copy(mean), preserved_copy(var))
 
 
@@ -299,7 +299,7 @@ def batch_norm_functional(
 def batch_norm_with_update(
     x: TensorSpec, weight: Maybe, bias: Maybe, mean: TensorSpec, var: TensorSpec, momentum: float, eps: float
 ) -> tuple[TensorSpec, ...]:
-    return (*_normalised(x, weight, bias, mean, var, True), _reserve(x))
+    return (*_normalise(x, weight, bias, mean, var, True), _reserve(x))
 
 
 @rule("_batch_norm_with_update_functional")
@@ -314,7 +314,7 @@ def batch_norm_with_update_functional(
 def batch_norm_no_update(
     x: TensorSpec, weight: Maybe, bias: Maybe, mean: Maybe, var: Maybe, momentum: float, eps: float
 ) -> tuple[TensorSpec, ...]:
-    return (*_normalised(x, weight, bias, mean, var, False), _reserve(x))
+    return (*_normalise(x, weight, bias, mean, var, False), _reserve(x))
 
 
 def _reserve(x: TensorSpec) -> TensorSpec:
@@ -350,7 +350,7 @@ def _gradients(
         alike = looks_channels_last(x) == looks_channels_last(grad)
         for_x = _in_format_of(x) if alike else x.like(stride=suggested_strides(x.shape, x))
     else:
-        parameter = x.like((x.shape[1],), dtype=weight.dtype if weight is not None else accumulated(x.dtype))
+        parameter = x.like((x.shape[1],), dtype=weight.dtype if weight is not None else accumulation_dtype(x.dtype))
         for_x = preserved_copy(x)
     for_input, for_weight, for_bias = output_mask
     return for_x if for_input else None, parameter if for_weight else None, parameter if for_bias else None
@@ -384,7 +384,7 @@ def cudnn_batch_norm_backward(
 
 @batching_rule("native_layer_norm")
 def batch_native_layer_norm(keys: Any, x: torch.Tensor, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
-    level = Level()
+    level = BatchLevel()
     has_own = level.is_batch(weight) or level.is_batch(bias)
     with level.below():
         inside = level.inside(x)
@@ -393,9 +393,9 @@ def batch_native_layer_norm(keys: Any, x: torch.Tensor, shape: Any, weight: Any,
         result, *statistics = torch.native_layer_norm(inside, shape, None, None, eps)
         ones = [1] * (x.dim() - len(shape))
         if weight is not None:
-            result = result * _between(level, weight, ones)
+            result = result * with_dims_between(level, weight, ones)
         if bias is not None:
-            result = result + _between(level, bias, ones)
+            result = result + with_dims_between(level, bias, ones)
     return tuple(map(level.around, (result, *statistics)))
 
 
@@ -404,25 +404,25 @@ def batch_native_layer_norm_backward(
     keys: Any, gradient: torch.Tensor, x: torch.Tensor, shape: Any, mean: torch.Tensor, rstd: torch.Tensor, weight: Any,
     bias: Any, wanted: list[bool],
 ) -> Any:  # fmt: skip
-    level = Level()
+    level = BatchLevel()
     has_own = level.is_batch(weight)
     rows = list(range(1, x.dim() - len(shape) + 1))
     results: list[Any] = [None, None, None]
     with level.below():
         given, *others = (level.inside(tensor) for tensor in (gradient, x, mean, rstd))
         if wanted[0]:
-            scaled = given * _between(level, weight, [1] * len(rows)) if has_own else given
+            scaled = given * with_dims_between(level, weight, [1] * len(rows)) if has_own else given
             affine = (None, None) if has_own else (weight, None)
             backward = aten.native_layer_norm_backward
             results[0] = backward(scaled, others[0], shape, *others[1:], *affine, [True, False, False])[0]
         if wanted[1]:
-            results[1] = _summed(given * (others[0] - others[1]) * others[2], rows)
+            results[1] = _sum_over(given * (others[0] - others[1]) * others[2], rows)
         if wanted[2]:
-            results[2] = _summed(given, rows)
+            results[2] = _sum_over(given, rows)
     return tuple([None if result is None else level.around(result) for result in results])
 
 
-def _summed(tensor: torch.Tensor, dims: list[int]) -> torch.Tensor:
+def _sum_over(tensor: torch.Tensor, dims: list[int]) -> torch.Tensor:
     return tensor.sum(dims) if dims else tensor.clone()
 
 
@@ -438,7 +438,7 @@ def batch_native_group_norm(
     groups: int,
     eps: float,
 ) -> Any:
-    level = Level()
+    level = BatchLevel()
     has_own = level.is_batch(weight) or level.is_batch(bias)
     with level.below():
         inside = level.inside(x)
@@ -458,7 +458,7 @@ def batch_native_group_norm_backward(
     keys: Any, gradient: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Any, count: Any,
     channels: Any, size: Any, groups: int, wanted: list[bool],
 ) -> Any:  # fmt: skip
-    level = Level()
+    level = BatchLevel()
     has_own = level.is_batch(weight)
     results: list[Any] = [None, None, None]
     with level.below():
@@ -482,7 +482,7 @@ def batch_native_group_norm_backward(
     return tuple([None if result is None else level.around(result) for result in results])
 
 
-def _for_channels(level: Level, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+def _for_channels(level: BatchLevel, tensor: torch.Tensor, rank: int) -> torch.Tensor:
     inside = level.inside(tensor)
     return inside.reshape(inside.shape[0], 1, -1, *[1] * (rank - 2))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from understudy.errors import ArgumentError, ShapeMismatch
 from understudy.ops.registry import Rule, rule
-from understudy.ops.shared.dims import replaced
+from understudy.ops.shared.dims import replace_size
 from understudy.ops.shared.dtypes import (
     BOOL,
     COMPLEX,
@@ -18,7 +18,7 @@ from understudy.ops.shared.dtypes import (
     is_stored,
 )
 from understudy.ops.shared.layouts import is_surely_row_major, suggested_strides
-from understudy.ops.views.basic import narrowed
+from understudy.ops.views.basic import narrow_spec
 from understudy.shapes.sizes import is_any_positive, larger, surely_less
 from understudy.spec import TensorSpec, preserved_copy, product, same_shape
 
@@ -90,7 +90,7 @@ def _cut(spec: TensorSpec, dim: int, before: Any, after: Any) -> TensorSpec:
         raise ShapeMismatch(f"pad: ({before}, {after}) cuts more from dimension {dim} of {spec} than it has")
     if length is spec.shape[dim]:
         return spec
-    return narrowed(spec, dim, start, length)
+    return narrow_spec(spec, dim, start, length)
 
 
 def _takes_away(extra: Any) -> bool:
@@ -119,7 +119,7 @@ def padded_shape(kind: str, dims: int, spec: TensorSpec, padding: Sequence[Any])
             )
         if size + before + after < 1:
             raise ShapeMismatch(f"{kind}_pad{dims}d: padding {list(padding)} leaves nothing of {spec}")
-        shape = replaced(shape, dim, size + before + after)
+        shape = replace_size(shape, dim, size + before + after)
     return shape
 
 

@@ -9,7 +9,7 @@ import torch
 
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.batching import Level, batching_rule
+from understudy.ops.shared.batching import BatchLevel, batching_rule
 from understudy.ops.shared.dtypes import COMPLEX, FLOATS, INTEGERS, check_any_dtype, check_cpu_dtype
 from understudy.ops.shared.layouts import looks_channels_last, suggested_strides
 from understudy.shapes.sizes import smaller
@@ -40,7 +40,7 @@ def _check_input(what: str, x: TensorSpec, spatial: int) -> None:
         raise ShapeMismatch(f"{what}: {x} has an empty dimension other than the batch")
 
 
-def _placed(x: TensorSpec, shape: Size, keeps_format: bool, dtype: torch.dtype | None = None) -> TensorSpec:
+def _place_result(x: TensorSpec, shape: Size, keeps_format: bool, dtype: torch.dtype | None = None) -> TensorSpec:
     stride = suggested_strides(shape, x) if keeps_format else None
     return x.like(shape, stride=stride, dtype=dtype)
 
@@ -108,7 +108,7 @@ def _register_max_pool(spatial: int) -> None:
         if spatial == 3 and x.ndim == 4 and looks_channels_last(x) and x.device.type == "cpu":
             raise ArgumentError(f"{name}: {x} is in the channels-last format of 2-D images")
         keeps = _keeps_format(x, spatial, True)
-        return _placed(x, shape, keeps), _placed(x, shape, keeps, torch.int64)
+        return _place_result(x, shape, keeps), _place_result(x, shape, keeps, torch.int64)
 
     @rule(name)
     def max_pool(
@@ -124,7 +124,7 @@ def _register_max_pool(spatial: int) -> None:
     ) -> TensorSpec:  # fmt: skip
         shape = _pooled_shape(name, x, spatial, kernel_size, stride, padding, dilation, ceil_mode)
         _check_gradient(name, grad, x, shape, indices)
-        return _placed(x, x.shape, _keeps_format(x, spatial, True))
+        return _place_result(x, x.shape, _keeps_format(x, spatial, True))
 
 
 def _check_gradient(
@@ -164,7 +164,7 @@ def _register_avg_pool(spatial: int) -> None:
         count_include_pad: bool = True, divisor_override: int | None = None,
     ) -> TensorSpec:  # fmt: skip
         shape = shape_of(x, kernel_size, stride, padding, ceil_mode, divisor_override)
-        return _placed(x, shape, _keeps_format(x, spatial, keeps_format))
+        return _place_result(x, shape, _keeps_format(x, spatial, keeps_format))
 
     @rule(f"{name}_backward")
     def avg_pool_backward(
@@ -176,7 +176,7 @@ def _register_avg_pool(spatial: int) -> None:
             raise ShapeMismatch(f"{name} backward: {grad} is no gradient for a result of shape {list(shape)}")
         if grad.dtype is not x.dtype:
             raise DtypeError(f"{name} backward: {grad} and {x} differ in dtype")
-        return _placed(x, x.shape, _keeps_format(x, spatial, keeps_format))
+        return _place_result(x, x.shape, _keeps_format(x, spatial, keeps_format))
 
 
 def _check_no_smaller(name: str, x: TensorSpec, kernel: Size) -> None:
@@ -213,7 +213,7 @@ def _register_adaptive(spatial: int) -> None:
     def adaptive_avg_pool(x: TensorSpec, output_size: Numbers) -> TensorSpec:
         check_cpu_dtype(name, x, FLOATS)
         shape = _adaptive_shape(name, x, spatial, output_size, channels_may_miss=spatial == 2)
-        return _placed(x, shape, _keeps_format(x, spatial, keeps_format))
+        return _place_result(x, shape, _keeps_format(x, spatial, keeps_format))
 
     @rule(f"{name}_backward")
     def adaptive_avg_pool_backward(grad: TensorSpec, x: TensorSpec) -> TensorSpec:
@@ -221,20 +221,20 @@ def _register_adaptive(spatial: int) -> None:
         _check_cells(name, grad)
         if grad.ndim != x.ndim or not same_shape(grad.shape[: x.ndim - spatial], x.shape[: x.ndim - spatial]):
             raise ShapeMismatch(f"{name} backward: {grad} is no gradient for a pooled {x}")
-        return _placed(x, x.shape, _keeps_format(x, spatial, keeps_format))
+        return _place_result(x, x.shape, _keeps_format(x, spatial, keeps_format))
 
     @rule(max_name)
     def adaptive_max_pool(x: TensorSpec, output_size: Numbers) -> tuple[TensorSpec, TensorSpec]:
         check_cpu_dtype(max_name, x, FLOATS)
         shape = _adaptive_shape(max_name, x, spatial, output_size)
         keeps = _keeps_format(x, spatial, keeps_format)
-        return _placed(x, shape, keeps), _placed(x, shape, keeps, torch.int64)
+        return _place_result(x, shape, keeps), _place_result(x, shape, keeps, torch.int64)
 
     @rule(f"{max_name}_backward")
     def adaptive_max_pool_backward(grad: TensorSpec, x: TensorSpec, indices: TensorSpec) -> TensorSpec:
         _check_gradient(max_name, grad, x, indices=indices)
         _check_cells(max_name, grad)
-        return _placed(x, x.shape, _keeps_format(x, spatial, keeps_format))
+        return _place_result(x, x.shape, _keeps_format(x, spatial, keeps_format))
 
 
 # --- windows at random places, and back from the places of maxima
@@ -276,7 +276,7 @@ def _register_fractional(spatial: int) -> None:
 @rule("max_unpool2d")
 def max_unpool2d(x: TensorSpec, indices: TensorSpec, output_size: Numbers) -> TensorSpec:
     shape = _unpooled_shape("max_unpool2d", x, indices, 2, output_size)
-    return _placed(x, shape, x.ndim == 4)
+    return _place_result(x, shape, x.ndim == 4)
 
 
 @rule("max_unpool3d")
@@ -319,7 +319,7 @@ def adaptive_avg_pool_whole(x: TensorSpec, output_size: Numbers) -> Any:
     if to_point and x.ndim not in (spatial + 1, spatial + 2):
         return NotImplemented
     shape = _adaptive_shape(name, x, spatial, output_size, channels_may_miss=spatial == 2 or to_point)
-    return _placed(x, shape, _keeps_format(x, spatial, spatial == 2 or to_point))
+    return _place_result(x, shape, _keeps_format(x, spatial, spatial == 2 or to_point))
 
 
 def _with_height(x: TensorSpec) -> TensorSpec:
@@ -350,7 +350,7 @@ def avg_pool1d(
     (step,) = for_each(stride, 1, "avg_pool1d") if stride else (kernel,)
     image = _with_height(x)
     shape = _pooled_shape("avg_pool1d", image, 2, (1, kernel), (1, step), (0, pad), 1, ceil_mode)
-    return _without_height(_placed(image, shape, _keeps_format(image, 2, True)))
+    return _without_height(_place_result(image, shape, _keeps_format(image, 2, True)))
 
 
 @rule("adaptive_avg_pool1d")
@@ -363,7 +363,7 @@ def _pooling(op: Any) -> Function:
     """Of planes: the batch is counted among the entries that there are, or is those, if there are none."""
 
     def rule(keys: Any, *args: Any) -> Any:
-        level = Level()
+        level = BatchLevel()
         has_entries = args[0].dim() == PLANES_WITH_ENTRIES
         with level.below():
             tensors = [level.inside(arg) if isinstance(arg, torch.Tensor) else None for arg in args]

@@ -23,18 +23,18 @@ Tensor = torch.Tensor
 DIMENSIONS = {name: 3 if name.endswith("3d") else 2 for name in _torch.POOLING_TO_INTEGERS}
 
 
-def pooled(name: str, args: Sequence[Any]) -> Any:
+def pool_to_symbols(name: str, args: Sequence[Any]) -> Any:
     """`adaptive_max_pool2d(x, output_size)` and the like; NotImplemented where C++ should answer."""
     x, *others = args
     others = [[value] * DIMENSIONS[name] if type(value) is int else value for value in others]
     if not _is_unheard(x) or not any(map(_has_symbols, others)):
         return NotImplemented
     if torch.is_grad_enabled() and x.requires_grad:
-        return Pooled.apply(name, x, *others)  # type: ignore[no-untyped-call]
-    return _called(getattr(aten, name).default, x, *others)
+        return SymbolicPooling.apply(name, x, *others)  # type: ignore[no-untyped-call]
+    return _call_past_cpp(getattr(aten, name).default, x, *others)
 
 
-def averaged(x: Any, output_size: Any) -> Any:
+def average_to_symbols(x: Any, output_size: Any) -> Any:
     """`adaptive_avg_pool1d`, as the pooling of an image of one row: that operator takes symbols."""
     sizes = output_size if isinstance(output_size, (list, tuple)) else (output_size,)
     if not _is_unheard(x) or not _has_symbols(sizes) or len(sizes) != 1 or x.dim() not in (2, 3):
@@ -60,12 +60,12 @@ def _has_symbols(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and any(isinstance(number, torch.SymInt) for number in value)
 
 
-class Pooled(torch.autograd.Function):
+class SymbolicPooling(torch.autograd.Function):
     """One call of such an operator."""
 
     @staticmethod
     def forward(ctx: Any, name: str, x: Tensor, *others: Any) -> Any:
-        output, indices = _called(getattr(aten, name).default, x, *others)
+        output, indices = _call_past_cpp(getattr(aten, name).default, x, *others)
         ctx.save_for_backward(x, indices)
         ctx.mark_non_differentiable(indices)
         ctx.set_materialize_grads(False)  # zeros in the place of gradients that indices do not have
@@ -77,11 +77,11 @@ class Pooled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any, _: Any) -> Any:
         x, indices = ctx.saved_tensors
-        gradient = _called(getattr(aten, f"{ctx.name}_backward").default, grad, x, *ctx.sizes, indices)
+        gradient = _call_past_cpp(getattr(aten, f"{ctx.name}_backward").default, grad, x, *ctx.sizes, indices)
         return None, gradient, *[None] * ctx.count
 
 
-def _called(op: Callable[..., Any], *args: Any) -> Any:
+def _call_past_cpp(op: Callable[..., Any], *args: Any) -> Any:
     args = tuple(list(value) if isinstance(value, (list, tuple)) else value for value in args)
     return _torch.call_innermost_mode(op, args)
 

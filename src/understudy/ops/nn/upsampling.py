@@ -11,7 +11,7 @@ from torch import Tensor
 
 from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
-from understudy.ops.factories import spaced
+from understudy.ops.factories import linspace_of_symbols
 from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dtypes import COMPLEX, FLOATS, REAL_NUMBERS, check_cpu_dtype
@@ -55,7 +55,7 @@ def _check_sizes(how: Resampling, sizes: Numbers, name: str) -> None:
         raise ShapeMismatch(f"{how.name}: {name} {list(sizes)} is not positive")
 
 
-def _resampled(how: Resampling, x: TensorSpec, sizes: Numbers) -> TensorSpec:
+def _resample(how: Resampling, x: TensorSpec, sizes: Numbers) -> TensorSpec:
     _check_sizes(how, sizes, "output_size")
     if x.ndim != how.spatial + 2:
         raise ShapeMismatch(f"{how.name}: expected {how.spatial + 2} dimensions, got {x}")
@@ -103,11 +103,11 @@ def _sizes_of(
 def _register(how: Resampling) -> None:
     @rule(how.name)
     def resample(x: TensorSpec, output_size: Numbers, *options: Any) -> TensorSpec:
-        return _resampled(how, x, output_size)
+        return _resample(how, x, output_size)
 
     @rule(f"{how.name}.vec")
     def resample_by_factors(x: TensorSpec, output_size: Numbers | None, *options: Any) -> TensorSpec:
-        return _resampled(how, x, _sizes_of(how, x, output_size, options[-1]))
+        return _resample(how, x, _sizes_of(how, x, output_size, options[-1]))
 
     @rule(f"{how.name}_backward")
     def resample_backward(
@@ -181,7 +181,7 @@ def affine_grid(theta: TensorSpec, size: Numbers, align_corners: bool) -> Any:
 aten = torch.ops.aten
 
 
-def upsampled(name: str, args: Any, kwargs: Any) -> Any:
+def upsample_to_symbols(name: str, args: Any, kwargs: Any) -> Any:
     """The call of such a function on a stand-in; NotImplemented if it is not in the form that takes factors."""
     with_corners = "nearest" not in name
     if kwargs or len(args) != 3 + with_corners:
@@ -225,7 +225,7 @@ def _along(extent: Any, grad: Tensor, align_corners: bool) -> Tensor:
     """Where the points lie along one dimension, from -1 to 1."""
     if extent <= 1:
         return grad.new_zeros(1)
-    points: Tensor = spaced(-1, 1, extent, dtype=grad.dtype, device=grad.device)
+    points: Tensor = linspace_of_symbols(-1, 1, extent, dtype=grad.dtype, device=grad.device)
     return points if align_corners else points * (extent - 1) / extent
 
 
@@ -241,13 +241,13 @@ UPSAMPLINGS_WITH_CORNERS = """upsample_linear1d upsample_bilinear2d upsample_tri
 def _register_upsampling(name: str) -> None:
     @decomposition(f"{name}.vec")
     def upsample(x: Tensor, output_size: Any, scale_factors: Any = None) -> Any:
-        return upsampled(name, (x, output_size, scale_factors), {})
+        return upsample_to_symbols(name, (x, output_size, scale_factors), {})
 
 
 def _register_upsampling_with_corners(name: str) -> None:
     @decomposition(f"{name}.vec")
     def upsample(x: Tensor, output_size: Any, align_corners: bool, scale_factors: Any = None) -> Any:
-        return upsampled(name, (x, output_size, align_corners, scale_factors), {})
+        return upsample_to_symbols(name, (x, output_size, align_corners, scale_factors), {})
 
 
 for _name in UPSAMPLINGS:

@@ -367,7 +367,7 @@ def _check_clamp_dtype(dtype: torch.dtype) -> None:
 def masked_fill(a: TensorSpec, mask: TensorSpec, value: Any) -> TensorSpec:
     _check_mask(mask)
     check_stored("masked_fill", value, a.dtype, a.device)
-    return _filled(a, mask)
+    return _fill_mask(a, mask)
 
 
 @rule("masked_fill.Tensor")
@@ -375,10 +375,10 @@ def masked_fill_tensor(a: TensorSpec, mask: TensorSpec, value: TensorSpec) -> Te
     _check_mask(mask)
     if value.shape:
         raise ShapeMismatch(f"masked_fill: the value must be a 0-dim tensor, not {value}")
-    return _filled(a, mask)
+    return _fill_mask(a, mask)
 
 
-def _filled(a: TensorSpec, mask: TensorSpec) -> TensorSpec:
+def _fill_mask(a: TensorSpec, mask: TensorSpec) -> TensorSpec:
     return TensorSpec(broadcast_shapes(a.shape, mask.shape), dtype=a.dtype, device=a.device)
 
 

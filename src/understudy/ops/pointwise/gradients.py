@@ -10,7 +10,7 @@ import torch
 from understudy.errors import DtypeError, ShapeMismatch
 from understudy.ops.pointwise.unary import check_gelu_approximation
 from understudy.ops.registry import exact_out, rule
-from understudy.ops.shared.batching import Level, batching_rule
+from understudy.ops.shared.batching import BatchLevel, batching_rule
 from understudy.ops.shared.dims import wrap_dim
 from understudy.ops.shared.dtypes import COMPLEX_HALF, NONE, check_dtype, check_same_dtype
 from understudy.spec import (
@@ -169,7 +169,7 @@ exact_out("log_sigmoid_forward.output")
 
 @batching_rule("gelu_backward")
 def batch_gelu_backward(keys: Any, gradient: torch.Tensor, x: torch.Tensor, *, approximate: str = "none") -> Any:
-    level = Level()
+    level = BatchLevel()
     with level.below():
         result = aten.gelu_backward(level.inside(gradient), level.inside(x), approximate=approximate)
     return level.around(result)

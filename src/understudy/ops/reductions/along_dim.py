@@ -10,7 +10,7 @@ import torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import decomposition
-from understudy.ops.shared.dims import replaced, size_at, wrap_dim, wrap_dims
+from understudy.ops.shared.dims import replace_size, size_at, wrap_dim, wrap_dims
 from understudy.ops.shared.dtypes import (
     BOOL,
     COMPLEX,
@@ -115,7 +115,7 @@ def softmax_backward(grad: TensorSpec, output: TensorSpec, dim: int, input_dtype
 SORTED_DTYPES = REAL_NUMBERS | UNSIGNED | BOOL
 
 
-def _sorted(spec: TensorSpec, dim: int) -> tuple[TensorSpec, TensorSpec]:
+def _sort_specs(spec: TensorSpec, dim: int) -> tuple[TensorSpec, TensorSpec]:
     """Both results keep the order of dimensions in memory."""
     wrap_dim(dim, spec.ndim)
     check_cpu_dtype("sort", spec, SORTED_DTYPES)
@@ -125,29 +125,29 @@ def _sorted(spec: TensorSpec, dim: int) -> tuple[TensorSpec, TensorSpec]:
 
 @rule("sort")
 def sort(spec: TensorSpec, dim: int = -1, descending: bool = False) -> tuple[TensorSpec, TensorSpec]:
-    return _sorted(spec, dim)
+    return _sort_specs(spec, dim)
 
 
 @rule("sort.stable")
 def sort_stable(
     spec: TensorSpec, *, stable: bool | None, dim: int = -1, descending: bool = False
 ) -> tuple[TensorSpec, TensorSpec]:
-    return _sorted(spec, dim)
+    return _sort_specs(spec, dim)
 
 
 @rule("argsort")
 def argsort(spec: TensorSpec, dim: int = -1, descending: bool = False) -> TensorSpec:
-    return _sorted(spec, dim)[1]
+    return _sort_specs(spec, dim)[1]
 
 
 @rule("argsort.stable")
 def argsort_stable(spec: TensorSpec, *, stable: bool, dim: int = -1, descending: bool = False) -> TensorSpec:
-    return _sorted(spec, dim)[1]
+    return _sort_specs(spec, dim)[1]
 
 
 @rule("msort")
 def msort(spec: TensorSpec) -> TensorSpec:
-    return _sorted(spec, 0)[0]
+    return _sort_specs(spec, 0)[0]
 
 
 @rule("topk")
@@ -159,7 +159,7 @@ def topk(
     if k < 0 or k > size:
         raise ArgumentError(f"topk: k is {k}, but dimension {dim} of {spec} has {size} elements to choose from")
     check_cpu_dtype("topk", spec, REAL_NUMBERS)
-    values = spec.like(replaced(spec.shape, dim, k) if spec.shape else ())
+    values = spec.like(replace_size(spec.shape, dim, k) if spec.shape else ())
     return values, values.like(dtype=torch.int64)
 
 

@@ -16,7 +16,7 @@ from understudy import _torch
 Function = Callable[..., Any]
 
 
-class Level:
+class BatchLevel:
     """One level of vmap, the innermost one."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ def batching_rule(*names: str) -> Callable[[Function], Function]:
     return register
 
 
-def _behind_batch(dim: int, rank: int) -> int:
+def dim_behind_batch(dim: int, rank: int) -> int:
     """A dimension of one entry, counted in the whole batch."""
     most = max(rank, 1)
     if not -most <= dim < most:
@@ -68,19 +68,19 @@ def _behind_batch(dim: int, rank: int) -> int:
     return dim + 1 if dim >= 0 else dim
 
 
-def _in_rows(level: Level, tensor: torch.Tensor) -> torch.Tensor:
+def as_rows(level: BatchLevel, tensor: torch.Tensor) -> torch.Tensor:
     """A number is a row of one."""
     inside = level.inside(tensor)
     return inside if tensor.dim() else inside.unsqueeze(-1)
 
 
-def _between(level: Level, tensor: torch.Tensor, ones: list[int]) -> torch.Tensor:
+def with_dims_between(level: BatchLevel, tensor: torch.Tensor, ones: list[int]) -> torch.Tensor:
     """With dimensions of one between the batch and the others."""
     inside = level.inside(tensor)
     return inside.reshape(inside.shape[0], *ones, *inside.shape[1:])
 
 
-def _aligned(level: Level, *tensors: torch.Tensor) -> list[torch.Tensor]:
+def align_ranks(level: BatchLevel, *tensors: torch.Tensor) -> list[torch.Tensor]:
     """With the same number of dimensions, as for broadcasting."""
     rank = max(tensor.dim() for tensor in tensors)
-    return [_between(level, tensor, [1] * (rank - tensor.dim())) for tensor in tensors]
+    return [with_dims_between(level, tensor, [1] * (rank - tensor.dim())) for tensor in tensors]

@@ -65,7 +65,7 @@ def stride_at(spec: TensorSpec, dim: int) -> Any:
     return spec.stride[dim] if spec.shape else 1
 
 
-def replaced(sizes: Sequence[Any], dim: int, size: Any) -> tuple[Any, ...]:
+def replace_size(sizes: Sequence[Any], dim: int, size: Any) -> tuple[Any, ...]:
     """`sizes` with another value at `dim`."""
     return (*sizes[:dim], size, *sizes[dim + 1 :])
 
@@ -101,4 +101,4 @@ def complete_shape(spec: TensorSpec, shape: Sequence[Any]) -> tuple[Any, ...]:
         raise ShapeMismatch(
             f"shape {list(shape)} does not fit {spec}: {spec.numel} elements are not divisible by {known}"
         )
-    return replaced(shape, unknown, spec.numel // known)
+    return replace_size(shape, unknown, spec.numel // known)

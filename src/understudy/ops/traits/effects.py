@@ -28,8 +28,8 @@ def written_values(op: Any, args: Any, kwargs: Any) -> list[Any]:
     """The arguments that a call writes to."""
     values = [_argument(position, name, args, kwargs) for position, name in _torch.written_arguments(op)]
     switch = WRITES_STATISTICS.get(_name(op)) if _torch.is_builtin_namespace(op) else None
-    if switch is not None and _named(op, switch, args, kwargs):
-        values += [_named(op, name, args, kwargs) for name in STATISTICS]
+    if switch is not None and _argument_named(op, switch, args, kwargs):
+        values += [_argument_named(op, name, args, kwargs) for name in STATISTICS]
     return [value for value in values if value is not None]
 
 
@@ -54,14 +54,14 @@ def draws_numbers(op: Any, args: Any, kwargs: Any) -> bool:
     """Whether a call draws random numbers: one that is not drawn changes those after it."""
     if torch.Tag.nondeterministic_seeded not in op.tags:
         return False
-    return CHANCE not in _torch.argument_names(op) or _named(op, CHANCE, args, kwargs) not in (None, 0)
+    return CHANCE not in _torch.argument_names(op) or _argument_named(op, CHANCE, args, kwargs) not in (None, 0)
 
 
 def _name(op: Any) -> str:
     return str(op.overloadpacket.__name__)
 
 
-def _named(op: Any, name: str, args: Any, kwargs: Any) -> Any:
+def _argument_named(op: Any, name: str, args: Any, kwargs: Any) -> Any:
     return _argument(_torch.argument_names(op).index(name), name, args, kwargs)
 
 

@@ -11,7 +11,7 @@ from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMi
 from understudy.ops.registry import rule
 from understudy.ops.shared.dims import (
     complete_shape,
-    replaced,
+    replace_size,
     size_at,
     stride_at,
     with_inserted,
@@ -66,7 +66,7 @@ def permute(spec: TensorSpec, dims: Sequence[int]) -> View:
     return View(0, spec.viewed([spec.shape[d] for d in order], [spec.stride[d] for d in order]))
 
 
-def transposed(spec: TensorSpec, dim0: int, dim1: int) -> TensorSpec:
+def transpose_spec(spec: TensorSpec, dim0: int, dim1: int) -> TensorSpec:
     first, second = wrap_dim(dim0, spec.ndim), wrap_dim(dim1, spec.ndim)
     if first == second:
         return spec
@@ -78,17 +78,17 @@ def transposed(spec: TensorSpec, dim0: int, dim1: int) -> TensorSpec:
 
 @rule("transpose.int")
 def transpose(spec: TensorSpec, dim0: int, dim1: int) -> View:
-    return View(0, transposed(spec, dim0, dim1))
+    return View(0, transpose_spec(spec, dim0, dim1))
 
 
 @rule("t")
 def t(spec: TensorSpec) -> View:
     if spec.ndim > 2:
         raise ShapeMismatch(f"t: expected at most 2 dimensions, {spec} has {spec.ndim}; use .mT or .transpose(...)")
-    return View(0, transposed(spec, 0, 1) if spec.ndim == 2 else spec)
+    return View(0, transpose_spec(spec, 0, 1) if spec.ndim == 2 else spec)
 
 
-def squeezed(spec: TensorSpec, dims: Sequence[int] | None = None) -> TensorSpec:
+def squeeze_spec(spec: TensorSpec, dims: Sequence[int] | None = None) -> TensorSpec:
     """Without the dimensions of size 1 among `dims` (all of them by default)."""
     candidates = range(spec.ndim) if dims is None else wrap_dims(dims, spec.ndim)
     kept = [dim for dim in range(spec.ndim) if dim not in candidates or spec.shape[dim] != 1]
@@ -97,20 +97,20 @@ def squeezed(spec: TensorSpec, dims: Sequence[int] | None = None) -> TensorSpec:
 
 @rule("squeeze")
 def squeeze(spec: TensorSpec) -> View:
-    return View(0, squeezed(spec))
+    return View(0, squeeze_spec(spec))
 
 
 @rule("squeeze.dim")
 def squeeze_dim(spec: TensorSpec, dim: int) -> View:
-    return View(0, squeezed(spec, (dim,)))
+    return View(0, squeeze_spec(spec, (dim,)))
 
 
 @rule("squeeze.dims")
 def squeeze_dims(spec: TensorSpec, dim: Sequence[int]) -> View:
-    return View(0, squeezed(spec, dim))
+    return View(0, squeeze_spec(spec, dim))
 
 
-def unsqueezed(spec: TensorSpec, dim: int) -> TensorSpec:
+def unsqueeze_spec(spec: TensorSpec, dim: int) -> TensorSpec:
     dim = wrap_dim(dim, spec.ndim + 1)
     step = spec.shape[dim] * spec.stride[dim] if dim < spec.ndim else 1
     return spec.viewed(with_inserted(spec.shape, dim, 1), with_inserted(spec.stride, dim, step))
@@ -119,16 +119,16 @@ def unsqueezed(spec: TensorSpec, dim: int) -> TensorSpec:
 def with_dimensions(spec: TensorSpec, at_least: int) -> TensorSpec:
     """What atleast_1d, _2d and _3d make of it."""
     while spec.ndim < at_least:
-        spec = unsqueezed(spec, 0 if spec.ndim < 2 else -1)
+        spec = unsqueeze_spec(spec, 0 if spec.ndim < 2 else -1)
     return spec
 
 
 @rule("unsqueeze")
 def unsqueeze(spec: TensorSpec, dim: int) -> View:
-    return View(0, unsqueezed(spec, dim))
+    return View(0, unsqueeze_spec(spec, dim))
 
 
-def selected(spec: TensorSpec, dim: int, index: Any) -> TensorSpec:
+def select_spec(spec: TensorSpec, dim: int, index: Any) -> TensorSpec:
     if not spec.shape:
         raise DimensionError(f"select: {spec} has no dimension to select from")
     dim = wrap_dim(dim, spec.ndim)
@@ -142,7 +142,7 @@ def selected(spec: TensorSpec, dim: int, index: Any) -> TensorSpec:
 
 @rule("select.int")
 def select(spec: TensorSpec, dim: int, index: Any) -> View:
-    return View(0, selected(spec, dim, index))
+    return View(0, select_spec(spec, dim, index))
 
 
 def clamped_range(size: Any, start: Any, end: Any) -> tuple[Any, Any]:
@@ -191,24 +191,24 @@ def sliced_size(spec: TensorSpec, dim: int, start: Any, end: Any, step: Any) -> 
     return dim, start, length if step == 1 else (length + step - 1) // step
 
 
-def sliced(spec: TensorSpec, dim: int, start: Any, end: Any, step: Any) -> TensorSpec:
+def slice_spec(spec: TensorSpec, dim: int, start: Any, end: Any, step: Any) -> TensorSpec:
     dim, start, length = sliced_size(spec, dim, start, end, step)
     stride = spec.stride
     return spec.viewed(
-        replaced(spec.shape, dim, length),
-        stride if step == 1 else replaced(stride, dim, stride[dim] * step),
+        replace_size(spec.shape, dim, length),
+        stride if step == 1 else replace_size(stride, dim, stride[dim] * step),
         spec.offset + start * stride[dim],
     )
 
 
 @rule("slice.Tensor")
 def slice_(spec: TensorSpec, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> View:
-    return View(0, sliced(spec, dim, start, end, step))
+    return View(0, slice_spec(spec, dim, start, end, step))
 
 
-def narrowed(spec: TensorSpec, dim: int, start: Any, length: Any) -> TensorSpec:
+def narrow_spec(spec: TensorSpec, dim: int, start: Any, length: Any) -> TensorSpec:
     """A slice whose range is known to be inside."""
-    return spec.viewed(replaced(spec.shape, dim, length), spec.stride, spec.offset + start * spec.stride[dim])
+    return spec.viewed(replace_size(spec.shape, dim, length), spec.stride, spec.offset + start * spec.stride[dim])
 
 
 @rule("narrow")
@@ -224,7 +224,7 @@ def narrow(spec: TensorSpec, dim: int, start: Any, length: Any) -> View:
     start = from_start(start, size)
     if start + length > size:
         raise DimensionError(f"narrow: {start} + {length} passes the end of dimension {dim} of {spec}")
-    return View(0, narrowed(spec, dim, start, length))
+    return View(0, narrow_spec(spec, dim, start, length))
 
 
 @rule("diagonal")
@@ -256,7 +256,7 @@ def diagonal_of(spec: TensorSpec, offset: int, dim1: int, dim2: int) -> TensorSp
     )
 
 
-def restrided(spec: TensorSpec, size: Sequence[Any], stride: Sequence[Any], offset: Any) -> TensorSpec:
+def restride_spec(spec: TensorSpec, size: Sequence[Any], stride: Sequence[Any], offset: Any) -> TensorSpec:
     if len(size) != len(stride):
         raise ArgumentError(f"as_strided: {len(size)} sizes {list(size)} and {len(stride)} strides {list(stride)}")
     if any(s < 0 for s in size) or any(s < 0 for s in stride) or (offset is not None and offset < 0):
@@ -268,10 +268,10 @@ def restrided(spec: TensorSpec, size: Sequence[Any], stride: Sequence[Any], offs
 
 @rule("as_strided")
 def as_strided(spec: TensorSpec, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None) -> View:
-    return View(0, restrided(spec, size, stride, storage_offset))
+    return View(0, restride_spec(spec, size, stride, storage_offset))
 
 
-def unfolded(spec: TensorSpec, dimension: int, size: Any, step: Any) -> TensorSpec:
+def unfold_spec(spec: TensorSpec, dimension: int, size: Any, step: Any) -> TensorSpec:
     dim = wrap_dim(dimension, spec.ndim)
     length, stride = size_at(spec, dim), stride_at(spec, dim)
     if size < 0 or step <= 0:
@@ -281,14 +281,14 @@ def unfolded(spec: TensorSpec, dimension: int, size: Any, step: Any) -> TensorSp
     if not spec.shape:
         return spec.viewed((size,), (1,))
     return spec.viewed(
-        (*replaced(spec.shape, dim, (length - size) // step + 1), size),
-        (*replaced(spec.stride, dim, stride * step), stride),
+        (*replace_size(spec.shape, dim, (length - size) // step + 1), size),
+        (*replace_size(spec.stride, dim, stride * step), stride),
     )
 
 
 @rule("unfold")
 def unfold(spec: TensorSpec, dimension: int, size: Any, step: Any) -> View:
-    return View(0, unfolded(spec, dimension, size, step))
+    return View(0, unfold_spec(spec, dimension, size, step))
 
 
 @rule("alias", "detach")
@@ -298,10 +298,10 @@ def alias(spec: TensorSpec) -> View:
 
 @rule("view.dtype")
 def view_dtype(spec: TensorSpec, dtype: torch.dtype) -> View:
-    return View(0, reinterpreted(spec, dtype))
+    return View(0, reinterpret_spec(spec, dtype))
 
 
-def reinterpreted(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
+def reinterpret_spec(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
     """The same bytes as another dtype: the last dimension shrinks or grows with the size of an element."""
     if spec.dtype is dtype and not spec.conj and not spec.neg:
         return spec

@@ -14,28 +14,35 @@ from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dims import complete_shape, wrap_dim, wrap_dims
 from understudy.ops.shared.layouts import expand_strides, view_strides
 from understudy.ops.views import basic, split_and_join
-from understudy.ops.views.basic import as_real, diagonal_of, selected, transposed, viewed_as, with_dimensions
+from understudy.ops.views.basic import (
+    as_real,
+    diagonal_of,
+    select_spec,
+    transpose_spec,
+    viewed_as,
+    with_dimensions,
+)
 from understudy.shapes.sizes import from_torch, lies_in_data, to_torch
 from understudy.spec import New, Same, TensorSpec, View, broadcast_shapes, product, same_shape, spec_of
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
 
-def reshaped(spec: TensorSpec, shape: tuple[Any, ...]) -> New | View:
+def reshape_spec(spec: TensorSpec, shape: tuple[Any, ...]) -> New | View:
     stride = view_strides(spec, shape)
     return New(spec.like(shape)) if stride is None else View(0, spec.viewed(shape, stride))
 
 
 @rule("reshape")
 def reshape(spec: TensorSpec, shape: Sequence[Any]) -> New | View:
-    return reshaped(spec, complete_shape(spec, shape))
+    return reshape_spec(spec, complete_shape(spec, shape))
 
 
 @rule("ravel")
 def ravel(spec: TensorSpec) -> New | View | Same:
     if not spec.is_contiguous:
         return New(spec.like((spec.numel,)))
-    return reshaped(spec, (spec.numel,))
+    return reshape_spec(spec, (spec.numel,))
 
 
 @rule("flatten.using_ints")
@@ -44,11 +51,11 @@ def flatten(spec: TensorSpec, start_dim: int = 0, end_dim: int = -1) -> New | Vi
     if start > end:
         raise ArgumentError(f"flatten: start dimension {start_dim} comes after end dimension {end_dim}")
     if not spec.shape:
-        return reshaped(spec, (1,))
+        return reshape_spec(spec, (1,))
     if start == end:
         return Same(0)
     shape = spec.shape
-    return reshaped(spec, (*shape[:start], product(shape[start : end + 1]), *shape[end + 1 :]))
+    return reshape_spec(spec, (*shape[:start], product(shape[start : end + 1]), *shape[end + 1 :]))
 
 
 @rule("unflatten.int")
@@ -109,7 +116,7 @@ def _matrix_transpose(spec: TensorSpec) -> View | Same:
         return Same(0)
     if spec.ndim < 2:
         raise ShapeMismatch(f"transposing matrices takes at least 2 dimensions, {spec} has {spec.ndim}")
-    return View(0, transposed(spec, -2, -1))
+    return View(0, transpose_spec(spec, -2, -1))
 
 
 @rule("mT")
@@ -128,10 +135,10 @@ def matrix_adjoint(spec: TensorSpec) -> View | Same:
 
 @rule("swapaxes", "swapdims")
 def swapdims(spec: TensorSpec, dim0: int, dim1: int) -> View:
-    return View(0, transposed(spec, dim0, dim1))
+    return View(0, transpose_spec(spec, dim0, dim1))
 
 
-def _moved(spec: TensorSpec, source: Sequence[int], destination: Sequence[int]) -> View:
+def _move_dims(spec: TensorSpec, source: Sequence[int], destination: Sequence[int]) -> View:
     if len(source) != len(destination):
         raise ArgumentError(f"movedim: {len(source)} sources and {len(destination)} destinations")
     sources, destinations = wrap_dims(source, spec.ndim), wrap_dims(destination, spec.ndim)
@@ -145,12 +152,12 @@ def _moved(spec: TensorSpec, source: Sequence[int], destination: Sequence[int]) 
 
 @rule("movedim.intlist", "moveaxis.intlist")
 def movedim(spec: TensorSpec, source: Sequence[int], destination: Sequence[int]) -> View:
-    return _moved(spec, source, destination)
+    return _move_dims(spec, source, destination)
 
 
 @rule("movedim.int", "moveaxis.int")
 def movedim_one(spec: TensorSpec, source: int, destination: int) -> View:
-    return _moved(spec, (source,), (destination,))
+    return _move_dims(spec, (source,), (destination,))
 
 
 @rule("linalg_diagonal")
@@ -167,14 +174,14 @@ def conj(spec: TensorSpec) -> View | Same:
 
 @rule("real")
 def real(spec: TensorSpec) -> View | Same:
-    return View(0, selected(as_real(spec), -1, 0)) if spec.is_complex else Same(0)
+    return View(0, select_spec(as_real(spec), -1, 0)) if spec.is_complex else Same(0)
 
 
 @rule("imag")
 def imag(spec: TensorSpec) -> View:
     if not spec.is_complex:
         raise DtypeError(f"imag: {spec} is not complex")
-    part = selected(as_real(spec), -1, 1)
+    part = select_spec(as_real(spec), -1, 1)
     return View(0, part.viewed(part.shape, part.stride, neg=part.neg != spec.conj))
 
 
@@ -213,7 +220,7 @@ COPIES: dict[str, Rule] = {
 
 def _copy_of(view_rule: Rule) -> Rule:
     def view_copy(spec: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec | list[TensorSpec]:
-        answer = view_rule(_resolved(spec), *args, **kwargs)
+        answer = view_rule(_resolve_bits(spec), *args, **kwargs)
         if isinstance(answer, list):
             return [_fresh(view) for view in answer]
         return _fresh(answer)
@@ -221,7 +228,7 @@ def _copy_of(view_rule: Rule) -> Rule:
     return view_copy
 
 
-def _resolved(spec: TensorSpec) -> TensorSpec:
+def _resolve_bits(spec: TensorSpec) -> TensorSpec:
     """Copying operators apply a lazy conjugation or negation first, views refuse some of them."""
     return spec.viewed(spec.shape, spec.stride, conj=False, neg=False) if spec.conj or spec.neg else spec
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from understudy.errors import ArgumentError, DimensionError, DynamicOutputShapeException, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.dims import replaced, with_inserted, wrap_dim, wrap_dims
+from understudy.ops.shared.dims import replace_size, with_inserted, wrap_dim, wrap_dims
 from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, NUMBERS, check_cpu_dtype
 from understudy.ops.shared.layouts import is_surely_row_major, suggested_strides
-from understudy.ops.views.basic import narrowed, transposed
-from understudy.ops.views.split_and_join import joined
+from understudy.ops.views.basic import narrow_spec, transpose_spec
+from understudy.ops.views.split_and_join import join_specs
 from understudy.shapes.sizes import larger, smaller
 from understudy.spec import TensorSpec, View, preserved_copy
 
@@ -20,15 +20,15 @@ from understudy.spec import TensorSpec, View, preserved_copy
 def repeat(spec: TensorSpec, repeats: Sequence[Any]) -> TensorSpec:
     if len(repeats) < spec.ndim:
         raise ShapeMismatch(f"repeat: {list(repeats)} has fewer entries than {spec} has dimensions")
-    return _repeated(spec, repeats)
+    return _repeat_spec(spec, repeats)
 
 
 @rule("tile")
 def tile(spec: TensorSpec, dims: Sequence[Any]) -> TensorSpec:
-    return _repeated(spec, (*(1,) * (spec.ndim - len(dims)), *dims))
+    return _repeat_spec(spec, (*(1,) * (spec.ndim - len(dims)), *dims))
 
 
-def _repeated(spec: TensorSpec, repeats: Sequence[Any]) -> TensorSpec:
+def _repeat_spec(spec: TensorSpec, repeats: Sequence[Any]) -> TensorSpec:
     if any(times < 0 for times in repeats):
         raise ArgumentError(f"repeat: {list(repeats)} has a negative entry")
     sizes = (*(1,) * (len(repeats) - spec.ndim), *spec.shape)
@@ -48,7 +48,7 @@ def repeat_interleave(
     length = flat.shape[at] * repeats
     if output_size is not None and output_size != length:
         raise ShapeMismatch(f"repeat_interleave: output_size {output_size} differs from {length}")
-    return flat.like(replaced(flat.shape, at, length))
+    return flat.like(replace_size(flat.shape, at, length))
 
 
 @rule("repeat_interleave.Tensor")
@@ -78,7 +78,7 @@ def repeat_interleave_tensor(
             "repeat_interleave: the size of the result is the sum of the values in repeats; give output_size=, "
             "or repeats as a Python int"
         )
-    return flat.like(replaced(flat.shape, at, output_size))
+    return flat.like(replace_size(flat.shape, at, output_size))
 
 
 @rule("roll")
@@ -96,18 +96,18 @@ def roll(spec: TensorSpec, shifts: Any, dims: Any = ()) -> TensorSpec:
         raise DimensionError(f"roll: {spec} has no dimension to roll along")
     rolled = spec if along_dims else spec.like()
     for dim, shift in zip(dim_list, shift_list, strict=False):
-        rolled = _rolled(rolled, wrap_dim(dim, spec.ndim), shift)
+        rolled = _roll_spec(rolled, wrap_dim(dim, spec.ndim), shift)
     return rolled
 
 
-def _rolled(spec: TensorSpec, dim: int, shift: Any) -> TensorSpec:
+def _roll_spec(spec: TensorSpec, dim: int, shift: Any) -> TensorSpec:
     """The CPU kernel cuts the tensor in two and joins the pieces, whose format the result takes."""
     if spec.device.type != "cpu":
         return spec.like()
     size = spec.shape[dim]
     start = (size - shift) % size
-    pieces = narrowed(spec, dim, start, size - start), narrowed(spec, dim, 0, start)
-    return spec.like(stride=joined(pieces, dim).stride)
+    pieces = narrow_spec(spec, dim, start, size - start), narrow_spec(spec, dim, 0, start)
+    return spec.like(stride=join_specs(pieces, dim).stride)
 
 
 @rule("flip")
@@ -140,7 +140,7 @@ def rot90(spec: TensorSpec, k: int = 1, dims: Sequence[int] = (0, 1)) -> TensorS
     turns = k % 4
     if turns == 0:
         return spec.like()
-    return preserved_copy(spec) if turns == 2 else transposed(preserved_copy(spec), first, second)
+    return preserved_copy(spec) if turns == 2 else transpose_spec(preserved_copy(spec), first, second)
 
 
 @rule("tril", "triu")
@@ -186,7 +186,7 @@ def pixel_shuffle(spec: TensorSpec, upscale_factor: Any) -> TensorSpec:
     pixels = upscale_factor * upscale_factor
     if channels % pixels != 0:
         raise ShapeMismatch(f"pixel_shuffle: {channels} channels of {spec} are not divisible by {pixels}")
-    return _shuffled(spec, (*batch, channels // pixels, height * upscale_factor, width * upscale_factor))
+    return _shuffle_spec(spec, (*batch, channels // pixels, height * upscale_factor, width * upscale_factor))
 
 
 @rule("pixel_unshuffle")
@@ -202,10 +202,10 @@ def pixel_unshuffle(spec: TensorSpec, downscale_factor: Any) -> TensorSpec:
     is_the_same = type(factor) is int and factor == 1 and is_surely_row_major(spec)
     if spec.device.type == "cpu" and not is_the_same and spec.is_empty:
         return preserved_copy(spec)  # the CPU kernel gives up before it looks at the factor
-    return _shuffled(spec, (*batch, channels * factor * factor, height // factor, width // factor))
+    return _shuffle_spec(spec, (*batch, channels * factor * factor, height // factor, width // factor))
 
 
-def _shuffled(spec: TensorSpec, shape: tuple[Any, ...]) -> TensorSpec:
+def _shuffle_spec(spec: TensorSpec, shape: tuple[Any, ...]) -> TensorSpec:
     """The CPU kernel keeps a channels-last format; elsewhere the shuffle is made of reshapes and a copy."""
     if spec.device.type != "cpu":
         return spec.like(shape)
@@ -221,4 +221,4 @@ def channel_shuffle(spec: TensorSpec, groups: Any) -> TensorSpec | View:
         raise ShapeMismatch(f"channel_shuffle: {spec.shape[1]} channels of {spec} can't be put in {groups} groups")
     if spec.is_empty:
         return View(0, spec)
-    return _shuffled(spec, spec.shape)
+    return _shuffle_spec(spec, spec.shape)

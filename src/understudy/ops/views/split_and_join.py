@@ -10,11 +10,18 @@ import torch
 
 from understudy.errors import ArgumentError, DimensionError, ShapeMismatch
 from understudy.ops.registry import Rule, rule
-from understudy.ops.shared.batching import Level, _behind_batch, batching_rule
+from understudy.ops.shared.batching import BatchLevel, batching_rule, dim_behind_batch
 from understudy.ops.shared.decompositions import decomposition
-from understudy.ops.shared.dims import replaced, with_inserted, wrap_dim
+from understudy.ops.shared.dims import replace_size, with_inserted, wrap_dim
 from understudy.ops.shared.layouts import expand_strides, is_surely_row_major, looks_channels_last
-from understudy.ops.views.basic import narrowed, selected, sliced, unsqueezed, viewed_as, with_dimensions
+from understudy.ops.views.basic import (
+    narrow_spec,
+    select_spec,
+    slice_spec,
+    unsqueeze_spec,
+    viewed_as,
+    with_dimensions,
+)
 from understudy.shapes.sizes import at_hand, at_least_one, has_to_be, lies_in_data, surely_equal
 from understudy.spec import (
     TensorSpec,
@@ -35,7 +42,7 @@ aten = torch.ops.aten
 def pieces(spec: TensorSpec, dim: int, sizes: Sequence[Any]) -> list[View]:
     views, start = [], 0
     for size in sizes:
-        views.append(View(0, narrowed(spec, dim, start, size)))
+        views.append(View(0, narrow_spec(spec, dim, start, size)))
         start = start + size
     return views
 
@@ -96,7 +103,7 @@ def unbind(spec: TensorSpec, dim: int = 0) -> list[View]:
     if not spec.shape:
         raise DimensionError(f"unbind: {spec} has no dimension to take apart")
     dim = wrap_dim(dim, spec.ndim)
-    return [View(0, selected(spec, dim, index)) for index in range(spec.shape[dim])]
+    return [View(0, select_spec(spec, dim, index)) for index in range(spec.shape[dim])]
 
 
 @rule("chunk", "unsafe_chunk")
@@ -130,7 +137,7 @@ def cut_at(spec: TensorSpec, indices: Sequence[Any], dim: int) -> list[View]:
     dim = wrap_dim(dim, spec.ndim)
     views, start = [], 0
     for end in (*indices, spec.shape[dim]):
-        views.append(View(0, sliced(spec, dim, start, end, 1)))
+        views.append(View(0, slice_spec(spec, dim, start, end, 1)))
         start = end
     return views
 
@@ -178,10 +185,10 @@ for _name, (_dim, _at_least) in NAMED_SPLITS.items():
 
 @rule("cat", "concat", "concatenate")
 def cat(tensors: Sequence[TensorSpec], dim: int = 0) -> TensorSpec:
-    return joined(tensors, dim)
+    return join_specs(tensors, dim)
 
 
-def joined(tensors: Sequence[TensorSpec], dim: int) -> TensorSpec:
+def join_specs(tensors: Sequence[TensorSpec], dim: int) -> TensorSpec:
     if not tensors:
         raise ArgumentError("cat: the list of tensors is empty")
     first: TensorSpec | None = None
@@ -200,7 +207,7 @@ def joined(tensors: Sequence[TensorSpec], dim: int) -> TensorSpec:
     dtype, device = result_type(*tensors), common_device(tensors)
     if first is None:
         return model.like((0,), dtype=dtype, device=device)
-    shape = replaced(first.shape, dim, total)
+    shape = replace_size(first.shape, dim, total)
     return model.like(shape, stride=_joined_strides(tensors, shape), dtype=dtype, device=device)
 
 
@@ -245,9 +252,9 @@ def stack(tensors: Sequence[TensorSpec], dim: int = 0) -> TensorSpec:
             )
     dim = wrap_dim(dim, first.ndim + 1)
     if dim == first.ndim:
-        return joined([unsqueezed(tensor, dim) for tensor in tensors], dim)
+        return join_specs([unsqueeze_spec(tensor, dim) for tensor in tensors], dim)
     # Eager joins along the dimension behind the new one, and then splits the result.
-    along = joined(tensors, dim)
+    along = join_specs(tensors, dim)
     split = viewed_as(along, with_inserted(first.shape, dim, len(tensors)))
     return along.like(split.shape, stride=split.stride)
 
@@ -255,23 +262,23 @@ def stack(tensors: Sequence[TensorSpec], dim: int = 0) -> TensorSpec:
 @rule("hstack")
 def hstack(tensors: Sequence[TensorSpec]) -> TensorSpec:
     raised = [with_dimensions(tensor, 1) for tensor in tensors]
-    return joined(raised, 0 if raised and raised[0].ndim == 1 else 1)
+    return join_specs(raised, 0 if raised and raised[0].ndim == 1 else 1)
 
 
 @rule("vstack", "row_stack")
 def vstack(tensors: Sequence[TensorSpec]) -> TensorSpec:
-    return joined([with_dimensions(tensor, 2) for tensor in tensors], 0)
+    return join_specs([with_dimensions(tensor, 2) for tensor in tensors], 0)
 
 
 @rule("dstack")
 def dstack(tensors: Sequence[TensorSpec]) -> TensorSpec:
-    return joined([with_dimensions(tensor, 3) for tensor in tensors], 2)
+    return join_specs([with_dimensions(tensor, 3) for tensor in tensors], 2)
 
 
 @rule("column_stack")
 def column_stack(tensors: Sequence[TensorSpec]) -> TensorSpec:
     columns = [viewed_as(t, (t.numel, 1)) if t.ndim <= 1 else t for t in tensors]
-    return joined(columns, 1)
+    return join_specs(columns, 1)
 
 
 @rule("block_diag")
@@ -290,7 +297,7 @@ def block_diag(tensors: Sequence[TensorSpec]) -> Any:
 
 def _joint_dtype(tensors: Sequence[TensorSpec]) -> Any:
     """Promotion in which 0-dim tensors count as much as the others."""
-    return result_type(*(tensor if tensor.shape else unsqueezed(tensor, 0) for tensor in tensors))
+    return result_type(*(tensor if tensor.shape else unsqueeze_spec(tensor, 0) for tensor in tensors))
 
 
 @rule("meshgrid")
@@ -364,9 +371,9 @@ def _goes_row_major(spec: TensorSpec, shape: Size) -> bool:
 
 @batching_rule("cat")
 def batch_cat(keys: Any, tensors: Any, dim: int = 0) -> Any:
-    level = Level()
+    level = BatchLevel()
     rank = max(tensor.dim() for tensor in tensors)
-    dim = _behind_batch(dim, rank)
+    dim = dim_behind_batch(dim, rank)
     with level.below():  # what has nothing in it may have another rank
         parts = [level.inside(tensor) for tensor in tensors if tensor.dim() == rank or tensor.numel() != 0]
         result = torch.cat(parts, dim)
@@ -375,8 +382,8 @@ def batch_cat(keys: Any, tensors: Any, dim: int = 0) -> Any:
 
 @batching_rule("chunk")
 def batch_chunk(keys: Any, x: torch.Tensor, chunks: int, dim: int = 0) -> Any:
-    level = Level()
-    dim = _behind_batch(dim, x.dim())
+    level = BatchLevel()
+    dim = dim_behind_batch(dim, x.dim())
     with level.below():
         parts = torch.chunk(level.inside(x), chunks, dim)
     return [level.around(part) for part in parts]

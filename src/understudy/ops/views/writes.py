@@ -10,14 +10,14 @@ import torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.factories import clone, strides_in_format
 from understudy.ops.registry import Rule, check_no_overlap, rule
-from understudy.ops.shared.batching import Level, _behind_batch, batching_rule
+from understudy.ops.shared.batching import BatchLevel, batching_rule, dim_behind_batch
 from understudy.ops.shared.layouts import suggested_format
 from understudy.ops.views.basic import (
     as_strided,
     diagonal_of,
-    restrided,
-    selected,
-    sliced,
+    restride_spec,
+    select_spec,
+    slice_spec,
     squeeze,
     squeeze_dim,
     squeeze_dims,
@@ -44,14 +44,14 @@ def slice_backward(
     grad_output: TensorSpec, input_sizes: Sequence[Any], dim: int, start: Any, end: Any, step: Any
 ) -> TensorSpec:
     result = grad_output.like(input_sizes)
-    check_expandable(grad_output.shape, sliced(result, dim, start, end, step).shape, "slice_backward")
+    check_expandable(grad_output.shape, slice_spec(result, dim, start, end, step).shape, "slice_backward")
     return result
 
 
 @rule("select_backward")
 def select_backward(grad_output: TensorSpec, input_sizes: Sequence[Any], dim: int, index: Any) -> TensorSpec:
     result = grad_output.like(input_sizes)
-    check_expandable(grad_output.shape, selected(result, dim, index).shape, "select_backward")
+    check_expandable(grad_output.shape, select_spec(result, dim, index).shape, "select_backward")
     return result
 
 
@@ -86,13 +86,13 @@ def _check_source(what: str, src: TensorSpec, part: TensorSpec) -> None:
 def slice_scatter(
     spec: TensorSpec, src: TensorSpec, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
 ) -> TensorSpec:
-    _check_source("slice_scatter", src, sliced(spec, dim, start, end, step))
+    _check_source("slice_scatter", src, slice_spec(spec, dim, start, end, step))
     return copied_in_place(spec)
 
 
 @rule("select_scatter")
 def select_scatter(spec: TensorSpec, src: TensorSpec, dim: int, index: Any) -> TensorSpec:
-    _check_source("select_scatter", src, selected(spec, dim, index))
+    _check_source("select_scatter", src, select_spec(spec, dim, index))
     return copied_in_place(spec)
 
 
@@ -108,7 +108,7 @@ def diagonal_scatter(
 def as_strided_scatter(
     spec: TensorSpec, src: TensorSpec, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None
 ) -> TensorSpec:
-    target = restrided(spec, size, stride, storage_offset)
+    target = restride_spec(spec, size, stride, storage_offset)
     _check_source("as_strided_scatter", src, target)
     if not any(surely_equal(length, 0) for length in target.shape):
         check_no_overlap("as_strided_scatter", target)
@@ -130,13 +130,13 @@ VIEWS_IN_PLACE: dict[str, Rule] = {
 }
 
 
-def changed(before: TensorSpec, after: TensorSpec) -> Same:
+def change_in_place(before: TensorSpec, after: TensorSpec) -> Same:
     return Same(0) if after is before else Same(0, after)
 
 
 def _in_place(view_rule: Rule) -> Rule:
     def view_in_place(spec: TensorSpec, *args: Any, **kwargs: Any) -> Same:
-        return changed(spec, view_rule(spec, *args, **kwargs).spec)
+        return change_in_place(spec, view_rule(spec, *args, **kwargs).spec)
 
     return view_in_place
 
@@ -150,7 +150,7 @@ def detach_(spec: TensorSpec) -> Same:
     return Same(0)
 
 
-def resized(spec: TensorSpec, size: Sequence[Any], memory_format: torch.memory_format | None) -> TensorSpec:
+def resize_spec(spec: TensorSpec, size: Sequence[Any], memory_format: torch.memory_format | None) -> TensorSpec:
     """A tensor of the same shape keeps its strides; another shape, or a format, lays it out anew."""
     if any(s < 0 for s in size):
         raise ArgumentError(f"resize_: {list(size)} has a negative size")
@@ -163,12 +163,12 @@ def resized(spec: TensorSpec, size: Sequence[Any], memory_format: torch.memory_f
 
 @rule("resize_")
 def resize_(spec: TensorSpec, size: Sequence[Any], *, memory_format: torch.memory_format | None = None) -> Same:
-    return changed(spec, resized(spec, size, memory_format))
+    return change_in_place(spec, resize_spec(spec, size, memory_format))
 
 
 @rule("resize")
 def resize(spec: TensorSpec, size: Sequence[Any], *, memory_format: torch.memory_format | None = None) -> TensorSpec:
-    return resized(clone(spec), size, memory_format)
+    return resize_spec(clone(spec), size, memory_format)
 
 
 @rule("resize_as_")
@@ -177,22 +177,22 @@ def resize_as_(
 ) -> Same:
     if memory_format is torch.preserve_format:
         memory_format = suggested_format(the_template)
-    return changed(spec, resized(spec, the_template.shape, memory_format))
+    return change_in_place(spec, resize_spec(spec, the_template.shape, memory_format))
 
 
 @rule("set_.source_Tensor")
 def set_source(spec: TensorSpec, source: TensorSpec) -> Same:
     if spec.dtype is not source.dtype:
         raise DtypeError(f"set_: {spec} can't take over the storage of {source}, which has another dtype")
-    return changed(spec, spec.viewed(source.shape, source.stride, source.offset))
+    return change_in_place(spec, spec.viewed(source.shape, source.stride, source.offset))
 
 
 @batching_rule("slice_backward")
 def batch_slice_backward(
     keys: Any, gradient: torch.Tensor, sizes: Any, dim: int, start: Any, end: Any, step: Any
 ) -> Any:
-    level = Level()
-    dim = _behind_batch(dim, len(sizes))
+    level = BatchLevel()
+    dim = dim_behind_batch(dim, len(sizes))
     with level.below():
         inside = level.inside(gradient)
         result = aten.slice_backward(inside, [inside.shape[0], *sizes], dim, start, end, step)
@@ -203,8 +203,8 @@ def _putting(op: Any) -> Function:
     """Of a part of a tensor along one dimension: the part, the dimension, and which part it is."""
 
     def rule(keys: Any, x: torch.Tensor, part: torch.Tensor, dim: int = 0, *places: Any) -> Any:
-        level = Level()
-        dim = _behind_batch(dim, x.dim())
+        level = BatchLevel()
+        dim = dim_behind_batch(dim, x.dim())
         with level.below():
             result = op(level.inside(x), level.inside(part), dim, *places)
         return level.around(result)

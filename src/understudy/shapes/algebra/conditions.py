@@ -67,7 +67,7 @@ class Condition:
     def substitute(self, values: Mapping[Expr, Size]) -> bool | Condition:
         """The condition with symbols replaced, all at once."""
         if self.parts:
-            return joined(self.kind, [part.substitute(values) for part in self.parts])
+            return join(self.kind, [part.substitute(values) for part in self.parts])
         return relation(self.kind, self.expr.substitute(values))
 
 
@@ -82,30 +82,30 @@ HOLDS: dict[str, Callable[[int], bool]] = {
 
 
 def eq(a: Size, b: Size) -> bool | Condition:
-    return _compared("eq", a, b)
+    return _compare("eq", a, b)
 
 
 def ne(a: Size, b: Size) -> bool | Condition:
-    return _compared("ne", a, b)
+    return _compare("ne", a, b)
 
 
 def ge(a: Size, b: Size) -> bool | Condition:
-    return _compared("ge", a, b)
+    return _compare("ge", a, b)
 
 
 def le(a: Size, b: Size) -> bool | Condition:
-    return _compared("ge", b, a)
+    return _compare("ge", b, a)
 
 
 def gt(a: Size, b: Size) -> bool | Condition:
-    return _compared("gt", a, b)
+    return _compare("gt", a, b)
 
 
 def lt(a: Size, b: Size) -> bool | Condition:
-    return _compared("gt", b, a)
+    return _compare("gt", b, a)
 
 
-def _compared(kind: str, a: Size, b: Size) -> bool | Condition:
+def _compare(kind: str, a: Size, b: Size) -> bool | Condition:
     if type(a) is Expr:
         algebra = a.algebra
     elif type(b) is Expr:
@@ -139,7 +139,7 @@ def relation(kind: str, p: Size) -> bool | Condition:
     found = algebra.compared.get((kind, p))
     if found is None:
         if kind == "ne":
-            found = negated(relation("eq", p))
+            found = negate(relation("eq", p))
         else:
             found = decided_by_interval(kind, algebra.interval(p))
             if found is None:
@@ -160,7 +160,7 @@ def _normal(kind: str, p: Size) -> bool | Condition:
     if factor:
         factor = tuple((atom, exponent) for atom, exponent in factor if _has_sign(kind, algebra.interval(atom)))
         if factor:
-            return relation(kind, algebra.normal(polynomials.divided(p.terms, factor)))
+            return relation(kind, algebra.normal(polynomials.divide_terms(p.terms, factor)))
     number = polynomials.variable_content(p.terms)
     constant = constant_of(p)
     if kind == "eq":
@@ -174,7 +174,7 @@ def _normal(kind: str, p: Size) -> bool | Condition:
     plainer = _of_product(p) if kind == "ge" else None
     if plainer is None:
         plainer = _of_one_term(kind, p)
-    return _interned(algebra, kind, p, ()) if plainer is None else plainer
+    return _intern(algebra, kind, p, ()) if plainer is None else plainer
 
 
 def _has_sign(kind: str, interval: Interval) -> bool:
@@ -199,7 +199,7 @@ def cofactor_of_product(knowledge: Knowledge, p: Expr) -> Size | None:
         return None
     normal = knowledge.algebra.normal
     least = knowledge.interval(normal({factor: 1}))[0]
-    return None if least is None or least < n else normal(polynomials.divided(product, factor))
+    return None if least is None or least < n else normal(polynomials.divide_terms(product, factor))
 
 
 # -- one operation compared with a number: what the operation is about, compared with a number -------------
@@ -307,7 +307,7 @@ def decided_by_interval(kind: str, interval: tuple[int | None, int | None]) -> b
     return kind == "eq" if interval == (0, 0) else None
 
 
-def _interned(algebra: Algebra, kind: str, p: Size, parts: tuple[Condition, ...]) -> Condition:
+def _intern(algebra: Algebra, kind: str, p: Size, parts: tuple[Condition, ...]) -> Condition:
     key = (kind, p, *parts)
     found = algebra.conditions.get(key)
     if found is None:
@@ -332,14 +332,14 @@ def is_about_one(condition: Any) -> bool:
 
 
 def both(a: bool | Condition, b: bool | Condition) -> bool | Condition:
-    return joined("and", [a, b])
+    return join("and", [a, b])
 
 
 def either(a: bool | Condition, b: bool | Condition) -> bool | Condition:
-    return joined("or", [a, b])
+    return join("or", [a, b])
 
 
-def joined(kind: str, conditions: list[bool | Condition]) -> bool | Condition:
+def join(kind: str, conditions: list[bool | Condition]) -> bool | Condition:
     absorbing = kind == "or"
     parts: dict[Condition, None] = {}
     for condition in conditions:
@@ -352,12 +352,12 @@ def joined(kind: str, conditions: list[bool | Condition]) -> bool | Condition:
             parts[condition] = None
     if not parts:
         return not absorbing
-    if any(negated(part) in parts for part in parts):
+    if any(negate(part) in parts for part in parts):
         return absorbing
     if len(parts) == 1:
         return next(iter(parts))
     ordered = tuple(sorted(parts, key=lambda part: part.order))
-    return _interned(ordered[0].algebra, kind, 0, ordered)
+    return _intern(ordered[0].algebra, kind, 0, ordered)
 
 
 def conjunction(conditions: list[bool | Condition]) -> bool | Condition:
@@ -369,7 +369,7 @@ def conjunction(conditions: list[bool | Condition]) -> bool | Condition:
         values |= {atom: number for _, atom, number in found}
         known = {condition for condition, _, _ in found}
         left = [_with_atoms(condition, values) for condition in left if condition not in known]
-    return joined("and", [*said, *left])
+    return join("and", [*said, *left])
 
 
 def _as_value(condition: bool | Condition) -> tuple[Expr, int] | None:
@@ -385,13 +385,13 @@ def _with_atoms(condition: bool | Condition, values: Mapping[Expr, int]) -> bool
     if isinstance(condition, bool):
         return condition
     if condition.parts:
-        return joined(condition.kind, [_with_atoms(part, values) for part in condition.parts])
+        return join(condition.kind, [_with_atoms(part, values) for part in condition.parts])
     if all(atom not in values for atom in condition.expr.atoms):
         return condition
     return relation(condition.kind, condition.algebra.mapped(condition.expr, lambda atom: values.get(atom, atom)))
 
 
-def negated(a: bool | Condition) -> bool | Condition:
+def negate(a: bool | Condition) -> bool | Condition:
     if isinstance(a, bool):
         return not a
     found: bool | Condition | None = a._negation
@@ -400,11 +400,11 @@ def negated(a: bool | Condition) -> bool | Condition:
         if a.kind == "ge":
             found = relation("ge", algebra.sub(-1, a.expr))
         elif a.parts:
-            found = joined("or" if a.kind == "and" else "and", [negated(part) for part in a.parts])
+            found = join("or" if a.kind == "and" else "and", [negate(part) for part in a.parts])
         else:
             found = _otherwise(a)
             if found is None:
-                found = _interned(algebra, "ne" if a.kind == "eq" else "eq", a.expr, ())
+                found = _intern(algebra, "ne" if a.kind == "eq" else "eq", a.expr, ())
         a._negation = found
         if isinstance(found, Condition) and found._negation is None:
             found._negation = a
@@ -419,4 +419,4 @@ def _otherwise(a: Condition) -> Condition | None:
     return found if isinstance(found, Condition) else None
 
 
-__all__ = ["Condition", "both", "either", "eq", "ge", "gt", "le", "lt", "ne", "negated"]
+__all__ = ["Condition", "both", "either", "eq", "ge", "gt", "le", "lt", "ne", "negate"]

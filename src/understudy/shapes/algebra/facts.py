@@ -9,11 +9,11 @@ from understudy.shapes.algebra.conditions import (
     Condition,
     by_remainder,
     decided_by_interval,
-    joined,
+    join,
     relation,
 )
 from understudy.shapes.algebra.expr import Algebra, Expr
-from understudy.shapes.algebra.intervals import Interval, expanded
+from understudy.shapes.algebra.intervals import Interval, expand
 from understudy.shapes.algebra.knowledge import Store
 from understudy.shapes.algebra.learning import Lesson, without_factors
 from understudy.shapes.algebra.polynomials import Size, constant_of, variable_content
@@ -204,7 +204,7 @@ class Facts:
         inside = store.inside(expr)
         found = self._compared(kind, inside, at_hand)
         if found is UNKNOWN:
-            longer = expanded(store, inside)
+            longer = expand(store, inside)
             return found if longer is inside else self._compared(kind, longer, at_hand)
         return found
 
@@ -255,7 +255,7 @@ class Facts:
         if condition.parts:
             without_effect = YES if condition.kind == "and" else NO
             parts = [part for part in condition.parts if self.prove(part) is not without_effect]
-            found = joined(condition.kind, [self.simplify_condition(part) for part in parts])
+            found = join(condition.kind, [self.simplify_condition(part) for part in parts])
         else:
             store = self._store
             try:
@@ -289,7 +289,7 @@ class Facts:
             return size
         for atom in size.atoms:
             if atom.kind == "floordiv" and isinstance(store.apply("mod", *atom.args), int):
-                shorter = expanded(store, size)
+                shorter = expand(store, size)
                 return shorter if shorter is size else self._rounded(shorter)
         return size
 

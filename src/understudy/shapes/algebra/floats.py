@@ -59,7 +59,7 @@ class FloatExpr:
         self.symbols: frozenset[Expr] = symbols_of(arguments)
 
     def evaluate(self, values: Mapping[Expr, Any]) -> Any:
-        return OPERATIONS[self.operation](*[evaluated(a, values) for a in self.arguments])
+        return OPERATIONS[self.operation](*[evaluate(a, values) for a in self.arguments])
 
     def __str__(self) -> str:
         shown = [str(a) for a in self.arguments]
@@ -91,7 +91,7 @@ class FloatCondition:
         self.symbols: frozenset[Expr] = symbols_of((left, right))
 
     def evaluate(self, values: Mapping[Expr, Any]) -> bool:
-        return bool(self.RELATIONS[self.relation](evaluated(self.left, values), evaluated(self.right, values)))
+        return bool(self.RELATIONS[self.relation](evaluate(self.left, values), evaluate(self.right, values)))
 
     def __str__(self) -> str:
         left, right = (_bare(str(side)) for side in (self.left, self.right))
@@ -121,7 +121,7 @@ class Combination:
     __repr__ = __str__
 
 
-def evaluated(value: Any, values: Mapping[Expr, Any]) -> Any:
+def evaluate(value: Any, values: Mapping[Expr, Any]) -> Any:
     return value if isinstance(value, (int, float)) else value.evaluate(values)
 
 

@@ -47,7 +47,7 @@ def plus(a: Interval, b: Interval) -> Interval:
     )
 
 
-def scaled(a: Interval, factor: int) -> Interval:
+def scale(a: Interval, factor: int) -> Interval:
     low, high = a
     if factor < 0:
         low, high = high, low
@@ -81,9 +81,9 @@ def _times_unbounded(a: Interval, b: Interval) -> Interval:
     if (0, 0) in (a, b):
         return 0, 0
     if is_nonpositive(a):
-        return scaled(times(scaled(a, -1), b), -1)
+        return scale(times(scale(a, -1), b), -1)
     if is_nonpositive(b):
-        return scaled(times(a, scaled(b, -1)), -1)
+        return scale(times(a, scale(b, -1)), -1)
     for first, second in ((a, b), (b, a)):
         (low, high), (low2, high2) = first, second
         if low is not None and low >= 0:  # and the second has both signs
@@ -111,7 +111,7 @@ def magnitude(a: Interval) -> Interval:
     if low is not None and low >= 0:
         return a
     if high is not None and high <= 0:
-        return scaled(a, -1)
+        return scale(a, -1)
     return 0, None if low is None or high is None else max(-low, high)
 
 
@@ -132,7 +132,7 @@ def excludes_zero(a: Interval) -> bool:
 
 def floordiv_interval(p: Interval, q: Interval) -> Interval:
     if is_nonpositive(q):
-        p, q = scaled(p, -1), scaled(q, -1)
+        p, q = scale(p, -1), scale(q, -1)
     if not is_nonnegative(q):
         high = magnitude(p)[1]
         return (None, None) if high is None else (-high, high)
@@ -174,7 +174,7 @@ def min_interval(*parts: Interval) -> Interval:
 
 
 def max_interval(*parts: Interval) -> Interval:
-    return scaled(min_interval(*(scaled(part, -1) for part in parts)), -1)
+    return scale(min_interval(*(scale(part, -1) for part in parts)), -1)
 
 
 def pow_interval(base: Interval, exponent: Interval) -> Interval:
@@ -227,7 +227,7 @@ def without_scaling(knowledge: Knowledge, expr: Expr) -> Interval:
 def by_terms(knowledge: Knowledge, terms: Terms) -> Interval:
     total: Interval = (0, 0)
     for monomial, coefficient in terms:
-        total = plus(total, scaled(monomial_interval(knowledge, monomial), coefficient))
+        total = plus(total, scale(monomial_interval(knowledge, monomial), coefficient))
     return total
 
 
@@ -265,7 +265,7 @@ def _low_by_moving(knowledge: Knowledge, terms: Terms) -> int | None:
             return None
         widths[atom] = None if low is None or high is None else high - low
         if start or direction < 0:
-            table = _moved(table, atom, start, direction)
+            table = _shift_atom(table, atom, start, direction)
         if len(table) > LARGEST_SHIFT:
             return None
     least = table.get(ONE, 0)
@@ -290,7 +290,7 @@ def _has_endless_term(knowledge: Knowledge, terms: Terms) -> bool:
     return False
 
 
-def _moved(table: dict[Monomial, int], atom: Expr, start: int, direction: int) -> dict[Monomial, int]:
+def _shift_atom(table: dict[Monomial, int], atom: Expr, start: int, direction: int) -> dict[Monomial, int]:
     """The polynomial after atom = start + direction * atom'."""
     moved: dict[Monomial, int] = {}
     for monomial, coefficient in table.items():
@@ -339,22 +339,22 @@ def without_floors(knowledge: Knowledge, expr: Size) -> tuple[int, Size]:
             scale = lcm(scale, needed)
         if abs(scale * total) > LARGEST_SCALE:
             break
-        larger = _expanded(knowledge, {m: c * scale for m, c in expr.terms})
+        larger = _expand(knowledge, {m: c * scale for m, c in expr.terms})
         if larger is None:
             break
         total, expr = total * abs(scale), larger
     return total, expr
 
 
-def expanded(knowledge: Knowledge, size: Size) -> Size:
+def expand(knowledge: Knowledge, size: Size) -> Size:
     """With c*(p // c) written as p - p % c, wherever the coefficients allow it and some of p cancels."""
     if isinstance(size, int):
         return size
-    longer = _expanded(knowledge, dict(size.terms))
+    longer = _expand(knowledge, dict(size.terms))
     return size if longer is None else longer
 
 
-def _expanded(knowledge: Knowledge, table: dict[Monomial, int]) -> Size | None:
+def _expand(knowledge: Knowledge, table: dict[Monomial, int]) -> Size | None:
     """None if nothing cancels. The table is used up."""
     # All of them before the sum is put together: what does not cancel folds to what it was.
     cancels = False
@@ -362,11 +362,11 @@ def _expanded(knowledge: Knowledge, table: dict[Monomial, int]) -> Size | None:
         found = next(expandable(table.items()), None)
         if found is None:
             break
-        cancels |= _expand(knowledge, table, *found)
+        cancels |= _expand_one(knowledge, table, *found)
     return knowledge.algebra.normal(table) if cancels else None
 
 
-def _expand(knowledge: Knowledge, table: dict[Monomial, int], atom: Expr, rest: Monomial, count: int) -> bool:
+def _expand_one(knowledge: Knowledge, table: dict[Monomial, int], atom: Expr, rest: Monomial, count: int) -> bool:
     """One floor-division within a table of terms; whether something cancels."""
     p, q = atom.args
     remainder = knowledge.apply("mod", p, q)
@@ -382,8 +382,8 @@ def _expand(knowledge: Knowledge, table: dict[Monomial, int], atom: Expr, rest: 
 
 
 def compact(knowledge: Knowledge, size: Size) -> Size:
-    """`expanded`, where that makes it no longer: products of floor-divisions stay the products that they are."""
-    longer = expanded(knowledge, size)
+    """`expand`, where that makes it no longer: products of floor-divisions stay the products that they are."""
+    longer = expand(knowledge, size)
     return size if len(polynomials.terms_of(longer)) > len(polynomials.terms_of(size)) else longer
 
 
@@ -394,7 +394,7 @@ def expandable(terms: Iterable[tuple[Monomial, int]]) -> Iterator[tuple[Expr, Mo
             if atom.kind != "floordiv":
                 continue
             divisor = polynomials.terms_of(atom.args[1])
-            count = polynomials.truncated(coefficient, divisor[0][1])
+            count = polynomials.truncate(coefficient, divisor[0][1])
             if not count or len(divisor) != 1:
                 continue
             left = ((atom, exponent - 1),) if exponent > 1 else ()

@@ -301,7 +301,7 @@ def without_factors(store: Store, kind: str, p: Size) -> Size:
         positive = interval[0] is not None and interval[0] > 0
         number = polynomials.variable_content(p.terms)
         if positive or (factor and kind != "ge" and excludes_zero(interval)):
-            p = normal(polynomials.divided(p.terms, factor))
+            p = normal(polynomials.divide_terms(p.terms, factor))
         elif kind != "ge" and constant_of(p) % number:
             return 1
         elif number > 1:

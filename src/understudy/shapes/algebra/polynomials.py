@@ -111,7 +111,7 @@ def common_monomial(*polynomials: Terms) -> Monomial:
     return tuple(common.items()) if common else ONE
 
 
-def divided(terms: Terms, monomial: Monomial, number: int = 1) -> dict[Monomial, int]:
+def divide_terms(terms: Terms, monomial: Monomial, number: int = 1) -> dict[Monomial, int]:
     """Division of each term by something that is known to divide it."""
     table = {}
     for each, coefficient in terms:
@@ -121,7 +121,7 @@ def divided(terms: Terms, monomial: Monomial, number: int = 1) -> dict[Monomial,
     return table
 
 
-def truncated(a: int, b: int) -> int:
+def truncate(a: int, b: int) -> int:
     """a / b towards zero."""
     quotient = abs(a) // abs(b)
     return quotient if (a < 0) == (b < 0) else -quotient

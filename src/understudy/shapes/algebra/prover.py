@@ -14,12 +14,12 @@ from understudy.shapes.algebra import polynomials
 from understudy.shapes.algebra.expr import Expr
 from understudy.shapes.algebra.intervals import (
     excludes_zero,
+    expand,
     expandable,
-    expanded,
     is_nonnegative,
     is_nonpositive,
     monomial_interval,
-    scaled,
+    scale,
 )
 from understudy.shapes.algebra.knowledge import Store
 from understudy.shapes.algebra.polynomials import Monomial, Size, constant_of
@@ -73,7 +73,7 @@ class Search:
             return True
         factor = polynomials.common_monomial(p.terms)
         if factor and p.terms != ((factor, 1),):
-            rest = algebra.normal(polynomials.divided(p.terms, factor))
+            rest = algebra.normal(polynomials.divide_terms(p.terms, factor))
             if self.nonzero(algebra.normal({factor: 1})) and self.nonzero(rest):
                 return True
         if len(p.terms) == 1 and len(p.terms[0][0]) > 1:
@@ -117,7 +117,7 @@ def by_factor(search: Search, p: Expr, depth: int) -> bool:
     if not m or len(product.terms) < 2:
         return False
     factor = search.store.interval(algebra.normal({m: 1}))
-    rest = algebra.normal(polynomials.divided(product.terms, m))
+    rest = algebra.normal(polynomials.divide_terms(product.terms, m))
     if n <= 0:
         if is_nonnegative(factor):
             return search.nonnegative(rest, depth)
@@ -147,7 +147,7 @@ def remainders(search: Search, p: Expr) -> Iterator[Size]:
     if not known and not local:
         return
     for monomial, coefficient in p.terms:
-        low = scaled(monomial_interval(store, monomial), coefficient)[0]
+        low = scale(monomial_interval(store, monomial), coefficient)[0]
         if not monomial or (low is not None and low >= 0):
             continue
         for part in parts_of(monomial):
@@ -255,7 +255,7 @@ def rewritten(store: Store, size: Size, x: Expr, value: Size) -> Size:
 def all_cases(search: Search, depth: int, cases: list[Size]) -> bool:
     search.splits -= 1
     try:
-        return all(search.nonnegative(expanded(search.store, case), min(depth, 1)) for case in cases)
+        return all(search.nonnegative(expand(search.store, case), min(depth, 1)) for case in cases)
     finally:
         search.splits += 1
 

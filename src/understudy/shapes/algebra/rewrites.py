@@ -54,7 +54,7 @@ def multiples_and_rest(known: Knowledge, p: Size, q: Size) -> tuple[Size, Size]:
     for monomial, coefficient in terms_of(p):
         factor = polynomials.over(monomial, lead)
         if factor is not None:
-            share = polynomials.truncated(coefficient, number) if monomial else coefficient // number
+            share = polynomials.truncate(coefficient, number) if monomial else coefficient // number
             if share:
                 multiples[factor] = share
     if not multiples:
@@ -67,7 +67,7 @@ def leads_with_minus(size: Size) -> bool:
     return not isinstance(size, int) and size.terms[0][1] < 0
 
 
-def mirrored(known: Knowledge, p: Size, c: int) -> Size:
+def mirror(known: Knowledge, p: Size, c: int) -> Size:
     """-p + c - 1: its floor-division by c is minus that of p, its modulo is c - 1 minus that of p."""
     return known.algebra.sub(c - 1, p)
 
@@ -87,8 +87,8 @@ def without_shared_factor(known: Knowledge, p: Size, q: Size) -> tuple[Size, Siz
     normal = known.algebra.normal
     return (
         normal({monomial: number}),
-        normal(polynomials.divided(terms_of(p), monomial, number)),
-        normal(polynomials.divided(terms_of(q), monomial, number)),
+        normal(polynomials.divide_terms(terms_of(p), monomial, number)),
+        normal(polynomials.divide_terms(terms_of(q), monomial, number)),
     )
 
 
@@ -163,7 +163,7 @@ def divide_multiples(known: Knowledge, p: Size, q: Size) -> Size | None:
 
 def divide_mirrored(known: Knowledge, p: Size, q: Size) -> Size | None:
     if isinstance(q, int) and leads_with_minus(p):
-        return known.algebra.neg(known.apply("floordiv", mirrored(known, p, q), q))
+        return known.algebra.neg(known.apply("floordiv", mirror(known, p, q), q))
     return None
 
 
@@ -250,7 +250,7 @@ def remain_without_multiples(known: Knowledge, p: Size, q: Size) -> Size | None:
 
 def remain_mirrored(known: Knowledge, p: Size, q: Size) -> Size | None:
     if isinstance(q, int) and leads_with_minus(p):
-        return known.algebra.sub(q - 1, known.apply("mod", mirrored(known, p, q), q))
+        return known.algebra.sub(q - 1, known.apply("mod", mirror(known, p, q), q))
     return None
 
 
@@ -313,7 +313,7 @@ def absolute_of_factors(known: Knowledge, p: Size) -> Size | None:
     number = polynomials.content(terms) * (-1 if leads_with_minus(p) else 1)
     if number == 1:
         return None
-    return algebra.mul(abs(number), known.apply("abs", algebra.normal(polynomials.divided(terms, ONE, number))))
+    return algebra.mul(abs(number), known.apply("abs", algebra.normal(polynomials.divide_terms(terms, ONE, number))))
 
 
 def power_of_numbers(known: Knowledge, base: Size, exponent: Size) -> Size | None:

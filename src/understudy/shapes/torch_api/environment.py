@@ -29,7 +29,7 @@ from understudy.shapes.checking import (
 )
 from understudy.shapes.guards import Guard, InputSize, Specialisation
 from understudy.shapes.node import value_of
-from understudy.shapes.sympy_reader import is_sympy, translated
+from understudy.shapes.sympy_reader import from_sympy, is_sympy
 
 if TYPE_CHECKING:
     from understudy.shapes.node import SymNode
@@ -42,7 +42,7 @@ WORDS = {
 
 
 @dataclass(frozen=True)
-class GuardTexts:
+class GuardWriters:
     """Guards in one language."""
 
     exprs: list[str]
@@ -57,9 +57,9 @@ class TorchTables(Checking):
         found = self._sympy.get(value)
         if found is None:
             # why: sympy is slow, and only other tools want it
-            from understudy.shapes.sympy_writer import expanded
+            from understudy.shapes.sympy_writer import expand_definitions
 
-            found = self._sympy[value] = expanded(value, self.definitions)
+            found = self._sympy[value] = expand_definitions(value, self.definitions)
             self._from_sympy[found] = value
         return found
 
@@ -69,7 +69,7 @@ class TorchTables(Checking):
             return expression
         found = self._from_sympy.get(expression)
         if found is None:
-            found = translated(self.algebra, expression) if is_sympy(expression) else expression
+            found = from_sympy(self.algebra, expression) if is_sympy(expression) else expression
         return found
 
     def simplify(self, value: Any, size_oblivious: bool = False) -> Any:
@@ -214,14 +214,14 @@ class TorchTables(Checking):
     def produce_guards_verbose(
         self, placeholders: Any = None, sources: Any = None, *args: Any,
         langs: Sequence[str] = ("python", "verbose_python"), **options: Any,
-    ) -> list[GuardTexts]:  # fmt: skip
+    ) -> list[GuardWriters]:  # fmt: skip
         """The same for each of the languages; the verbose one has the lines of code that made them, as comments."""
         plain = self.produce_guards(placeholders, sources, **options)
         inputs = self.inputs if placeholders is None else inputs_of(placeholders_of(placeholders), sources)
         names = names_as_code(bindings_of(inputs))
         why = {required.as_code(names, {}): required.why for required in self.requirements(inputs)}
         commented = [f"{text}  # {why[text]}" if why.get(text) else text for text in plain]
-        return [GuardTexts(commented if lang == "verbose_python" else plain) for lang in langs]
+        return [GuardWriters(commented if lang == "verbose_python" else plain) for lang in langs]
 
     def get_pruned_guards(self, symints: Sequence[Any]) -> list[Guard]:
         """The guards that are about these numbers, and no others."""
