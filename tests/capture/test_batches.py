@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from understudy import make_fx
 from understudy.fake.kernels.transforms import REGISTERED
-from understudy.ops.shared.batching import BATCHING_RULES
+from understudy.ops.shared.batching import batching_rule
 from understudy.ops.views import split_and_join
 
 aten = torch.ops.aten
@@ -255,7 +255,7 @@ def test_rules_are_taken_back() -> None:
     inside = by_our_rules(kernel)
     make_fx(OPEN["vmap of cat"], tracing_mode="symbolic")(r(5, 6, 8))
     assert kernel() == before != inside
-    assert set(BATCHING_RULES) >= {"cat", "convolution", "slice_backward"}
+    assert set(batching_rule) >= {"aten::cat", "aten::convolution", "aten::slice_backward"}
 
 
 def test_a_rule_of_the_program_is_kept() -> None:

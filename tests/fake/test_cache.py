@@ -192,7 +192,7 @@ def wrong_plan(key: Any) -> None:
     assert plan.spec is not None
     other = New(plan.spec.like((99,)))
     bad = Plan(other, plan.written, plan.determined)
-    bad.op, bad.kind, bad.spec, bad.plain = plan.op, plan.kind, other.spec, plan.plain
+    bad.op, bad.kind, bad.spec = plan.op, plan.kind, other.spec
     cache.plans[key] = bad
 
 

@@ -101,9 +101,12 @@ def library() -> Iterator[torch.library.Library]:
 
 
 @pytest.fixture(autouse=True)
-def own_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_rules() -> Iterator[None]:
     """Rules registered in a test end with it."""
-    monkeypatch.setattr(registry, "_from_users", dict(registry._from_users))
+    before = set(registry.user_rule)
+    FakeTensorMode.cache_clear()
+    yield
+    registry.user_rule.replace(None, *(set(registry.user_rule) - before))
     FakeTensorMode.cache_clear()
 
 

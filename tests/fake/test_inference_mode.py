@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.fake.sides import assert_like_eager, on_each_device
-from understudy import FakeTensorMode
+from understudy import DataDependentOutputException, FakeTensorMode
 
 
 def r(device: str, *shape: int) -> torch.Tensor:
@@ -123,3 +123,16 @@ def test_conversion_keeps_inference() -> None:
     with torch.inference_mode():
         real = torch.zeros(3)
     assert FakeTensorMode().from_tensor(real).is_inference()
+
+
+@pytest.mark.parametrize("normalise", ["batch_norm", "instance_norm"])
+def test_statistics_that_are_written_without_a_word_in_the_schema(normalise: str) -> None:
+    """In inference mode these operators reach the mode whole: the values of their statistics are no longer known."""
+    with FakeTensorMode(), torch.inference_mode():
+        mean, var = torch.zeros(3), torch.ones(3)
+        assert mean.tolist() == [0.0, 0.0, 0.0]
+        getattr(torch.nn.functional, normalise)(torch.empty(2, 3, 4, 4), mean, var, **{
+            "batch_norm": {"training": True}, "instance_norm": {"use_input_stats": True}}[normalise])  # fmt: skip
+        for statistics in (mean, var):
+            with pytest.raises(DataDependentOutputException):
+                statistics.tolist()

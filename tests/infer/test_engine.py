@@ -11,7 +11,7 @@ import torch
 import understudy
 from understudy import FakeTensorDeviceMismatchError, FakeTensorMode, UnsupportedOperatorException
 from understudy.infer.engine import infer
-from understudy.infer.plan import FIRST_ITSELF, FIRST_VIEWED, ONE_NEW
+from understudy.infer.plan import FIRST_ITSELF, FIRST_VIEWED, ONE_DETERMINED, ONE_NEW
 from understudy.infer.sources import SOURCES
 from understudy.ops.traits.devices import device_of
 from understudy.spec import New, Same, TensorSpec, View
@@ -46,7 +46,7 @@ def test_kinds_of_plans() -> None:
 
 def test_what_is_determined() -> None:
     assert plan_of(aten.add.Tensor, spec(2), 1).determined
-    assert plan_of(aten.zeros.default, [2]).determined and not plan_of(aten.zeros.default, [2]).plain
+    assert plan_of(aten.zeros.default, [2]).determined and plan_of(aten.zeros.default, [2]).kind == ONE_DETERMINED
     for op, args in ((aten.empty.memory_format, ([2],)), (aten.rand.default, ([2],)), (aten.bernoulli.default, (spec(2),))):
         assert not plan_of(op, *args).determined
     assert not plan_of(aten.zeros.default, [1 << 30]).determined

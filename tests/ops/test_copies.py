@@ -38,7 +38,7 @@ def test_casts() -> None:
 
 
 def test_moves() -> None:
-    from understudy.ops.registry import rule_of
+    from understudy.ops.variants import rule_of
     from understudy.spec import TensorSpec
 
     (op,) = overloads("_to_copy")

@@ -9,7 +9,7 @@ import torch
 import understudy.ops  # noqa: F401  (registers)
 from tests.ops.grid import DTYPES, layouts, overloads
 from tests.oracle.real import check_rule
-from understudy.ops.registry import rule_of
+from understudy.ops.variants import rule_of
 from understudy.spec import TensorSpec
 
 aten = torch.ops.aten

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from understudy.ops.registry import rule_of
+from understudy.ops.variants import rule_of
 from understudy.spec import New, Same, TensorSpec, Value, View, normal
 
 

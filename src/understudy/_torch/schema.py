@@ -55,7 +55,8 @@ def is_broken_up(op: Any) -> bool:
 
 
 def operator_named(name: str) -> Any:
-    packet, _, overload = name.partition(".")
+    """`aten::add.Tensor`, or `add.Tensor`."""
+    packet, _, overload = name.removeprefix("aten::").partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 

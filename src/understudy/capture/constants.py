@@ -21,7 +21,7 @@ from understudy.fake.tensor import FakeTensor
 from understudy.graph.borrowed_state import EVERY_MODULE_HAS
 from understudy.graph.node_values import set_val, snapshot
 from understudy.lines import user_line
-from understudy.ops.traits.effects import written_values
+from understudy.ops.traits.writes import written_values
 from understudy.spec.call import flat
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from understudy import _torch
 from understudy.capture.tracer import SYMBOLIC, PythonKeyTracer
 from understudy.capture.unrecorded_effects.global_state import forget_needless_states
 from understudy.fake.tensor import FakeTensor
-from understudy.ops.traits.effects import is_pure, may_write, written_values
+from understudy.ops.traits.writes import is_pure, may_write, written_values
 from understudy.shapes.checking import origins
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.guards import Guard

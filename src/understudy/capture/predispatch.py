@@ -14,7 +14,7 @@ from understudy import _torch
 from understudy.capture.higher_order.torch_tracing import branches_below_autograd
 from understudy.capture.recorder import ProxyTorchDispatchMode
 from understudy.capture.tracer import PythonKeyTracer
-from understudy.ops.traits.effects import is_pure
+from understudy.ops.traits.writes import is_pure
 from understudy.spec.call import flat
 
 BACKWARD = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
-from understudy.fake.handlers import handles
+from understudy.fake.handlers import handler
 from understudy.fake.native import META, canonical
 from understudy.fake.realise import adopt, make_new, make_view
 from understudy.spec import TensorSpec
@@ -62,7 +62,7 @@ def where_to(location: str, nbytes: int) -> torch.device:
     return canonical(torch.device(location))
 
 
-@handles("aten::empty.memory_format")
+@handler("aten::empty.memory_format")
 def empty_for_checkpoint(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     """The empty tensor that the loader starts from, already on the device that is meant.
 
@@ -76,7 +76,7 @@ def empty_for_checkpoint(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any
     return make_new(mode, TensorSpec((0,), dtype=dtype, device=device))
 
 
-@handles("aten::set_.source_Storage_storage_offset")
+@handler("aten::set_.source_Storage_storage_offset")
 def set_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     """`tensor.set_(storage, offset, size, stride)`."""
     fake, _, offset, shape, stride = (*args, (), ())[:5]  # the dispatcher strips defaults: a scalar has no sizes
@@ -86,7 +86,7 @@ def set_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     return set_whole_storage(mode, func, args, kwargs)
 
 
-@handles("aten::set_.source_Storage", "aten::set_")
+@handler("aten::set_.source_Storage", "aten::set_")
 def set_whole_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     fake, storage = args[0], args[1] if len(args) > 1 else None
     grown = getattr(storage, "grown_of", _nobody)()
@@ -120,7 +120,7 @@ def _spec_on(storage: Any, spec: TensorSpec, offset: Any = 0, shape: Any = None,
     return TensorSpec(tuple(shape), tuple(stride) if stride else None, offset, dtype=spec.dtype, device=spec.device)
 
 
-@handles("aten::set_.source_Tensor")
+@handler("aten::set_.source_Tensor")
 def set_tensor(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     adopt(args[0], args[1])
     return args[0]

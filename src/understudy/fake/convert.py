@@ -10,7 +10,7 @@ import torch
 
 from understudy import _torch
 from understudy.errors import MixedTensorsError, UnsupportedFakeTensorException
-from understudy.fake.handlers import REAL_HANDLERS, handles
+from understudy.fake.handlers import handler, real_handler
 from understudy.fake.native import canonical
 from understudy.fake.realise import convert_sparse, make_new, make_view
 from understudy.fake.tensor import FakeTensor
@@ -372,7 +372,7 @@ def symbolic_spec(env: Any, t: torch.Tensor, source: Any, context: Any) -> Tenso
 NUMBERS = ("aten::size", "aten::stride", "aten::numel", "aten::storage_offset")
 
 
-@handles(*NUMBERS)
+@handler(*NUMBERS)
 def concrete_numbers(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """C++ reads sizes as plain integers: from here on they are what they are at hand, and the guards say so."""
     spec = args[0]._spec
@@ -386,7 +386,7 @@ def concrete_numbers(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return int(spec.offset)
 
 
-@handles(*NUMBERS, table=REAL_HANDLERS)
+@real_handler(*NUMBERS)
 def concrete_numbers_of_wrapper(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """As above, of what a transform of torch.func has made of a stand-in."""
     (tensor,) = args

@@ -14,8 +14,8 @@ import torch
 
 from understudy import _torch
 from understudy.fake.values.determined import FilledStorage
-from understudy.infer.engine import KNOWN_LIMIT
-from understudy.ops.registry import user_rules
+from understudy.ops.registry import user_rule
+from understudy.ops.traits.values import LARGEST
 
 if TYPE_CHECKING:
     from understudy.fake.tensor import FakeTensor
@@ -39,21 +39,21 @@ native = torch.Tensor
 
 def draw_normal(fake: FakeTensor, mean: Any, std: Any, generator: Any = None) -> bool:
     is_plain = type(std) in NUMBERS and type(mean) in NUMBERS and std >= 0 and generator is None
-    return is_plain and "aten::normal_" not in user_rules and _draw(fake)
+    return is_plain and "aten::normal_" not in user_rule and _draw(fake)
 
 
 def draw_uniform(fake: FakeTensor, low: Any, high: Any, generator: Any = None) -> bool:
     is_plain = type(low) in NUMBERS and type(high) in NUMBERS and low <= high and generator is None
-    return is_plain and "aten::uniform_" not in user_rules and _draw(fake)
+    return is_plain and "aten::uniform_" not in user_rule and _draw(fake)
 
 
 def fill(fake: FakeTensor, value: Any) -> bool:
     is_plain = type(value) in FILLING and (0 <= value <= HELD or (-HELD <= value < 0 and fake._spec.dtype.is_signed))
-    return is_plain and "aten::fill_.Scalar" not in user_rules and _fill(fake, value)
+    return is_plain and "aten::fill_.Scalar" not in user_rule and _fill(fake, value)
 
 
 def zero(fake: FakeTensor) -> bool:
-    return "aten::zero_" not in user_rules and _fill(fake, 0)
+    return "aten::zero_" not in user_rule and _fill(fake, 0)
 
 
 def _draw(fake: FakeTensor) -> bool:
@@ -98,7 +98,7 @@ def _is_all_that_is_known(fake: FakeTensor) -> bool:
     spec = fake._spec
     return bool(
         not (spec.is_symbolic or spec.conj or spec.neg)
-        and spec.numel <= KNOWN_LIMIT
+        and spec.numel <= LARGEST
         and spec.is_contiguous
         and _torch.native_storage(fake).nbytes() == spec.numel * spec.itemsize
     )
@@ -138,7 +138,7 @@ def detach(self: FakeTensor) -> Any:
     mode, spec = self.fake_mode, self._spec
     if (
         not (mode.answers_at_once and spec.sparse is None and goes_unnoticed(mode))
-        or "aten::detach" in user_rules
+        or "aten::detach" in user_rule
     ):
         return native.detach(self)
     guard = NoDispatch()

@@ -8,7 +8,7 @@ import torch
 
 from understudy import _torch
 from understudy.errors import Context, MixedTensorsError, UnknownSubclassError
-from understudy.fake import handlers
+from understudy.fake.handlers import real_handler
 from understudy.fake.tensor import FakeTensor
 from understudy.lines import user_line
 from understudy.spec.call import describe, flat, map_structure
@@ -23,7 +23,7 @@ ONE_MODE = "Mixing fake modes gives no result: use one for all of them, or conve
 
 def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """(answer, args, kwargs): an answer in a 1-tuple if the call is settled, else the arguments to go on with."""
-    if len(args) == 1 and type(args[0]) is torch.Tensor and (handler := handlers.real_handler_of(func)) is not None:
+    if len(args) == 1 and type(args[0]) is torch.Tensor and (handler := real_handler.of(func)) is not None:
         answer = handler(mode, func, args, kwargs)  # a literal, such as `torch.tensor(0)`
         if answer is not NotImplemented:
             return (answer,), args, kwargs
@@ -35,7 +35,7 @@ def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs
             raise _other_mode(func, args, kwargs, tensor)
     if all(type(tensor) is FakeTensor for tensor in tensors):
         return None, args, kwargs
-    handler = handlers.real_handler_of(func)
+    handler = real_handler.of(func)
     if handler is not None:
         answer = handler(mode, func, args, kwargs)
         if answer is not NotImplemented:

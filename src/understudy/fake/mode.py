@@ -11,7 +11,7 @@ import torch
 
 from understudy import _torch
 from understudy.errors import DataDependentOutputException, DynamicOutputShapeException, UnderstudyError
-from understudy.fake import copying, handlers, tensor_calls
+from understudy.fake import copying, tensor_calls
 from understudy.fake import kernels as _kernels  # noqa: F401  (registers them)
 from understudy.fake import patches as _patches  # noqa: F401  (registers them)
 from understudy.fake.convert import FakeTensorConverter
@@ -22,13 +22,24 @@ from understudy.fake.realise import adopt, make_new, make_view, realise
 from understudy.fake.symbolic_indexing import take_symbols
 from understudy.fake.templates import make_symbolic
 from understudy.fake.tensor import FakeTensor
+from understudy.fake.tensor_calls import TENSOR_SOURCES
 from understudy.fake.values import data_dependent, determined
 from understudy.fake.values.determined import DeterminedContents, LiteralStorage, StoragePart
 from understudy.infer.cache import SIZED_TYPES, Cache, DispatchCacheInfo
-from understudy.infer.engine import cache, infer, why_not_cached
+from understudy.infer.engine import cache, infer
 from understudy.infer.kernels import outcomes_of
-from understudy.infer.plan import FIRST_ITSELF, FIRST_VIEWED, ONE_NEW, ONE_NEW_SYMBOLIC, Plan
+from understudy.infer.plan import (
+    FIRST_ITSELF,
+    FIRST_VIEWED,
+    FOLLOWED,
+    ONE_DETERMINED,
+    ONE_NEW,
+    ONE_NEW_SYMBOLIC,
+    Plan,
+    run_effects,
+)
 from understudy.infer.shared import SharedPlans, SharedQuestion
+from understudy.ops.traits.caching import why_not_cached
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import from_torch, to_torch
@@ -172,9 +183,11 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             plan = UNUSUAL_ARGUMENT
         if plan is UNUSUAL_ARGUMENT:
             return self._slow(func, types, args, kwargs)
-        if plan is None or not plan.plain or not self._direct or (is_known and plan.kind != FIRST_VIEWED):
-            return self._attend(func, types, args, kwargs or {}, tuple(key), plan, is_known)
+        if plan is None or not self._direct or (is_known and plan.kind != FIRST_VIEWED):
+            return self._attend(func, args, kwargs or {}, tuple(key), plan, is_known)
         cache.hits += 1
+        if plan.effects:
+            run_effects(plan, flat(FakeTensor, args, kwargs or {}))
         answer = plan.kind
         if answer == ONE_NEW:
             spec = plan.spec
@@ -185,8 +198,6 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         if answer == FIRST_VIEWED:
             return make_view(self, args[0], plan.spec)
         if answer == FIRST_ITSELF:
-            if plan.crossing:
-                tensor_calls.check_crossing(func, flat(FakeTensor, args, kwargs or {}), plan)
             return args[0]
         if answer == ONE_NEW_SYMBOLIC:
             spec = plan.spec
@@ -194,7 +205,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             fake._spec = spec
             fake.fake_mode = self
             return fake
-        return realise(self, plan.outcomes, flat(FakeTensor, args, kwargs or {}))
+        return self._replay(func, plan, args, kwargs or {}, False)
 
     def _extend(self, key: list[Any], kind: type, value: Any) -> bool:
         """Add an argument to a key. Says whether a tensor with determined values is in it."""
@@ -231,32 +242,16 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             raise UnusualArgument
         return False
 
-    def _attend(
-        self, func: Any, types: Any, args: Any, kwargs: Any, key: Any, plan: Plan | None, is_known: bool
-    ) -> Any:
+    def _attend(self, func: Any, args: Any, kwargs: Any, key: Any, plan: Plan | None, is_known: bool) -> Any:
         """What a plain hit does not cover: a miss, determined values, a cross-check."""
-        if plan is not None and plan.starts and self._direct:
-            cache.hits += 1
-            started = make_new(self, plan.spec)
-            started._known = determined.start_contents(func, args, kwargs, plan.spec)
-            return started
-        if plan is None and isinstance(func, _torch.HigherOrderOperator):  # one that is given no function
-            return tensor_calls.higher_order(self, func, args, kwargs)
-        handler = handlers.handler_of(func) if plan is None else None
-        if handler is not None:
-            answer = handler(self, func, args, kwargs)
-            if answer is not NotImplemented:
-                return answer
-        if plan is None and (lifted := tensor_calls.lifted_numbers(self, func, args)) is not None:
-            return self.__torch_dispatch__(func, types, lifted, kwargs)
+        if plan is None:
+            for source in TENSOR_SOURCES:
+                answer = source(self, func, args, kwargs)
+                if answer is not NotImplemented:
+                    return answer
         question = None
         if plan is None and self._cache is not cache and self._direct and key is not None:
-            plan = self._from_others(key)
-            if plan is None and any(map(_is_symbolic, key)):
-                question = self._shared.question(key)
-                plan = None if question is None else self._shared.plan(question)
-                if plan is not None:
-                    self._cache.share(key, plan)
+            plan, question = self._find_shared(key)
         if plan is None or not self.cache_enabled:
             call = self._call(func, args, kwargs)
             try:
@@ -272,14 +267,18 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             if self.crosscheck:
                 call = self._call(func, args, kwargs)
                 tensor_calls.crosscheck(call, plan, self._infer(call))
+        if plan.effects:
+            run_effects(plan, flat(FakeTensor, args, kwargs))
+        return self._replay(func, plan, args, kwargs, is_known)
+
+    def _replay(self, func: Any, plan: Plan, args: Any, kwargs: Any, is_known: bool) -> Any:
+        """Tensors from a plan, and what is known of their values."""
+        if plan.kind == ONE_DETERMINED:
+            made = make_new(self, plan.spec)
+            made._known = determined.start_contents(func, args, kwargs, plan.spec)
+            return made
         inputs = flat(FakeTensor, args, kwargs)
-        if plan.apart:
-            tensor_calls.check_apart(func, inputs, plan)
-        if plan.crossing:
-            tensor_calls.check_crossing(func, inputs, plan)
-        if plan.uncounted:
-            tensor_calls.count_writes([inputs[position] for position in plan.uncounted])
-        if not is_known and not plan.determined:
+        if not is_known and plan.kind != FOLLOWED:
             return realise(self, plan.outcomes, inputs)
         before = determined.before_call(plan, args, kwargs, inputs)
         result = realise(self, plan.outcomes, inputs)
@@ -302,7 +301,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             raise with_context(error, call) from error
 
     def _keep(self, call: Call, key: Any, plan: Plan, question: SharedQuestion | None) -> None:
-        reason = why_not_cached(call) if self.cache_enabled else "cache disabled"
+        reason = why_not_cached(call.op) if self.cache_enabled else "cache disabled"
         if self.shape_env is not None and self.shape_env.suppresses_guards:
             reason = "guards are suppressed"  # a hit would never record what the answer assumes
         if reason is not None:
@@ -314,20 +313,27 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             elif self._cache is not cache and not any(map(_is_symbolic, key)):
                 cache.share(key, plan)
 
-    def _from_others(self, key: Any) -> Plan | None:
-        """A plan from where the hot path has not looked."""
+    def _find_shared(self, key: Any) -> tuple[Plan | None, SharedQuestion | None]:
+        """A plan from where the hot path has not looked; else, for symbolic sizes, what other environments may know."""
         if self._looks_among_all:
-            return self._cache.plans.get(key)
-        plan = cache.plans.get(key)
+            plan = self._cache.plans.get(key)
+        else:
+            plan = cache.plans.get(key)
+            if plan is not None:
+                self._cache.share(key, plan)
+        if plan is not None or not any(map(_is_symbolic, key)):
+            return plan, None
+        question = self._shared.question(key)
+        plan = None if question is None else self._shared.plan(question)
         if plan is not None:
             self._cache.share(key, plan)
-        return plan
+        return plan, question
 
     def _slow(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Higher-order operators, other subclasses, real tensors, fakes of other modes, symbols."""
         kwargs = kwargs or {}
         if isinstance(func, _torch.HigherOrderOperator):
-            return tensor_calls.higher_order(self, func, args, kwargs)
+            return tensor_calls.by_higher_order(self, func, args, kwargs)
         accepted = accept_inputs(self, func, types, args, kwargs)
         if accepted is NotImplemented:
             return NotImplemented
@@ -348,7 +354,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             key = None
             cache.bypass("an argument that no key can hold")
         plan = self._find_plan(tuple(key)) if key is not None else None
-        return self._attend(func, types, args, kwargs, key and tuple(key), plan, is_known)
+        return self._attend(func, args, kwargs, key and tuple(key), plan, is_known)
 
     # --- the stage on which registered fakes and decompositions perform --------------------------------------
 

@@ -15,17 +15,17 @@ from understudy.errors import (
     MetadataMismatchError,
     UnsupportedOperatorException,
 )
-from understudy.fake.handlers import REAL_HANDLERS, handles
+from understudy.fake.handlers import handler, real_handler
 from understudy.fake.native import canonical
 from understudy.fake.realise import extent, make_new, make_zeros
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.data_dependent import symbolic_item, symbolic_list
 from understudy.fake.values.determined import DeterminedContents, FilledStorage, start_contents
 from understudy.fake.values.sizes_in_tensors import values_of
-from understudy.infer.plan import Plan, do_cross, is_resizing, span
+from understudy.infer.plan import Plan
 from understudy.lines import user_line
 from understudy.shapes.sizes import from_torch
-from understudy.spec import Same, TensorSpec, is_dense, same_shape
+from understudy.spec import TensorSpec, same_shape
 from understudy.spec.call import Call
 from understudy.spec.error_context import hint_for, with_line
 
@@ -40,7 +40,7 @@ LIFTED = NUMBERS | SYMBOLIC_DTYPES.keys()
 # --- values --------------------------------------------------------------------------------------------------
 
 
-@handles("aten::_local_scalar_dense", "aten::item")
+@handler("aten::_local_scalar_dense", "aten::item")
 def item(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     fake = args[0]
     if (symbols := values_of(fake)) is not None and len(symbols.flat) == 1:
@@ -56,7 +56,7 @@ def item(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     raise _no_value(fake, func, "reads a value", AS_TWO_SYMBOLS if is_open else "")
 
 
-@handles("aten::equal")
+@handler("aten::equal")
 def equal(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     a, b = args
     if not same_shape(a._spec.shape, b._spec.shape):
@@ -107,7 +107,7 @@ def dynamic_size(mode: FakeTensorMode, op: Any, least: int, most: int | None) ->
 # --- literals ------------------------------------------------------------------------------------------------
 
 
-@handles("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift", table=REAL_HANDLERS)
+@real_handler("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift")
 def lift(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     """`torch.tensor([1, 2])`: torch makes a real tensor and hands it over here, once."""
     real = args[0]
@@ -118,17 +118,17 @@ def lift(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     return fake
 
 
-def lifted_numbers(mode: FakeTensorMode, func: Any, args: Any) -> Any:
-    """A call on nothing but numbers where tensors are expected: the same arguments with tensors on the CPU, else None.
+def by_lifted_numbers(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """A call on nothing but numbers where tensors are expected: the same call with tensors on the CPU.
 
     C++ hands Python numbers that it had wrapped into tensors over as numbers again.
     """
     if not args or type(args[0]) not in LIFTED or any(type(value) is FakeTensor for value in args):
-        return None
+        return NotImplemented
     if not _torch.takes_tensor(func, 0):
-        return None
+        return NotImplemented
 
-    def lifted(position: int, value: Any) -> Any:
+    def lift(position: int, value: Any) -> Any:
         if type(value) not in LIFTED or not _torch.takes_tensor(func, position):
             return value
         if type(value) in SYMBOLIC_DTYPES:
@@ -143,14 +143,15 @@ def lifted_numbers(mode: FakeTensorMode, func: Any, args: Any) -> Any:
         mode.remember_literal(fake, real)
         return fake
 
-    return tuple([lifted(position, value) for position, value in enumerate(args)])
+    lifted = tuple([lift(position, value) for position, value in enumerate(args)])
+    return mode.__torch_dispatch__(func, (), lifted, kwargs)
 
 
 def _spec_of_dense(real: torch.Tensor) -> TensorSpec:
     return TensorSpec(tuple(real.shape), real.stride(), dtype=real.dtype, device=canonical(real.device))
 
 
-@handles("aten::lift_fresh", "aten::lift")
+@handler("aten::lift_fresh", "aten::lift")
 def lift_fake(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     return args[0]
 
@@ -158,22 +159,22 @@ def lift_fake(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
 # --- what C++ asks -------------------------------------------------------------------------------------------
 
 
-@handles("prim::device")
+@handler("prim::device")
 def device(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     return args[0]._spec.device
 
 
-@handles("aten::is_pinned")
+@handler("aten::is_pinned")
 def is_pinned(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     return False
 
 
-@handles("aten::_pin_memory", "aten::pin_memory")
+@handler("aten::_pin_memory", "aten::pin_memory")
 def pin_memory(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     return mode.__torch_dispatch__(torch.ops.aten.clone.default, (), (args[0],), {})
 
 
-@handles("aten::record_stream")
+@handler("aten::record_stream")
 def record_stream(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     return None
 
@@ -181,8 +182,15 @@ def record_stream(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> An
 # --- higher-order operators ----------------------------------------------------------------------------------
 
 
-def higher_order(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def by_handler(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    handle = handler.of(func)
+    return NotImplemented if handle is None else handle(mode, func, args, kwargs)
+
+
+def by_higher_order(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     """torch registers what each higher-order operator does on fakes by itself, or by the class of its own mode."""
+    if not isinstance(func, _torch.HigherOrderOperator):
+        return NotImplemented
     registered = _torch.registered_higher_order_fake(func)
     if registered is not None:
         with mode:
@@ -193,59 +201,17 @@ def higher_order(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any
     return implementation(mode, *args, **kwargs)
 
 
-def count_writes(written: list[FakeTensor]) -> None:
-    torch.autograd.graph.increment_version([fake for fake in written if not fake.is_inference()])
+# --- views within their storage --------------------------------------------------------------------------------
 
 
-def check_apart(op: Any, inputs: list[FakeTensor], plan: Plan) -> None:
-    """Refuse to write to memory that the same call reads. A tensor that is resized counts as it is afterwards."""
-    specs = [fake._spec for fake in inputs]
-    for outcome in plan.outcomes if isinstance(plan.outcomes, tuple) else (plan.outcomes,):
-        if isinstance(outcome, Same) and outcome.spec is not None:
-            specs[outcome.of] = outcome.spec
-    for target in plan.written:
-        for read in range(len(inputs)):
-            if read in plan.written or _torch.storage_id(inputs[read]) != _torch.storage_id(inputs[target]):
-                continue
-            if inputs[read] is inputs[target] or _overlap(specs[read], specs[target]):
-                error = ArgumentError(f"{op}: what is written to, {specs[target]}, shares memory with {specs[read]}")
-                raise with_line(error, str(op), ", ".join(map(str, specs)))
-
-
-def _overlap(a: TensorSpec, b: TensorSpec) -> bool:
-    """Whether two dense tensors on one storage share a place in memory; of others, eager does not try to find out."""
-    if a.numel == 0 or b.numel == 0 or not all(is_dense(spec.shape, spec.stride) for spec in (a, b)):
-        return False
-    (a_first, a_end), (b_first, b_end) = span(a), span(b)
-    return bool(a_first < b_end and b_first < a_end)
-
-
-def check_crossing(op: Any, inputs: list[FakeTensor], plan: Plan) -> None:
-    """Refuse to write elements in one order that are read in another, as in `x.add_(x.t())`."""
-    for target, read in plan.crossing:
-        written, fake = inputs[target], inputs[read]
-        if _torch.storage_id(fake) != _torch.storage_id(written):
-            continue
-        if fake is written and is_resizing(plan.outcomes):
-            what = f"{written._spec} is read and written, and does not have the shape of the result"
-        elif fake is not written and do_cross(fake._spec, written._spec):
-            what = (
-                f"some elements of what is written to, {written._spec}, and of {fake._spec} are a single memory "
-                "location; clone one of them first"
-            )
-        else:
-            continue
-        raise with_line(ArgumentError(f"{op}: {what}"), str(op), ", ".join(str(each._spec) for each in inputs))
-
-
-@handles("aten::as_strided", "aten::as_strided_", "aten::as_strided_copy")
+@handler("aten::as_strided", "aten::as_strided_", "aten::as_strided_copy")
 def within_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     fake, shape, stride = args[:3]
     offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
     return _checked_view(func, fake, shape, stride, offset, _torch.native_storage(fake).nbytes())
 
 
-@handles("aten::as_strided_scatter")
+@handler("aten::as_strided_scatter")
 def scattered_within_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     """Into a copy of the whole storage; of a tensor that overlaps itself, into one of its elements."""
     fake, _, shape, stride = args[:4]
@@ -275,7 +241,7 @@ def _checked_view(func: Any, fake: FakeTensor, shape: Any, stride: Any, offset: 
     return NotImplemented
 
 
-@handles("aten::_sparse_mm_reduce_impl_backward")
+@handler("aten::_sparse_mm_reduce_impl_backward")
 def sparse_mm_reduce_backward(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     """The real kernel trusts the positions that it is given, and these are not known: it must not run on zeros."""
     sparse, _, weight, _, _, (of_sparse, of_weight) = args
@@ -307,7 +273,7 @@ class DeterminedZeros(DeterminedContents):
     is_zeros = True
 
 
-@handles("aten::_efficientzerotensor")
+@handler("aten::_efficientzerotensor")
 def zero_tensor(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """Where sizes are symbols, C++ would fix them for such a tensor. Inside of torch.func.jvp ordinary zeros serve as well;
     outside, C++ may take them for a number, whose value it reads.
@@ -323,3 +289,7 @@ def zero_tensor(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if spec.is_symbolic or (has_symbols and _torch.is_inside_jvp()):
         return make_new(mode, spec)
     return make_zeros(mode, spec, DeterminedZeros(FilledStorage(spec, 0)))
+
+
+TENSOR_SOURCES = (by_higher_order, by_handler, by_lifted_numbers)
+"""Where answers come from that need tensors, in order. What none of them knows is inferred from specs."""

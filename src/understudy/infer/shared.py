@@ -105,10 +105,10 @@ class SharedPlans:
         self.keep(question, self._plan_anywhere, plan)
 
     def _plan_here(self, plan: Plan) -> Plan:
-        return plan.saying(_replace_specs(plan.outcomes, self.here))
+        return plan.with_outcomes(_replace_specs(plan.outcomes, self.here))
 
     def _plan_anywhere(self, plan: Plan) -> Plan:
-        return plan.saying(_replace_specs(plan.outcomes, self.anywhere))
+        return plan.with_outcomes(_replace_specs(plan.outcomes, self.anywhere))
 
     # --- specs and numbers ----------------------------------------------------------------------------------------
 

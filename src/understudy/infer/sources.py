@@ -19,7 +19,8 @@ from understudy.errors import (
     UnsupportedOperatorException,
 )
 from understudy.infer.kernels import run_meta_kernel, run_real_kernel, with_fixed_sizes
-from understudy.ops.registry import rule_of
+from understudy.ops.traits.values import has_dynamic_shape
+from understudy.ops.variants import rule_of
 from understudy.spec import normal
 from understudy.spec.call import Call
 
@@ -51,16 +52,6 @@ def by_registered_fake(call: Call, stage: CompositeRunner) -> Any:
     return NotImplemented if function is None else stage.perform(function, call)
 
 
-UNTAGGED_DYNAMIC = frozenset(
-    ["_to_sparse", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc", "to_sparse"]
-)
-"""Operators whose result has as many entries as there are values that are not zero, without a tag that says so."""
-
-
-def op_name(call: Call) -> str:
-    return str(call.op.overloadpacket.__name__)
-
-
 def is_sparse_call(call: Call) -> bool:
     """Torch's meta kernels and decompositions know little of sparse layouts: the real kernel on zeros knows better."""
     return any(spec.sparse is not None for spec in call.inputs)
@@ -73,7 +64,7 @@ def by_refusal(call: Call, stage: CompositeRunner) -> Any:
         raise DataDependentOutputException(
             f"{call.op} is data-dependent: it reads values, and these tensors have none", func=call.op
         )
-    if torch.Tag.dynamic_output_shape in tags or op_name(call) in UNTAGGED_DYNAMIC:
+    if torch.Tag.dynamic_output_shape in tags or has_dynamic_shape.of(call.op) is not None:
         raise DynamicOutputShapeException(
             f"the size of what {call.op} returns depends on values, and these tensors have none", func=call.op
         )

@@ -2,8 +2,7 @@
 
 A module for each family holds its rules, its decompositions for symbolic sizes and its batching.
 
-    registry     the table of rules, and what is derived from them
-    factories    new tensors: from sizes and numbers, and copies of others
+XX    factories    new tensors: from sizes and numbers, and copies of others
     random       operators that draw random numbers
     refused      operators with data-dependent sizes or quantised results
     pointwise/   elementwise operators

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
-from understudy.ops.registry import check_no_overlap, rule
+from understudy.ops.registry import rule
 from understudy.ops.shared.dtypes import check_dtype, check_made_tensor, check_stored
+from understudy.ops.variants import check_no_overlap
 from understudy.shapes.sizes import surely_equal
 from understudy.spec import (
     Same,

@@ -9,8 +9,9 @@ import torch
 
 from understudy.errors import ArgumentError, DtypeError, OperatorError, ShapeMismatch
 from understudy.ops.factories import Sizes, fresh, like
-from understudy.ops.registry import check_no_overlap, exact_out, rule
+from understudy.ops.registry import rule
 from understudy.ops.shared.dtypes import REDUCED, check_dtype
+from understudy.ops.variants import check_no_overlap, exact_out
 from understudy.spec import (
     Same,
     TensorSpec,
@@ -352,4 +353,4 @@ def native_dropout_backward(grad: TensorSpec, mask: TensorSpec, scale: float) ->
     return elementwise((scaled, scale), dtype, dtype)
 
 
-exact_out("multinomial.out")
+exact_out.mark("multinomial.out")

@@ -13,7 +13,7 @@ from tests.ops.inputs import all_layouts, filled, layouts
 from tests.oracle.real import check_rule, spec_of
 from tests.spec.layouts import tensor_of_shape
 from understudy.errors import DynamicOutputShapeException
-from understudy.ops.registry import rule_of
+from understudy.ops.variants import rule_of
 
 aten = torch.ops.aten
 

@@ -11,7 +11,7 @@ import understudy.ops  # noqa: F401  (registers)
 from tests.ops.layouts import MORE_DTYPES, every, filled, layouts
 from tests.oracle.real import check_rule, spec_of
 from understudy.errors import ShapeMismatch
-from understudy.ops.registry import rule_of
+from understudy.ops.variants import rule_of
 
 aten = torch.ops.aten
 SIZES = [(2, 3, 4), (0, 3, 4), (2, 0, 4), (2, 3, 0), (1, 3, 4), (2, 1, 4), (2, 3, 1), (1, 1, 1)]

@@ -8,7 +8,7 @@ import torch
 
 import understudy.ops  # noqa: F401  (registers)
 from tests.ops.layouts import every, filled, layouts
-from understudy.ops.registry import rule_of
+from understudy.ops.variants import rule_of
 from understudy.spec import TensorSpec
 
 aten = torch.ops.aten

@@ -11,7 +11,7 @@ import torch
 import understudy.ops  # noqa: F401  (registers)
 from tests.ops.layouts import MORE_DTYPES, every, expanded, filled, permuted, strided
 from tests.oracle.real import spec_of
-from understudy.ops.registry import rule_of
+from understudy.ops.variants import rule_of
 
 aten = torch.ops.aten
 

@@ -10,7 +10,7 @@ import torch
 import understudy.ops  # noqa: F401  (registers)
 from tests.ops.layouts import every, expanded, filled, layouts, permuted, strided
 from tests.oracle.real import spec_of
-from understudy.ops.registry import rule_of
+from understudy.ops.variants import rule_of
 
 aten = torch.ops.aten
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.complex64)

@@ -7,7 +7,7 @@ import torch
 import understudy.ops  # noqa: F401  (registers)
 from tests.ops.layouts import filled, layouts
 from tests.oracle.real import real_outcomes, spec_of
-from understudy.ops.registry import rule_of
+from understudy.ops.variants import rule_of
 from understudy.spec import TensorSpec, normal
 
 aten = torch.ops.aten

@@ -10,7 +10,7 @@ import torch
 import understudy.ops  # noqa: F401  (registers)
 from tests.ops.layouts import MORE_DTYPES, SHAPES, every, filled, layouts
 from tests.oracle.real import check_rule, spec_of
-from understudy.ops.registry import rule_of
+from understudy.ops.variants import rule_of
 
 aten = torch.ops.aten
 

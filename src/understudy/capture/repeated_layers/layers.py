@@ -39,7 +39,7 @@ from understudy.capture.repeated_layers.replay import LayerPlan, describe_functi
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.borrowed_state import parts_in
-from understudy.ops.traits.effects import may_write, written_values
+from understudy.ops.traits.writes import may_write, written_values
 from understudy.spec.call import flat
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from understudy._torch import while_active
 from understudy.capture.unrecorded_effects import data_reads
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_values import set_val
-from understudy.ops.traits.effects import draws_numbers
+from understudy.ops.traits.writes import draws_numbers
 
 if TYPE_CHECKING:
     from understudy.capture.tracer import PythonKeyTracer

@@ -23,9 +23,11 @@ from understudy.fake.realise import make_new
 from understudy.fake.templates import make_symbolic, on_first_symbol
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.cache import SIZED_TYPES
-from understudy.infer.engine import HIDDEN_WRITES, cache
+from understudy.infer.engine import cache
 from understudy.infer.shared import SharedPlans, SharedQuestion
-from understudy.ops.shared.decompositions import DECOMPOSITIONS, decomposed_kernel
+from understudy.ops.shared.decompositions import decomposed_kernel, decomposition
+from understudy.ops.traits.caching import asks_much, remembered, remembered_if_strided
+from understudy.ops.traits.writes import hidden_writes
 from understudy.shapes.node import SymNode
 from understudy.shapes.patterns import Pattern
 from understudy.shapes.sizes import from_torch, to_torch
@@ -35,13 +37,6 @@ from understudy.spec.call import flat
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
 
-COMPOSITES = """linear matmul scaled_dot_product_attention einsum tensordot repeat_interleave.self_int dropout
-    layer_norm group_norm batch_norm cross_entropy_loss""".split()
-"""Operators that C++ breaks up on every device, without looking at more than their arguments and `STATES`."""
-OF_SCATTERED = ("reshape",)
-"""The same, where C++ has nothing to ask of a tensor that is contiguous: for others only."""
-CURIOUS = frozenset({"matmul", "scaled_dot_product_attention", "einsum", "tensordot", "reshape"})
-"""Those that ask so much that following a recipe through the dispatcher is quicker, too."""
 PLAIN_TYPES = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format, torch.device})
 SYMBOLIC_TYPES = frozenset({torch.SymInt, torch.SymFloat, torch.SymBool})
 is_grad_enabled = torch.is_grad_enabled
@@ -148,9 +143,10 @@ NONE = Recipe([], -1)
 
 
 def _kernel(op: Any) -> Callable[..., Any]:
-    state = STATES.get(op.overloadpacket.__name__)
-    is_curious = op.overloadpacket.__name__ in CURIOUS
-    run = decomposed_kernel(op, DECOMPOSITIONS.get(op.overloadpacket.__name__))
+    is_attention = op is torch.ops.aten.scaled_dot_product_attention.default
+    state = _attention_backends if is_attention else None  # what else C++ looks at
+    is_curious = asks_much.of(op) is not None
+    run = decomposed_kernel(op, decomposition.of(op))
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if not is_curious and _is_listened_to(args):
@@ -241,10 +237,6 @@ def _mode_of(tensors: list[FakeTensor]) -> FakeTensorMode:
 
 def _attention_backends() -> Any:
     return tuple(_torch.attention_backends())
-
-
-STATES: dict[str, Callable[[], Any]] = {"scaled_dot_product_attention": _attention_backends}
-"""What else C++ looks at, by operator."""
 
 
 # --- recording ----------------------------------------------------------------------------------------------------
@@ -353,12 +345,12 @@ def _writes_to(step: RecipeStep, values: list[Any], tensors: list[FakeTensor]) -
 
 def _spoilt_by(step: RecipeStep) -> list[int]:
     """The values that it writes to without counting."""
-    hidden = HIDDEN_WRITES.get(step.op.overloadpacket.__name__)
+    hidden = hidden_writes.of(step.op)
     if hidden is None:
         return []
     names = _torch.argument_names(step.op)
-    is_training = dict(zip(names, step.args, strict=False), **step.kwargs)["training"]
-    places = {*hidden, *map(names.index, hidden)} if is_training else set()
+    is_written = dict(zip(names, step.args, strict=False), **step.kwargs)[hidden.switch]
+    places = {*hidden.written, *map(names.index, hidden.written)} if is_written else set()
     return [number for position, number in step.tensors if position in places]
 
 
@@ -426,13 +418,13 @@ def register_kernels() -> None:
     """Once, when the first stand-in with symbolic sizes is made."""
     with _registering:
         if not _libraries:
-            for key, names in ((_torch.SPARE_WRAPPER, COMPOSITES), (_torch.SPARE_MODE, OF_SCATTERED)):
+            for key, names in ((_torch.SPARE_WRAPPER, remembered), (_torch.SPARE_MODE, remembered_if_strided)):
                 kernels, others = _torch.kernel_libraries(key)
                 _libraries.extend((kernels, others))
                 for name in names:
                     kernels.impl(name, _kernel(_torch.operator_named(name)))
-            for name, function in DECOMPOSITIONS.items():
-                if name not in COMPOSITES and name not in OF_SCATTERED:
+            for name, function in decomposition.items():
+                if name not in remembered and name not in remembered_if_strided:
                     _libraries[0].impl(name, decomposed_kernel(_torch.operator_named(name), function))
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from understudy import _torch
-from understudy.ops.shared.batching import BATCHING_RULES
-from understudy.ops.shared.decompositions import UNDER_TRANSFORMS, has_symbolic_sizes
+from understudy.ops.shared.batching import batching_rule
+from understudy.ops.shared.decompositions import has_symbolic_sizes, under_transforms
 from understudy.spec.call import flat
 
 log = logging.getLogger(__name__)
@@ -40,9 +40,9 @@ def _by_steps(name: str, function: Function) -> Function:
 
 
 RULES: dict[str, dict[str, Function]] = {
-    "FuncTorchBatched": BATCHING_RULES,
+    "FuncTorchBatched": dict(batching_rule.items()),
     "FuncTorchDynamicLayerFrontMode": {
-        name: _by_steps(name, function) for name, function in UNDER_TRANSFORMS.items()
+        name: _by_steps(name, function) for name, function in under_transforms.items()
     },
 }
 """By dispatch key and the name of the operator."""

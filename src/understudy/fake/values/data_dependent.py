@@ -14,11 +14,12 @@ import torch
 
 from understudy import _torch
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch, UnderstudyError
-from understudy.fake.handlers import handles
+from understudy.fake.handlers import handler
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.indexing.advanced import check_masks
 from understudy.ops.nn.class_losses import ctc_losses
+from understudy.ops.registry import Trait
 from understudy.ops.shared.dims import wrap_dim
 from understudy.ops.shared.dtypes import (
     BOOL,
@@ -41,13 +42,15 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
+answer_from_values: Trait[Callable[..., Any]] = Trait("what it gives, from the determined values of some of its inputs")
+
 
 def answer(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     """What the call gives, or `NotImplemented` if values that nobody knows decide."""
     inputs = flat(FakeTensor, args, kwargs)
     if inputs and all(is_known(fake) for fake in inputs) and not _torch.written_arguments(func):
         return _compute_on_values(mode, func, args, kwargs, inputs)
-    special = BY_SOME.get(func.name())
+    special = answer_from_values.of(func)
     return NotImplemented if special is None else special(mode, *args, **kwargs)
 
 
@@ -90,6 +93,7 @@ def check_masks_of(func: Any, fake: FakeTensor, indices: Any) -> None:
         raise with_line(error, str(func), ", ".join(map(str, (fake._spec, specs)))) from None
 
 
+@answer_from_values("index.Tensor")
 def _index(mode: FakeTensorMode, x: FakeTensor, indices: list[FakeTensor | None]) -> Any:
     """Masks among the indices become positions."""
     check_masks_of(aten.index.Tensor, x, indices)
@@ -106,6 +110,7 @@ def _index(mode: FakeTensorMode, x: FakeTensor, indices: list[FakeTensor | None]
         return aten.index.Tensor(x, expanded)
 
 
+@answer_from_values("masked_select")
 def _masked_select(mode: FakeTensorMode, x: FakeTensor, mask: FakeTensor) -> Any:
     if not is_known(mask):
         return NotImplemented
@@ -114,6 +119,7 @@ def _masked_select(mode: FakeTensorMode, x: FakeTensor, mask: FakeTensor) -> Any
         return aten.index.Tensor(x, [mask])
 
 
+@answer_from_values("_pack_padded_sequence")
 def _pack_padded_sequence(mode: FakeTensorMode, x: FakeTensor, lengths: FakeTensor, batch_first: bool) -> Any:
     if not is_known(lengths):
         return NotImplemented
@@ -146,6 +152,7 @@ def with_tensors_of_lengths(args: Any, kwargs: Any) -> tuple[Any, Any]:
     return tuple(map(as_tensor, args)), {name: as_tensor(value) for name, value in kwargs.items()}
 
 
+@answer_from_values("_ctc_loss", "_ctc_loss.Tensor")
 def _ctc_loss(
     mode: FakeTensorMode, log_probs: FakeTensor, targets: FakeTensor, input_lengths: Any, target_lengths: Any,
     blank: int = 0, zero_infinity: bool = False,
@@ -165,15 +172,6 @@ def _numbers_of(mode: FakeTensorMode, lengths: Any) -> Any:
     if not isinstance(lengths, FakeTensor):
         return lengths
     return mode.tolist(lengths) if is_known(lengths) else None
-
-
-BY_SOME: dict[str, Callable[..., Any]] = {
-    "aten::index.Tensor": _index,
-    "aten::masked_select": _masked_select,
-    "aten::_pack_padded_sequence": _pack_padded_sequence,
-    "aten::_ctc_loss": _ctc_loss,
-    "aten::_ctc_loss.Tensor": _ctc_loss,
-}
 
 
 # --- Operators whose answer is in the data, for modes that have a shape environment: the answer is a symbol ---
@@ -232,7 +230,7 @@ def add_context(func: Any, *fakes: FakeTensor | None) -> Iterator[None]:
         raise with_line(error, str(func), specs) from None
 
 
-@handles("aten::nonzero")
+@handler("aten::nonzero")
 def nonzero(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     spec = args[0]._spec
     with add_context(func, args[0]):
@@ -245,7 +243,7 @@ def nonzero(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     return make_new(mode, TensorSpec((count, spec.ndim), stride, dtype=torch.int64, device=spec.device))
 
 
-@handles("aten::masked_select")
+@handler("aten::masked_select")
 def masked_select(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     fake, mask = args
     with add_context(func, fake, mask):
@@ -258,7 +256,7 @@ def masked_select(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> An
     return NotImplemented if count is NotImplemented else make_new(mode, fake._spec.like((count,)))
 
 
-@handles("aten::index.Tensor", "aten::index_put", "aten::index_put_", "aten::_unsafe_index.Tensor")
+@handler("aten::index.Tensor", "aten::index_put", "aten::index_put_", "aten::_unsafe_index.Tensor")
 def index(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     """A mask among the indices stands for the positions where it is true."""
     indices = args[1]
@@ -276,7 +274,7 @@ def index(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
         return func(args[0], expanded, *args[2:], **kwargs)
 
 
-@handles("aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::unique_dim_consecutive")
+@handler("aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::unique_dim_consecutive")
 def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     fake, spec = args[0], args[0]._spec
     names = _torch.argument_names(func)
@@ -322,7 +320,7 @@ def _with_slices(spec: TensorSpec, dim: int, count: Any) -> TensorSpec:
     return spec.like(shape, stride=stride)
 
 
-@handles("aten::repeat_interleave.Tensor")
+@handler("aten::repeat_interleave.Tensor")
 def repeat_interleave(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     repeats = args[0]
     with add_context(func, repeats):
@@ -334,7 +332,7 @@ def repeat_interleave(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -
     return NotImplemented if count is NotImplemented else make_new(mode, repeats._spec.like((count,)))
 
 
-@handles("aten::bincount")
+@handler("aten::bincount")
 def bincount(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     fake = args[0]
     weights = args[1] if len(args) > 1 else kwargs.get("weights")
@@ -358,7 +356,7 @@ def _check_counted(spec: TensorSpec, weights: TensorSpec | None, least: int) -> 
         raise ShapeMismatch(f"bincount: {weights} are no weights for {spec}: one for each number")
 
 
-@handles("aten::_ctc_loss.Tensor")
+@handler("aten::_ctc_loss.Tensor")
 def ctc_loss(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     """The losses, and a table of two columns for each step of the longest target, and one more."""
     log_probs, _, input_lengths, target_lengths = args[:4]
@@ -390,14 +388,14 @@ def _nested_list(fake: Any) -> Any:
     return [_nested_list(part) for part in fake.unbind()] if fake.ndim else fake.item()
 
 
-@handles("aten::sym_constrain_range")
+@handler("aten::sym_constrain_range")
 def constrain_number(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     """A promise about a number that data decides."""
     if isinstance(args[0], (int, torch.SymInt)):
         constrain_range(args[0], min=kwargs.get("min"), max=kwargs.get("max"))
 
 
-@handles("aten::sym_constrain_range_for_size")
+@handler("aten::sym_constrain_range_for_size")
 def constrain_size(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     """As `constrain_number`, for a size, which is at least 0."""
     constrain_number(mode, func, args, {**kwargs, "min": max(kwargs.get("min") or 0, 0)})

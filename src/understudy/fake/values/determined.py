@@ -238,7 +238,7 @@ def start_contents(op: Any, args: Any, kwargs: Any, spec: TensorSpec) -> Determi
 
 def before_call(plan: Plan, args: Any, kwargs: Any, inputs: list[Any]) -> Any:
     """The arguments with each tensor replaced by its contents as they are now; None if not all are determined."""
-    unread = plan.reads_from if plan.determined else None
+    unread = plan.count_unread() if plan.determined else None
     for position, fake in enumerate(inputs):
         if _content(fake) is None and (unread is None or plan.written or position >= unread):
             _drop_parameters(inputs)

@@ -24,9 +24,12 @@ from understudy.fake.values.determined import (
     StoragePart,
     on_storage,
 )
+from understudy.ops.registry import Trait
 from understudy.spec import TensorSpec
 
 Function = Callable[..., Any]
+
+elements_rule: Trait[Function] = Trait("its elements, from the symbolic elements of its inputs")
 LARGEST = 32
 """Elements of a tensor that is looked into."""
 INTEGERS = (torch.int64, torch.bool)
@@ -88,7 +91,7 @@ class SymbolicEvaluation:
     def _result(self, event: DeterminedCall) -> SymbolicElements:
         found = self._found.get(id(event))
         if found is None:
-            follow = FOLLOWED.get(event.op.name())
+            follow = elements_rule.of(event.op)
             if follow is None:
                 raise NotEvaluated
             found = self._found[id(event)] = follow(self, *event.args, **event.kwargs)
@@ -190,32 +193,33 @@ def _divide_elements(reading: SymbolicEvaluation, a: Any, b: Any, *, rounding_mo
 
 FLOORED = _elementwise(lambda a, b: a // b)
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-FOLLOWED: dict[str, Function] = {
-    "aten::scalar_tensor": _one,
-    "aten::full": _full,
-    "aten::stack": _stack_elements,
-    "aten::cat": _join_elements,
-    "aten::clone": _copy_elements,
-    "aten::_to_copy": _copy_elements,
-    "aten::add.Tensor": _elementwise(lambda a, b, scale=1: a + scale * b),
-    "aten::sub.Tensor": _elementwise(lambda a, b, scale=1: a - scale * b),
-    "aten::rsub.Scalar": _elementwise(lambda a, b, scale=1: b - scale * a),
-    "aten::mul.Tensor": _elementwise(operator.mul),
-    "aten::neg": _elementwise(operator.neg),
-    "aten::floor_divide": FLOORED,
-    "aten::div.Tensor_mode": _divide_elements,
-    "aten::remainder.Tensor": _elementwise(operator.mod),
-    "aten::remainder.Scalar": _elementwise(operator.mod),
-    "aten::maximum": _elementwise(torch.sym_max),
-    "aten::minimum": _elementwise(torch.sym_min),
-    "aten::max": _whole(torch.sym_max, None),
-    "aten::min": _whole(torch.sym_min, None),
-    "aten::sum": _whole(operator.add, 0),
-    "aten::prod": _whole(operator.mul, 1),
-    **{
-        f"aten::{name}.{kind}": _elementwise(getattr(operator, name))
-        for name in COMPARISONS
-        for kind in ("Tensor", "Scalar")
-    },
-}
-"""By name: a function of the arguments of a call, in which tensors are parts of what is known."""
+elements_rule.register_all(
+    {
+        "aten::scalar_tensor": _one,
+        "aten::full": _full,
+        "aten::stack": _stack_elements,
+        "aten::cat": _join_elements,
+        "aten::clone": _copy_elements,
+        "aten::_to_copy": _copy_elements,
+        "aten::add.Tensor": _elementwise(lambda a, b, scale=1: a + scale * b),
+        "aten::sub.Tensor": _elementwise(lambda a, b, scale=1: a - scale * b),
+        "aten::rsub.Scalar": _elementwise(lambda a, b, scale=1: b - scale * a),
+        "aten::mul.Tensor": _elementwise(operator.mul),
+        "aten::neg": _elementwise(operator.neg),
+        "aten::floor_divide": FLOORED,
+        "aten::div.Tensor_mode": _divide_elements,
+        "aten::remainder.Tensor": _elementwise(operator.mod),
+        "aten::remainder.Scalar": _elementwise(operator.mod),
+        "aten::maximum": _elementwise(torch.sym_max),
+        "aten::minimum": _elementwise(torch.sym_min),
+        "aten::max": _whole(torch.sym_max, None),
+        "aten::min": _whole(torch.sym_min, None),
+        "aten::sum": _whole(operator.add, 0),
+        "aten::prod": _whole(operator.mul, 1),
+        **{
+            f"aten::{name}.{kind}": _elementwise(getattr(operator, name))
+            for name in COMPARISONS
+            for kind in ("Tensor", "Scalar")
+        },
+    }
+)

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
-from understudy.ops.registry import check_no_overlap, rule
+from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import (
     broadcast,
     decomposition,
     has_symbolic_sizes,
-    rule_under_transforms,
+    under_transforms,
 )
 from understudy.ops.shared.dims import wrap_dims
 from understudy.ops.shared.dtypes import (
@@ -27,6 +27,7 @@ from understudy.ops.shared.dtypes import (
     check_one_dtype,
 )
 from understudy.ops.shared.layouts import view_strides
+from understudy.ops.variants import check_no_overlap
 from understudy.shapes.bindings import guard_or_false
 from understudy.shapes.sizes import at_hand, from_torch
 from understudy.spec import (
@@ -518,7 +519,8 @@ def _multiply_chain(chain: Sequence[Tensor], cheapest: CheapestOrder, i: int, j:
 # --- products -----------------------------------------------------------------------------------------------------
 
 
-@decomposition("kron", under_transforms=True)
+@under_transforms("kron")
+@decomposition("kron")
 def decompose_kron(a: Tensor, b: Tensor) -> Tensor:
     rank = max(a.dim(), b.dim())
     sizes, others = ([1] * (rank - t.dim()) + list(t.shape) for t in (a, b))
@@ -528,7 +530,7 @@ def decompose_kron(a: Tensor, b: Tensor) -> Tensor:
     return product
 
 
-@rule_under_transforms("linear")
+@under_transforms("linear")
 def decompose_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
     """Contiguous rows are multiplied as one matrix."""
     if (

@@ -11,7 +11,7 @@ import torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule, with_dims_between
-from understudy.ops.shared.decompositions import has_symbolic_sizes, rule_under_transforms
+from understudy.ops.shared.decompositions import has_symbolic_sizes, under_transforms
 from understudy.ops.shared.dtypes import COMPLEX, FLOATS, HALVES, check_cpu_dtype
 from understudy.ops.shared.layouts import looks_channels_last, suggested_strides
 from understudy.spec import (
@@ -487,7 +487,7 @@ def _for_channels(level: BatchLevel, tensor: torch.Tensor, rank: int) -> torch.T
     return inside.reshape(inside.shape[0], 1, -1, *[1] * (rank - 2))
 
 
-@rule_under_transforms("group_norm")
+@under_transforms("group_norm")
 def decompose_group_norm(
     input: torch.Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5,
     cudnn_enabled: bool = True,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
-from understudy.ops.registry import exact_out, rule, rule_named
+from understudy.ops.registry import rule
 from understudy.ops.shared.dtypes import (
     COMPLEX_HALF,
     NONE,
@@ -19,6 +19,7 @@ from understudy.ops.shared.dtypes import (
     kind,
 )
 from understudy.ops.shared.layouts import written_in_place
+from understudy.ops.variants import exact_out
 from understudy.spec import (
     Same,
     TensorSpec,
@@ -196,7 +197,7 @@ def pow_of_number(base: Any, exponent: TensorSpec) -> TensorSpec:
 
 @rule("__ilshift__.Tensor", "__ilshift__.Scalar", "__irshift__.Tensor", "__irshift__.Scalar")
 def shift_in_place(a: TensorSpec, by: Any) -> Same:
-    return written_in_place("shift", a, rule_named("bitwise_left_shift.Tensor")(a, by))
+    return written_in_place("shift", a, rule.named("bitwise_left_shift.Tensor")(a, by))
 
 
 @rule("pow_.Tensor")
@@ -254,7 +255,7 @@ def _complex_of_parts(name: str, a: TensorSpec, b: TensorSpec, takes: tuple[torc
     return elementwise((a, b), complex_type(a.dtype))
 
 
-exact_out("complex.out", "polar.out", "heaviside.out")
+exact_out.mark("complex.out", "polar.out", "heaviside.out")
 
 
 # --- Elementwise operators on three operands, and those that choose between values --------------------------
@@ -421,4 +422,4 @@ def _written(a: TensorSpec, result: TensorSpec) -> Same:
     return written_in_place("masked_fill_", a.like(), result)
 
 
-exact_out("clamp.out", "clamp_min.out", "clamp_max.out", "where.self_out", "lerp.Tensor_out")
+exact_out.mark("clamp.out", "clamp_min.out", "clamp_max.out", "where.self_out", "lerp.Tensor_out")

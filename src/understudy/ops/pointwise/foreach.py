@@ -14,9 +14,10 @@ from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops import factories as _factories  # noqa: F401  (its rules are used by name)
 from understudy.ops.pointwise import unary as _unary  # noqa: F401  (its rules are used by name)
 from understudy.ops.pointwise.binary_and_ternary import check_number_fits
-from understudy.ops.registry import Rule, check_no_overlap, rule, rule_named
+from understudy.ops.registry import Rule, rule
 from understudy.ops.shared.dtypes import check_dtype
 from understudy.ops.shared.layouts import written_in_place
+from understudy.ops.variants import check_no_overlap
 from understudy.spec import (
     Same,
     TensorSpec,
@@ -95,7 +96,7 @@ def register(name: str, list_rule: Callable[[str, Rule], Rule], of: str) -> None
     suffix = f".{overload}" if overload else ""
     functional = f"_foreach_{packet}{suffix}"
     in_place = f"_foreach_{packet}_{suffix}"
-    rule(functional)(list_rule(functional, rule_named(of)))
+    rule(functional)(list_rule(functional, rule.named(of)))
     run = list_rule(in_place, written(in_place, _in_place_variant(of)))
 
     @rule(in_place)
@@ -105,7 +106,7 @@ def register(name: str, list_rule: Callable[[str, Rule], Rule], of: str) -> None
 
 def _in_place_variant(of: str) -> Rule:
     if of != "abs":
-        return rule_named(of)
+        return rule.named(of)
 
     def absolute_in_place(a: TensorSpec) -> TensorSpec:
         check_dtype("abs_", a.dtype, "if", a.device)
@@ -213,7 +214,7 @@ register("lerp.List", three_lists, "lerp.Tensor")
 @rule("_foreach_pow.ScalarAndTensor")
 def foreach_pow_of_number(base: Any, exponents: Specs) -> list[Any]:
     check_lists("_foreach_pow", exponents)
-    one = rule_named("pow.Scalar")
+    one = rule.named("pow.Scalar")
     return each(lambda exponent: one(base, exponent), exponents)
 
 
@@ -225,7 +226,7 @@ def foreach_zero_in_place(tensors: Specs) -> None:
 @rule("_foreach_zero")
 def foreach_zero(tensors: Specs) -> list[Any]:
     check_lists("_foreach_zero", tensors)
-    return each(rule_named("zero"), tensors)
+    return each(rule.named("zero"), tensors)
 
 
 @rule("_foreach_copy_")
@@ -242,13 +243,13 @@ def foreach_copy_in_place(tensors: Specs, sources: Specs, non_blocking: bool = F
 @rule("_foreach_copy")
 def foreach_copy(tensors: Specs, sources: Specs, non_blocking: bool = False) -> list[Any]:
     check_lists("_foreach_copy", tensors, sources)
-    return each(rule_named("copy"), tensors, sources)
+    return each(rule.named("copy"), tensors, sources)
 
 
 @rule("_foreach_clone")
 def foreach_clone(tensors: Specs, *, memory_format: torch.memory_format | None = None) -> list[Any]:
     check_lists("_foreach_clone", tensors)
-    one = rule_named("clone")
+    one = rule.named("clone")
     return each(lambda a: one(a, memory_format=memory_format), tensors)
 
 
@@ -269,7 +270,7 @@ def foreach_norm(tensors: Specs, ord: Any = 2, dtype: torch.dtype | None = None)
 @rule("_foreach_mm")
 def foreach_mm(tensors: Specs, others: Specs) -> list[Any]:
     check_lists("_foreach_mm", tensors, others)
-    return each(rule_named("mm"), tensors, others)
+    return each(rule.named("mm"), tensors, others)
 
 
 @rule("_foreach_max")

@@ -9,10 +9,11 @@ import torch
 
 from understudy.errors import DtypeError, ShapeMismatch
 from understudy.ops.pointwise.unary import check_gelu_approximation
-from understudy.ops.registry import exact_out, rule
+from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule
 from understudy.ops.shared.dims import wrap_dim
 from understudy.ops.shared.dtypes import COMPLEX_HALF, NONE, check_dtype, check_same_dtype
+from understudy.ops.variants import exact_out
 from understudy.spec import (
     TensorSpec,
     broadcast_shapes,
@@ -164,7 +165,7 @@ def glu_backward(grad: TensorSpec, a: TensorSpec, dim: int) -> TensorSpec:
     return a.like()
 
 
-exact_out("log_sigmoid_forward.output")
+exact_out.mark("log_sigmoid_forward.output")
 
 
 @batching_rule("gelu_backward")

@@ -9,7 +9,7 @@ import torch
 
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.decompositions import decomposition
+from understudy.ops.shared.decompositions import decomposition, under_transforms
 from understudy.ops.shared.dims import replace_size, size_at, wrap_dim, wrap_dims
 from understudy.ops.shared.dtypes import (
     BOOL,
@@ -204,18 +204,21 @@ def decompose_cumprod_backward(grad: Tensor, x: Tensor, dim: int, output: Tensor
 # --- differences --------------------------------------------------------------------------------------------------
 
 
-@decomposition("gradient.scalarint", under_transforms=True)
+@under_transforms("gradient.scalarint")
+@decomposition("gradient.scalarint")
 def decompose_gradient(x: Tensor, *, spacing: Any = None, dim: int | None = None, edge_order: int = 1) -> Any:
     dims = range(x.dim()) if dim is None else (dim,)
     return _gradients(x, [1.0 if spacing is None else spacing] * len(dims), dims, edge_order)
 
 
-@decomposition("gradient.scalararray", under_transforms=True)
+@under_transforms("gradient.scalararray")
+@decomposition("gradient.scalararray")
 def decompose_gradient_along(x: Tensor, *, spacing: Any, dim: Sequence[int], edge_order: int = 1) -> Any:
     return _gradients(x, [spacing] * len(dim), dim, edge_order)
 
 
-@decomposition("gradient.array", under_transforms=True)
+@under_transforms("gradient.array")
+@decomposition("gradient.array")
 def decompose_gradient_of_one(x: Tensor, *, dim: Sequence[int], edge_order: int = 1) -> Any:
     return _gradients(x, [1.0] * len(dim), dim, edge_order)
 

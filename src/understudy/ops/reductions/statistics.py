@@ -11,7 +11,7 @@ import torch
 
 from understudy.errors import ArgumentError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.decompositions import decomposition
+from understudy.ops.shared.decompositions import decomposition, under_transforms
 from understudy.ops.shared.dtypes import FLOATS, NUMBERS, check_cpu_dtype, check_one_dtype
 from understudy.spec import TensorSpec, same_shape
 
@@ -20,7 +20,8 @@ Tensor = torch.Tensor
 # --- covariance ---------------------------------------------------------------------------------------------------
 
 
-@decomposition("cov", under_transforms=True)
+@under_transforms("cov")
+@decomposition("cov")
 def decompose_cov(
     x: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
 ) -> Tensor:
@@ -71,7 +72,8 @@ def _is_true(condition: Tensor) -> bool:
     return torch.equal(condition, condition.new_ones(()))
 
 
-@decomposition("corrcoef", under_transforms=True)
+@under_transforms("corrcoef")
+@decomposition("corrcoef")
 def decompose_corrcoef(x: Tensor) -> Tensor:
     if x.dim() > 2:
         raise ShapeMismatch(f"corrcoef: expected at most two dimensions, got {x.dim()}")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from understudy import _torch
+from understudy.ops.registry import Trait
 
 Function = Callable[..., Any]
 
@@ -41,21 +42,8 @@ class BatchLevel:
         return _torch.with_batch_dimension(result, 0, self._level)
 
 
-BATCHING_RULES: dict[str, Function] = {}
-"""By the operator's name."""
-
-
-def batching_rule(*names: str) -> Callable[[Function], Function]:
-    """Register the rule of these operators at one level of `torch.vmap`, for symbolic sizes."""
-
-    def register(function: Function) -> Function:
-        for name in names:
-            if name in BATCHING_RULES:
-                raise ValueError(f"{name} has a batching rule already: {BATCHING_RULES[name]}")
-            BATCHING_RULES[name] = function
-        return function
-
-    return register
+batching_rule: Trait[Function] = Trait("batching rule for symbolic sizes")
+"""At one level of `torch.vmap`."""
 
 
 def dim_behind_batch(dim: int, rank: int) -> int:

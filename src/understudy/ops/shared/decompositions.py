@@ -13,43 +13,17 @@ from typing import Any
 import torch
 
 from understudy import _torch
+from understudy.ops.registry import Trait
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import TensorSpec, broadcast_shapes
 
 Function = Callable[..., Any]
-DECOMPOSITIONS: dict[str, Function] = {}
-"""By the operator's name."""
-UNDER_TRANSFORMS: dict[str, Function] = {}
-"""Those that are taken where a transform of `torch.func` is around the call as well."""
+decomposition: Trait[Function] = Trait("decomposition for symbolic sizes")
+"""Functions that return `NotImplemented` to leave a call to C++."""
+
+under_transforms: Trait[Function] = Trait("decomposition for symbolic sizes under a transform of torch.func")
+
 _contiguity: list[Callable[[TensorSpec], None]] = []
-
-
-def decomposition(*names: str, under_transforms: bool = False) -> Callable[[Function], Function]:
-    """For functions that return `NotImplemented` to leave a call to C++.
-
-    `under_transforms`: also where a transform of `torch.func` is around the call.
-    """
-
-    def register(function: Function) -> Function:
-        for name in names:
-            if name in DECOMPOSITIONS:
-                raise ValueError(f"{name} has a decomposition for symbolic sizes already: {DECOMPOSITIONS[name]}")
-            DECOMPOSITIONS[name] = function
-            if under_transforms:
-                UNDER_TRANSFORMS[name] = function
-        return function
-
-    return register
-
-
-def rule_under_transforms(name: str) -> Callable[[Function], Function]:
-    """For an operator that is broken up otherwise where a transform of `torch.func` is around the call."""
-
-    def register(function: Function) -> Function:
-        UNDER_TRANSFORMS[name] = function
-        return function
-
-    return register
 
 
 def decomposed_kernel(op: Any, function: Function | None) -> Function:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from understudy.errors import ArgumentError, ShapeMismatch
-from understudy.ops.registry import check_castable, check_no_overlap
+from understudy.ops.variants import check_castable, check_no_overlap
 from understudy.shapes.sizes import (
     at_least_one,
     differ_at_hand,

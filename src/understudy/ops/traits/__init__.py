@@ -1,7 +1,9 @@
-"""Facts about operators that other rooms ask for, one module for each.
+"""Facts about operators that other rooms ask for, one module for each subject.
 
+    writes       what a call writes to, and which memory it may write to
+    values       whether the values of results follow from those of inputs
     devices      which device a call happens on, which calls may mix devices
     rare_dtypes  dtypes that the CPU computes little with
-    effects      what a call writes, whether it draws random numbers
     autocast     which dtype autocast casts to
+    caching      which plans may be kept, which composites are remembered
 """

@@ -11,7 +11,7 @@ import torch
 from understudy.errors import ArgumentError, DimensionError, ShapeMismatch
 from understudy.ops.registry import Rule, rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule, dim_behind_batch
-from understudy.ops.shared.decompositions import decomposition
+from understudy.ops.shared.decompositions import decomposition, under_transforms
 from understudy.ops.shared.dims import replace_size, with_inserted, wrap_dim
 from understudy.ops.shared.layouts import expand_strides, is_surely_row_major, looks_channels_last
 from understudy.ops.views.basic import (
@@ -400,7 +400,8 @@ def decompose_tensor_split(x: Tensor, places: Tensor, dim: int = 0) -> Any:
     return aten.tensor_split.indices(x, [places[i].item() for i in range(int(places.shape[0]))], dim)
 
 
-@decomposition("unsafe_chunk", under_transforms=True)
+@under_transforms("unsafe_chunk")
+@decomposition("unsafe_chunk")
 def decompose_unsafe_chunk(x: Tensor, chunks: int, dim: int = 0) -> Any:
     length = x.shape[wrap_dim(dim, x.dim())]
     size = (length + chunks - 1) // chunks

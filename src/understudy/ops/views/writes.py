@@ -9,9 +9,10 @@ import torch
 
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.factories import clone, strides_in_format
-from understudy.ops.registry import Rule, check_no_overlap, rule
+from understudy.ops.registry import Rule, rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule, dim_behind_batch
 from understudy.ops.shared.layouts import suggested_format
+from understudy.ops.variants import check_no_overlap
 from understudy.ops.views.basic import (
     as_strided,
     diagonal_of,

@@ -1,0 +1,124 @@
+"""What a call writes to, and which memory it may write to: by the schema, and where the schema does not tell."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from understudy import _torch
+from understudy._torch import OpOverload
+from understudy.ops.registry import Trait, record_of
+from understudy.spec import TensorSpec
+from understudy.spec.call import Call, flat
+
+STATISTICS = ("running_mean", "running_var")
+
+
+class HiddenWrites(NamedTuple):
+    """Arguments that are written to if another argument, `switch`, is true."""
+
+    switch: str
+    written: tuple[str, ...]
+
+
+hidden_writes: Trait[HiddenWrites] = Trait("writes that the schema does not tell of", of_packets=True)
+hidden_writes.register(
+    HiddenWrites("training", STATISTICS),
+    "batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index",
+)  # fmt: skip
+hidden_writes.register(HiddenWrites("use_input_stats", STATISTICS), "instance_norm")
+
+kept_values: Trait[dict[str, str]] = Trait("arguments that are written to, with the reason why their values stay", of_packets=True)
+kept_values.register(
+    {"found_inf": "gradients without data have no infinities"}, "_amp_foreach_non_finite_check_and_unscale_"
+)
+
+writes_apart: Trait[bool] = Trait("refuses to write into a tensor that shares memory with one that it reads")
+writes_apart.mark(
+    "cat.out", "gather.out", "take.out", "index_select.out", "kthvalue.values", "masked_select.out", "index_add_",
+    "index_copy_", "index_put_", "index_reduce_", "scatter_.src", "scatter_.reduce", "scatter_add_", "scatter_reduce_.two",
+)  # fmt: skip
+
+writes_in_order: Trait[bool] = Trait("refuses to write to memory that it reads in another order", of_packets=True)
+for _name in (
+    "add addcdiv addcmul atan2 bernoulli bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor "
+    "clamp_max clamp_min copy copysign div eq floor_divide fmod gcd ge gt heaviside hypot igamma igammac lcm le lerp "
+    "logical_and logical_or logical_xor lt masked_fill maximum minimum mul ne nextafter pow remainder sub where xlogy"
+).split():
+    writes_in_order.mark(_name, f"{_name}_")
+
+LISTS_OF_TENSORS = "_foreach_"
+"""The kernels of these operators, not the dispatcher, count the writes to their tensors."""
+
+KNOWN_BY_VALUE = (torch.Tag.data_dependent_output,)
+"""Operators with such a tag may check a value that nobody reads."""
+
+CHANCE = "dropout_p"
+"""Operators with such an argument draw no random numbers if it is zero, which it is by default."""
+
+
+def may_write(op: OpOverload) -> bool:
+    """Whether there are calls of this operator that write to an argument."""
+    return record_of(op).is_mutable or hidden_writes.of(op) is not None
+
+
+def written_values(op: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that a call writes to."""
+    values = [_argument(position, name, args, kwargs) for position, name in _torch.written_arguments(op)]
+    values += [_argument_named(op, name, args, kwargs) for name in _hidden_names(op, args, kwargs)]
+    return [value for value in values if value is not None]
+
+
+def written_inputs(call: Call) -> tuple[int, ...]:
+    """The positions of the inputs whose values a call changes."""
+    written = _torch.written_arguments(call.op)
+    if not written and hidden_writes.of(call.op) is None:
+        return ()
+    kept = kept_values.of(call.op) or {}
+    names = {name for _, name in written if name not in kept} | set(_hidden_names(call.op, call.args, call.kwargs))
+    positions: list[int] = []
+    seen = 0
+    for name, value in (*zip(_torch.argument_names(call.op), call.args, strict=False), *call.kwargs.items()):
+        count = len(flat(TensorSpec, (value,), {}))
+        if name in names:
+            positions.extend(range(seen, seen + count))
+        seen += count
+    return tuple(positions)
+
+
+def counts_own_writes(op: OpOverload) -> bool:
+    """Whether the versions of what it writes to are counted by its kernel, and not by the dispatcher."""
+    return record_of(op).packet.startswith(LISTS_OF_TENSORS)
+
+
+def is_pure(op: Any, args: Any, kwargs: Any) -> bool:
+    """Whether nothing but its result tells that a call was made."""
+    return (
+        isinstance(op, OpOverload)
+        and record_of(op).is_builtin
+        and not record_of(op).is_mutable
+        and not any(tag in op.tags for tag in KNOWN_BY_VALUE)
+        and not draws_numbers(op, args, kwargs)
+        and not (may_write(op) and written_values(op, args, kwargs))
+    )
+
+
+def draws_numbers(op: OpOverload, args: Any, kwargs: Any) -> bool:
+    """Whether a call draws random numbers: one that is not drawn changes those after it."""
+    if not record_of(op).is_random:
+        return False
+    return CHANCE not in _torch.argument_names(op) or _argument_named(op, CHANCE, args, kwargs) not in (None, 0)
+
+
+def _hidden_names(op: OpOverload, args: Any, kwargs: Any) -> tuple[str, ...]:
+    hidden = hidden_writes.of(op)
+    return hidden.written if hidden is not None and _argument_named(op, hidden.switch, args, kwargs) else ()
+
+
+def _argument_named(op: OpOverload, name: str, args: Any, kwargs: Any) -> Any:
+    return _argument(_torch.argument_names(op).index(name), name, args, kwargs)
+
+
+def _argument(position: int, name: str, args: Any, kwargs: Any) -> Any:
+    return args[position] if position < len(args) else kwargs.get(name)

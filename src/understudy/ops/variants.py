@@ -1,0 +1,226 @@
+"""Rules of in-place and out= variants, derived from those of the functional ones, and what each variant takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from understudy._torch import OpOverload
+from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.ops.registry import Rule, Trait, record_of, rule, user_rule
+from understudy.shapes.sizes import lies_in_data, surely_equal
+from understudy.spec import Changed, New, Same, TensorSpec, normal, same_shape
+
+OPTIONS = ("dtype", "layout", "device", "pin_memory")
+
+exact_out: Trait[bool] = Trait("out= takes nothing but the very dtype of the result")
+expanded_out: Trait[bool] = Trait("out= may be an expanded tensor")
+contiguous_out: Trait[bool] = Trait("out= is resized to contiguous strides before those of the result are looked at")
+checked_out: Trait[bool] = Trait("out= must not be expanded, even if it is to be resized")
+deciding_out: Trait[bool] = Trait("out= decides the dtype of the computation; a dtype that is asked for has to be that")
+asked_out: Trait[bool] = Trait("out= must have the dtype that is asked for")
+in_place_on_expanded: Trait[bool] = Trait("in place, it may write into an expanded tensor", of_packets=True)
+
+contiguous_out.mark("_fft_c2c.out", "_fft_c2r.out", "_fft_r2c.out", "cholesky.out", "cholesky_solve.out")
+checked_out.mark("index_select.out")
+deciding_out.mark("sum.IntList_out", "prod.int_out", "cumsum.out", "cumprod.out")
+asked_out.mark("mean.out", "mean.dtype_out")
+in_place_on_expanded.mark(
+    "_index_put_impl_", "baddbmm_", "conj_physical_", "index_fill_", "index_put_", "masked_fill_", "threshold_", "tril_",
+    "triu_",
+)  # fmt: skip
+
+EXACT = """
+    _native_batch_norm_legit addbmm addmm addmv all amax amin aminmax any argmax argmin avg_pool2d
+    baddbmm bmm conj_physical cummax cummin dot gather histc index_add index_copy index_reduce
+    index_select linalg_cross linalg_ldl_factor_ex linalg_ldl_solve linalg_lu linalg_lu_factor_ex
+    linalg_lu_solve linalg_qr linalg_solve_triangular linalg_vector_norm linear logcumsumexp lu_unpack
+    mm mv native_batch_norm ormqr renorm scatter_add signbit softshrink take tril triu vdot
+""".split()
+"""Their `out` overload takes nothing but the dtype of the result."""
+EXACT_NAMED = """
+    _linalg_det.result _linalg_eigh.eigenvalues _linalg_slogdet.sign _linalg_solve_ex.result
+    _linalg_svd.U all.all_out any.all_out bucketize.Tensor_out isin.Tensor_Tensor_out kthvalue.values
+    linalg_cholesky_ex.L linalg_inv_ex.inverse log_softmax.int_out max.dim_max min.dim_min mode.values
+    round.decimals_out scatter.reduce_out scatter.src_out scatter_reduce.two_out searchsorted.Tensor_out
+    softmax.int_out sort.values topk.values triangular_solve.X
+    _log_softmax.out _softmax.out all.dims_out any.dims_out bucketize.Scalar_out isin.Scalar_Tensor_out
+    isin.Tensor_Scalar_out median.dim_values nanmedian.dim_values scatter.value_out
+    scatter.value_reduce_out searchsorted.Scalar_out sort.values_stable
+""".split()
+"""The same of other overloads."""
+WRITES_EXPANDED = """
+    bmm.out cummax.out cummin.out full.out histc.out mv.out ones.out
+    std.correction_out tril.out triu.out var.correction_out zeros.out
+""".split()
+"""These write into expanded tensors without a word."""
+exact_out.mark(*(f"{name}.out" for name in EXACT), *EXACT_NAMED)
+expanded_out.mark(*WRITES_EXPANDED)
+
+
+def rule_of(op: OpOverload) -> Rule | None:
+    """The rule for an operator: the user's, ours, or one derived from its functional variant."""
+    return user_rule.of(op) or rule.of(op) or derived_rule.of(op)
+
+
+def _derive_rule(op: OpOverload) -> Rule | None:
+    out_names = [
+        a.name for a in op._schema.arguments if a.kwarg_only and a.alias_info and a.alias_info.is_write
+    ]
+    packet = op.name().partition(".")[0]
+    if out_names:
+        functional, left_out = _functional_variant(op, packet, out_names)
+        return _out_rule(functional, out_names, left_out, _OutVariant.of(op)) if functional else None
+    if packet.endswith("_") and not packet.endswith("__"):
+        functional, _ = _functional_variant(op, packet[:-1], [])
+        return _in_place_rule(functional, packet, in_place_on_expanded.of(op) is not None) if functional else None
+    return None
+
+
+def _functional_variant(op: OpOverload, packet: str, out_names: list[str]) -> tuple[Rule | None, list[str]]:
+    """The rule of the operator that takes the same arguments, without `out_names`, and returns new tensors.
+
+    A factory's out= variant takes no dtype and device: the second answer names what it leaves out.
+    """
+    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if a.name not in out_names]
+    names = {name for name, _ in wanted}
+    namespace, _, plain = packet.partition("::")
+    family = getattr(getattr(torch.ops, namespace), plain, None)
+    for functional in (getattr(family, overload) for overload in family.overloads()) if family else ():
+        found = user_rule.of(functional) or rule.of(functional)
+        if found is None:
+            continue
+        arguments = functional._schema.arguments
+        left_out = [a.name for a in arguments if out_names and a.name in OPTIONS and a.name not in names]
+        if [(a.name, str(a.type)) for a in arguments if a.name not in left_out] == wanted:
+            return found, left_out
+    return None, []
+
+
+def _in_place_rule(functional: Rule, packet: str, may_write_expanded: bool) -> Rule:
+    def in_place(target: TensorSpec, *args: Any, **kwargs: Any) -> Any:
+        result = functional(target, *args, **kwargs)
+        if result is NotImplemented:
+            return NotImplemented
+        outcome = normal(result)
+        if not isinstance(outcome, New):
+            return NotImplemented
+        if not same_shape(outcome.spec.shape, target.shape):
+            raise ShapeMismatch(
+                f"{packet}: the result has shape {list(outcome.spec.shape)}, "
+                f"which does not fit into {target}, written in place"
+            )
+        check_castable(packet, outcome.spec.dtype, target.dtype)
+        if not may_write_expanded:
+            check_no_overlap(packet, target)
+        return Same(0)
+
+    return in_place
+
+
+def check_no_overlap(what: str, target: TensorSpec) -> None:
+    """Refuse to write into an expanded tensor, where several elements are one place in memory."""
+    for size, step in zip(target.shape, target.stride, strict=True):
+        if step == 0 and size > 1:
+            raise ArgumentError(f"{what}: can't write into {target}, which is expanded; clone it first")
+
+
+class _OutVariant(NamedTuple):
+    """How an out= variant treats the tensor that it is given."""
+
+    resizes_contiguous: bool
+    "As variants do that are made from the functional one: resized first, then copied into."
+    exact: bool
+    takes_expanded: bool
+    checks_before_resize: bool
+    decides_dtype: bool
+    takes_asked_dtype: bool
+
+    @staticmethod
+    def of(op: OpOverload) -> _OutVariant:
+        generated = torch.Tag.generated in op.tags
+        return _OutVariant(
+            resizes_contiguous=generated or contiguous_out.of(op) is not None,
+            exact=generated or exact_out.of(op) is not None,
+            takes_expanded=expanded_out.of(op) is not None,
+            checks_before_resize=record_of(op).is_pointwise or checked_out.of(op) is not None,
+            decides_dtype=deciding_out.of(op) is not None,
+            takes_asked_dtype=deciding_out.of(op) is not None or asked_out.of(op) is not None,
+        )
+
+
+def _out_rule(functional: Rule, out_names: list[str], left_out: list[str], variant: _OutVariant) -> Rule:
+    def out_variant(*args: Any, **kwargs: Any) -> Any:
+        outs = [kwargs.pop(name) for name in out_names]
+        told = {name: getattr(outs[0], name) for name in left_out if name in ("dtype", "device")}
+        if variant.decides_dtype and kwargs.get("dtype") is None:
+            kwargs["dtype"] = outs[0].dtype
+        elif variant.takes_asked_dtype and kwargs.get("dtype") not in (None, outs[0].dtype):
+            raise DtypeError(f"out=: a result of {kwargs['dtype']} was asked for, not {outs[0]}")
+        result = functional(*args, **kwargs, **told)
+        if result is NotImplemented:
+            return NotImplemented
+        first = count_tensors(args) + count_tensors(kwargs.values())
+        if isinstance(outs[0], (list, tuple)):
+            return _list_written(normal(result), outs[0], first, variant)
+        outcomes = normal(result)
+        results = outcomes if isinstance(outcomes, tuple) else (outcomes,)
+        if len(results) != len(outs) or not all(isinstance(r, New) for r in results):
+            return NotImplemented
+        written = tuple(
+            _written(result.spec, out, first + position, variant)
+            for position, (result, out) in enumerate(zip(results, outs, strict=True))
+        )
+        return written if len(written) > 1 else written[0]
+
+    return out_variant
+
+
+def _list_written(results: Any, outs: Sequence[TensorSpec], first: int, variant: _OutVariant) -> Any:
+    """Variants that are given a list of tensors to write to return nothing."""
+    if not isinstance(results, list) or len(results) != len(outs):
+        raise ArgumentError(f"out=: {len(outs)} tensors are given for a list of {len(results)} results")
+    pairs = enumerate(zip(results, outs, strict=True))
+    return Changed(tuple(_written(result.spec, out, first + at, variant) for at, (result, out) in pairs))
+
+
+def _written(result: TensorSpec, out: TensorSpec, of: int, variant: _OutVariant) -> Same:
+    if variant.exact and result.dtype is not out.dtype:
+        raise DtypeError(f"out=: a result of {result.dtype} needs a tensor of that dtype, not {out}")
+    check_castable("out=", result.dtype, out.dtype)
+    fits = _fits(result.shape, out.shape)
+    if (fits and not variant.takes_expanded) or variant.checks_before_resize:
+        check_no_overlap("out=", out)
+    if fits:
+        return Same(of)
+    stride = None if variant.resizes_contiguous else result.stride  # the offset stays in any case
+    return Same(of, TensorSpec(result.shape, stride, out.offset, dtype=out.dtype, device=out.device))
+
+
+def _fits(shape: Sequence[Any], given: Sequence[Any]) -> bool:
+    """Whether a tensor to write to keeps its shape. If only data knows, it takes that of the result: so it has both."""
+    if lies_in_data(*shape, *given):
+        return len(shape) == len(given) and all(map(surely_equal, shape, given))
+    return same_shape(shape, given)
+
+
+def count_tensors(args: Any) -> int:
+    count = 0
+    for arg in args:
+        if isinstance(arg, TensorSpec):
+            count += 1
+        elif isinstance(arg, (list, tuple)):
+            count += count_tensors(arg)
+    return count
+
+
+def check_castable(what: str, source: torch.dtype, target: torch.dtype) -> None:
+    if not torch.can_cast(source, target):
+        raise DtypeError(f"{what}: a result of {source} can't be cast to {target}")
+
+
+derived_rule: Trait[Rule] = Trait(
+    "rule, derived from that of the functional variant", derive=_derive_rule, derived_from=(rule, user_rule)
+)
