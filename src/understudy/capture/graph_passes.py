@@ -14,7 +14,8 @@ from understudy import _torch
 from understudy.capture.tracer import SYMBOLIC, PythonKeyTracer
 from understudy.capture.unrecorded_effects.global_state import forget_needless_states
 from understudy.fake.tensor import FakeTensor
-from understudy.ops.traits.writes import is_pure, may_write, written_values
+from understudy.ops.registry import record_of
+from understudy.ops.traits.writes import is_pure, written_values
 from understudy.shapes.checking import origins
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.guards import Guard
@@ -38,7 +39,7 @@ def _is_pure(node: Node, known: dict[Any, bool]) -> bool:
         return False
     target = node.target
     if isinstance(target, _torch.OpOverload) and (
-        may_write(target) or torch.Tag.nondeterministic_seeded in target.tags
+        record_of(target).may_write or torch.Tag.nondeterministic_seeded in target.tags
     ):
         return _target_is_pure(node)
     found = known.get(target)
@@ -77,7 +78,7 @@ def make_writable(graph: Graph) -> None:
 
 def _written(graph: Graph) -> Iterable[Node]:
     for node in graph.nodes:
-        if isinstance(node.target, _torch.OpOverload) and may_write(node.target):
+        if isinstance(node.target, _torch.OpOverload) and record_of(node.target).may_write:
             yield from flat(Node, (written_values(node.target, node.args, node.kwargs),), {})
 
 

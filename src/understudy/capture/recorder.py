@@ -26,7 +26,8 @@ from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_view
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_values import set_val
-from understudy.ops.traits.writes import may_write
+from understudy.ops.registry import record_of
+from understudy.ops.traits.recording import recorded_as, unrecorded
 from understudy.shapes.bindings import compute_unbacked_bindings, unbacked_symbols_in
 from understudy.shapes.env import ShapeEnv
 from understudy.spec.call import flat
@@ -36,61 +37,33 @@ aten = torch.ops.aten
 Decompositions = Mapping[Any, Callable[..., Any]]
 AMBIENT: ContextVar[Decompositions | None] = ContextVar("decompositions", default=None)
 """The decompositions of a trace that is given none."""
-UNRECORDED = frozenset(
-    {
-        torch.ops.prim.device.default, aten.sym_size.int, aten.sym_size.default, aten.sym_stride.int,
-        aten.sym_stride.default, aten.sym_numel.default, aten.sym_storage_offset.default, aten.size.default,
-        aten.stride.default,
-        aten.storage_offset.default, torch.ops.profiler._record_function_enter_new.default,
-        torch.ops.profiler._record_function_exit._RecordFunction,
-    }
-)  # fmt: skip
-"""Questions about metadata: what they answer is known, and is recorded where it is used. Marks for a profiler."""
-RECORDED_AS = {aten.lift_fresh.default: aten.lift_fresh_copy.default}
-"""A constant is copied at each run, so that no write to the copy can spoil it."""
 
 
-class OpFacts:
-    """What is known of an operator before it is called."""
+class Route:
+    """How calls of one operator are recorded. `is_direct`: the fake mode can be asked at once, and the node appended."""
 
-    __slots__ = (
-        "breaks_up",
-        "changes_metadata",
-        "decomposition",
-        "has_out",
-        "is_data_dependent",
-        "is_direct",
-        "name",
-        "op",
-        "sizes_by_data",
-        "target",
-        "writes",
-    )
+    __slots__ = ("breaks_up", "decomposition", "is_direct", "name", "record", "target")
 
     def __init__(self, op: Any, decomposition: Any, keeps_composites: bool) -> None:
-        self.op = op  # alive, and so the only one with its identity
         self.decomposition = decomposition
-        self.target = RECORDED_AS.get(op, op)
+        self.target = op
+        self.is_direct = False
         if isinstance(op, _torch.HigherOrderOperator):
-            self.is_direct = False
             return
+        self.record = record = record_of(op)
+        self.target = recorded_as.of(op) or op
         self.name = self.target.overloadpacket.__name__
-        self.breaks_up = not keeps_composites and op not in UNRECORDED and _torch.is_broken_up(op)
-        self.is_data_dependent = torch.Tag.data_dependent_output in op.tags or op is aten.is_nonzero.default
-        self.sizes_by_data = torch.Tag.dynamic_output_shape in op.tags
-        self.changes_metadata = torch.Tag.inplace_view in op.tags
-        self.writes = may_write(op)
-        self.has_out = _torch.has_out_arguments(op)
-        is_special = self.is_data_dependent or self.changes_metadata or self.has_out or op in UNRECORDED
+        is_unrecorded = unrecorded.of(op) is not None
+        self.breaks_up = not keeps_composites and not is_unrecorded and _torch.is_broken_up(op)
+        is_special = record.is_data_dependent or record.changes_metadata or record.has_out or is_unrecorded
         # Above autograd, a call has to go through it.
-        is_unusual = keeps_composites or self.breaks_up or is_special
-        self.is_direct = decomposition is None and not is_unusual
+        self.is_direct = decomposition is None and not (keeps_composites or self.breaks_up or is_special)
 
 
 @functools.lru_cache(maxsize=4096)
-def facts_of(op: Any, keeps_composites: bool) -> OpFacts:
+def route_of(op: Any, keeps_composites: bool) -> Route:
     """Of an operator that is not decomposed."""
-    return OpFacts(op, None, keeps_composites)
+    return Route(op, None, keeps_composites)
 
 
 def is_of_integers(values: list[Any]) -> bool:
@@ -124,7 +97,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         self._error_on_data_dependent_ops = _error_on_data_dependent_ops
         ambient = AMBIENT.get() if decomposition_table is None else decomposition_table
         self.decomposition_table = {} if ambient is None else ambient
-        self._facts: dict[int, OpFacts] = {}
+        self._routes: dict[int, Route] = {}
         self._values = DeterminedRealValues(tracer)
         self._entered = threading.local()
         self._parts: Any = None
@@ -177,7 +150,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
     @decomposition_table.setter
     def decomposition_table(self, table: Decompositions) -> None:
         self._decompositions = table
-        self._facts = {}
+        self._routes = {}
 
     @contextmanager
     def enable_decompositions(self, table: Decompositions | None) -> Iterator[Decompositions]:
@@ -189,24 +162,24 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         finally:
             self.decomposition_table = before
 
-    def _facts_of(self, op: Any) -> OpFacts:
+    def _route_of(self, op: Any) -> Route:
         # torch's own tables are mappings whose `get` does not know all that they hold.
         decomposition = self._decompositions[op] if op in self._decompositions else None  # noqa: SIM401
-        facts = (
-            facts_of(op, self.pre_dispatch)
+        route = (
+            route_of(op, self.pre_dispatch)
             if decomposition is None
-            else OpFacts(op, decomposition, self.pre_dispatch)
+            else Route(op, decomposition, self.pre_dispatch)
         )
-        self._facts[id(op)] = facts
-        return facts
+        self._routes[id(op)] = route
+        return route
 
     # --- one operator call ---------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The hot path: stand-ins in, one stand-in out. Everything else goes to `_slow`."""
         fake_mode = _torch.active_fake_mode()
-        facts = self._facts.get(id(func)) or self._facts_of(func)  # the hash of an operator is slow
-        if not facts.is_direct or type(fake_mode) is not FakeTensorMode:
+        route = self._routes.get(id(func)) or self._route_of(func)  # the hash of an operator is slow
+        if not route.is_direct or type(fake_mode) is not FakeTensorMode:
             return self._slow(func, types, args, kwargs or {}, fake_mode)
         tracer = self.tracer
         graph = tracer.graph
@@ -228,7 +201,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         result = fake_mode.__torch_dispatch__(func, types, args, kwargs)
         if result is NotImplemented:  # a subclass that is an input, or made of one: it goes on from here
             result = func(*args, **(kwargs or {}))
-        node = tracer.appender().call(facts.name, facts.target, tuple(node_args), node_kwargs)
+        node = tracer.appender().call(route.name, route.target, tuple(node_args), node_kwargs)
         tracer.node_meta.mark(node, sys._getframe(1))
         if type(result) is FakeTensor:
             before = result._node
@@ -240,12 +213,12 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             node.meta["tensor_meta"] = tracer.node_meta.tensor_meta(result)
             env = fake_mode.shape_env
             if env is not None:
-                if facts.sizes_by_data:
+                if route.record.has_dynamic_shape:
                     self._note_symbols_of_before(env, result)
                 if env.pending_fresh_unbacked_symbols:
                     self._bind_fresh(env, result, node)
         else:
-            if facts.sizes_by_data:
+            if route.record.has_dynamic_shape:
                 self._note_symbols_of_before(fake_mode.shape_env, result)
             self.track(result, node)
         return result
@@ -274,33 +247,33 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         tensors = flat(torch.Tensor, args, kwargs)
         if any(self._is_strange(t, type(t)) for t in tensors if type(t) is not FakeTensor):
             return NotImplemented
-        facts = self._facts[id(func)]
+        route = self._routes[id(func)]
         # Nested tensors in strided layout have kernels of their own for composite operators.
-        breaks_up = facts.breaks_up and not any(tensor.is_nested for tensor in tensors)
-        if facts.decomposition is not None or breaks_up:
-            answer = self._taken_apart(func, facts, args, kwargs)
+        breaks_up = route.breaks_up and not any(tensor.is_nested for tensor in tensors)
+        if route.decomposition is not None or breaks_up:
+            answer = self._taken_apart(func, route, args, kwargs)
             if answer is not NotImplemented:
                 return answer
-        if func in UNRECORDED:
+        if unrecorded.of(func) is not None:
             return func(*args, **kwargs)
         if self.pre_dispatch and self.tracer.keep_in_step is not None:
             self.tracer.keep_in_step()
         if (
-            facts.is_data_dependent
+            route.record.is_data_dependent
             and (known := self._values.read(func, args, kwargs, tensors, fake_mode)) is not None
         ):
             return known[0]
         if fake_mode is None:
-            return self._for_real(func, facts, args, kwargs, tensors)
-        node_args, node_kwargs = self._as_arguments(facts, args, kwargs, tensors)
-        specs = [fake._spec for fake in tensors if type(fake) is FakeTensor] if facts.has_out else None
+            return self._for_real(func, route, args, kwargs, tensors)
+        node_args, node_kwargs = self._as_arguments(route, args, kwargs, tensors)
+        specs = [fake._spec for fake in tensors if type(fake) is FakeTensor] if route.record.has_out else None
         result = self._result(fake_mode, func, types, args, kwargs)
-        if result is NotImplemented or (facts.is_data_dependent and is_determined(result)):
+        if result is NotImplemented or (route.record.is_data_dependent and is_determined(result)):
             return result
         if specs is not None:
             self._read_before_resizes(tensors, specs)
-        node = self.tracer.append_call(facts.target, node_args, node_kwargs, facts.name)
-        if facts.is_data_dependent or facts.sizes_by_data:
+        node = self.tracer.append_call(route.target, node_args, node_kwargs, route.name)
+        if route.record.is_data_dependent or route.record.has_dynamic_shape:
             self._note_symbols_of_before(env_behind(result), result)
         self.track(result, node)
         self._of_parts(node)
@@ -354,14 +327,14 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             self.decomposition_table,
         )  # fmt: skip
 
-    def _as_arguments(self, facts: OpFacts, args: Any, kwargs: Any, tensors: Any) -> tuple[Any, Any]:
+    def _as_arguments(self, route: Route, args: Any, kwargs: Any, tensors: Any) -> tuple[Any, Any]:
         tracer = self.tracer
-        if facts.changes_metadata:
+        if route.record.changes_metadata:
             tracer.symbols.read_all()
         node_args = tuple([tracer.argument(value) for value in args])
         return node_args, {name: tracer.argument(value) for name, value in kwargs.items()}
 
-    def _taken_apart(self, func: Any, facts: OpFacts, args: Any, kwargs: Any) -> Any:
+    def _taken_apart(self, func: Any, route: Route, args: Any, kwargs: Any) -> Any:
         """By the user's decomposition, or, for what autograd would have broken up, as eager does."""
         meta = self.tracer.node_meta
         before = meta.original_aten
@@ -369,8 +342,8 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             meta.original_aten = func
         try:
             with self:
-                if facts.decomposition is not None:
-                    return facts.decomposition(*args, **kwargs)
+                if route.decomposition is not None:
+                    return route.decomposition(*args, **kwargs)
                 return func.decompose(*args, **kwargs)
         except BaseException:
             # An interrupt may come at the ends of `with`. C++ puts the recorder back by itself, into an empty place.
@@ -380,18 +353,18 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         finally:
             meta.original_aten = before
 
-    def _for_real(self, func: Any, facts: OpFacts, args: Any, kwargs: Any, tensors: Any) -> Any:
-        if facts.is_data_dependent and self._error_on_data_dependent_ops and tensors:
+    def _for_real(self, func: Any, route: Route, args: Any, kwargs: Any, tensors: Any) -> Any:
+        if route.record.is_data_dependent and self._error_on_data_dependent_ops and tensors:
             raise refuse_read(func, tensors)
-        node_args, node_kwargs = self._as_arguments(facts, args, kwargs, tensors)
-        if facts.writes:
+        node_args, node_kwargs = self._as_arguments(route, args, kwargs, tensors)
+        if route.record.may_write:
             self.tracer.constants.before_write(func, args, kwargs)
         known = self._values.before(func, args, kwargs, tensors)
         result = self._through_autograd(func, args, kwargs) if self.pre_dispatch else func(*args, **kwargs)
-        node = self.tracer.append_call(facts.target, node_args, node_kwargs, facts.name)
+        node = self.tracer.append_call(route.target, node_args, node_kwargs, route.name)
         self.track(result, node)
         self._of_parts(node)
-        self._values.after(func, facts, known, args, result)
+        self._values.after(func, route, known, args, result)
         return result
 
     # --- what came out ---------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ torch demands that it has the same metadata whatever the value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,7 @@ from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.data_dependent import is_known
 from understudy.lines import user_line
+from understudy.ops import hops
 from understudy.shapes.bindings import unbacked_symbols_in
 from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import from_torch, to_torch
@@ -33,18 +35,10 @@ from understudy.spec.strides import packed_strides
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
 
-RUNS: dict[str, Callable[..., Any]] = {}
-"""By the operator's name."""
+Args = tuple[Any, ...]
+INTEGERS = (int, torch.SymInt)
 MOST_ROUNDS = 1 << 14
 """Rounds of a loop with known values, after which the rest is taken to be alike."""
-
-
-def runs(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        RUNS[name] = function
-        return function
-
-    return register
 
 
 def _decide(predicate: Any) -> bool | None:
@@ -57,7 +51,7 @@ def _decide(predicate: Any) -> bool | None:
         return None
 
 
-@runs("cond")
+@hops.run("cond")
 def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
     decided = _decide(pred)
     if decided is not None:
@@ -74,7 +68,7 @@ def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
     return result if all(alike) else _torch.tree_unflatten(list(joint), structure)
 
 
-@runs("while_loop")
+@hops.run("while_loop")
 def while_loop(cond_fn: Any, body_fn: Any, carried: Any, additional: Any = (), **ignored: Any) -> Any:
     carried = tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in carried)
     for _ in range(MOST_ROUNDS):
@@ -89,7 +83,7 @@ def while_loop(cond_fn: Any, body_fn: Any, carried: Any, additional: Any = (), *
     return carried
 
 
-@runs("scan")
+@hops.run("scan")
 def scan(combine_fn: Any, init: Any, xs: Any, additional_inputs: Any = ()) -> Any:
     carry, steps = list(init), []
     spec: Any = None
@@ -107,19 +101,19 @@ def scan(combine_fn: Any, init: Any, xs: Any, additional_inputs: Any = ()) -> An
     return _torch.tree_unflatten([*carry, *outputs], spec) if nested else (*carry, *outputs)
 
 
-@runs("map_impl")
+@hops.run("map_impl")
 def map_impl(f: Any, xs: Any, pos_args: Any) -> Any:
     flat = [_torch.tree_flatten(f(*[x[step] for x in xs], *pos_args)) for step in range(xs[0].shape[0])]
     outputs = [_stack_parts(parts) for parts in zip(*(leaves for leaves, _ in flat), strict=True)]
     return _torch.tree_unflatten(outputs, flat[0][1])
 
 
-@runs("invoke_subgraph")
+@hops.run("invoke_subgraph")
 def invoke_subgraph(subgraph: Any, identifier: Any, *operands: Any) -> Any:
     return subgraph(*operands)
 
 
-@runs("flex_attention")
+@hops.run("flex_attention")
 def flex_attention(*args: Any) -> Any:
     return _torch.plain_flex_attention(*args)
 
@@ -262,3 +256,135 @@ def _bounds(mode: FakeTensorMode, number: Any) -> tuple[int | None, int | None]:
         return number, number
     low, high = mode.shape_env.facts.interval(number.value)
     return low, high
+
+
+# --- one call of the functions ------------------------------------------------------------------------------------------
+
+
+def slices(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The first entry of each along the dimension that is gone through."""
+    # torch has no rule for copying selections of batches.
+    return [(torch.select if _torch.is_functorch_wrapped(x) else torch.select_copy)(x, 0, 0) for x in tensors]
+
+
+def no_symbols_to_bind(mode: FakeTensorMode) -> AbstractContextManager[None]:
+    """Symbols born here stand for what a round, or a rehearsal, is given; nothing in the graph around reads them."""
+    return nullcontext() if mode.shape_env is None else mode.shape_env.ignore_fresh_unbacked_symbols()
+
+
+def make_carry(mode: FakeTensorMode, values: Sequence[Any]) -> list[Any]:
+    """What a round of a loop may be given: like this in all but its values."""
+    found = []
+    for value in values:
+        if isinstance(value, INTEGERS) and mode.shape_env is not None:
+            with no_symbols_to_bind(mode):
+                found.append(to_torch(fresh_size(mode)))
+        elif type(value) is FakeTensor:
+            fresh = make_new(mode, value._spec)
+            found.append(fresh.requires_grad_() if value.requires_grad else fresh)
+        else:
+            found.append(value.clone() if isinstance(value, torch.Tensor) else value)
+    return found
+
+
+@hops.examples("cond")
+def cond_examples(mode: FakeTensorMode, args: Args) -> list[Any]:
+    return list(args[3])
+
+
+@hops.examples("while_loop", "while_loop_stack_output")
+def while_loop_examples(mode: FakeTensorMode, args: Args) -> list[Any]:
+    return [*make_carry(mode, args[2]), *args[3]]
+
+
+@hops.examples("scan")
+def scan_examples(mode: FakeTensorMode, args: Args) -> list[Any]:
+    return [*make_carry(mode, args[1]), *slices(args[2]), *args[3]]
+
+
+@hops.examples("map_impl")
+def map_examples(mode: FakeTensorMode, args: Args) -> list[Any]:
+    return [*slices(args[1]), *args[2]]
+
+
+@hops.examples("associative_scan")
+def associative_scan_examples(mode: FakeTensorMode, args: Args) -> list[Any]:
+    return [*slices(args[1]), *slices(args[1]), *args[2]]
+
+
+# --- what comes out -----------------------------------------------------------------------------------------------------
+
+
+@hops.result("cond")
+def cond_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[Any]:
+    first, second = outputs
+    return merge_branches(mode, first, second, unbacked_symbols_in(list(args[3])))
+
+
+@hops.result("while_loop")
+def while_loop_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[Any]:
+    check_alike("while_loop", "what goes into the body", args[2], "what comes out of it", outputs[1])
+    return [
+        to_torch(fresh_size(mode)) if isinstance(value, INTEGERS) else _new(mode, value)
+        for value in outputs[1]
+    ]
+
+
+@hops.result("while_loop_stack_output")
+def stacked_loop_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[Any]:
+    check_alike("while_loop", "what goes into the body", args[2], "what comes out of it", outputs[1])
+    rounds = fresh_size(mode, 1)
+    return [_stack_row(mode, value, rounds) for value in outputs[1]]
+
+
+@hops.result("scan")
+def scan_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[Any]:
+    _, init, xs, _ = args
+    carry, rows = outputs[0][: len(init)], outputs[0][len(init) :]
+    check_alike("scan", "the carry before a step", init, "the carry after it", carry)
+    return [*(_new(mode, value) for value in carry), *(_stack_row(mode, row, _length(xs)) for row in rows)]
+
+
+@hops.result("map_impl")
+def map_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[Any]:
+    return [_stack_row(mode, row, _length(args[1])) for row in outputs[0]]
+
+
+@hops.result("associative_scan")
+def associative_scan_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[Any]:
+    check_alike("associative_scan", "what is combined", slices(args[1]), "what comes out", outputs[0])
+    return [_new(mode, value) for value in args[1]]
+
+
+def _length(xs: Sequence[torch.Tensor]) -> Any:
+    return from_torch(xs[0].shape[0])
+
+
+def _new(mode: FakeTensorMode, value: Any) -> Any:
+    return make_new(mode, value._spec) if type(value) is FakeTensor else value
+
+
+def _stack_row(mode: FakeTensorMode, row: Any, length: Any) -> Any:
+    if type(row) is FakeTensor:
+        spec = row._spec
+        return make_new(mode, TensorSpec((length, *spec.shape), dtype=spec.dtype, device=spec.device))
+    return torch.stack([row]) if isinstance(row, torch.Tensor) else row
+
+
+def check_alike(op: str, before: str, first: Sequence[Any], after: str, second: Sequence[Any]) -> None:
+    """What is handed from round to round must not change its metadata."""
+    if len(first) == len(second) and all(map(_is_alike, first, second)):
+        return
+    shown = [", ".join(map(describe_value, values)) for values in (first, second)]
+    raise OperatorError(
+        f"{op}: {before} and {after} must have the same shape, dtype and device: [{shown[0]}] and [{shown[1]}]",
+        context=Context(line=user_line()),
+    )
+
+
+def _is_alike(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
+    return isinstance(a, INTEGERS) == isinstance(b, INTEGERS) and isinstance(a, torch.Tensor) == isinstance(
+        b, torch.Tensor
+    )

@@ -61,10 +61,10 @@ def native(device: torch.device) -> torch.device:
             if index > MOST:
                 raise UnsupportedFakeTensorException(f"more than {MOST} devices in one process, {device} the last")
             stand_in = torch.device("meta", index)
+            for announce in on_first_device:
+                announce()  # first: another thread that finds the device may use it at once
             _canonical[stand_in] = _torch.stand_in_devices[stand_in] = device
             _native[device] = stand_in
-            for announce in on_first_device:
-                announce()
     return _native[device]
 
 

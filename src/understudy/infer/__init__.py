@@ -3,7 +3,7 @@
     engine   infer, and which calls may be cached
     cache    the dispatch cache
     plan     the outcomes of a call, as a cache hit replays them
-    effects     what happens around a replayed plan: checks of memory, counted writes
+    effects  what happens around a replayed plan: checks of memory, counted writes
     sources  where answers come from, in order
     kernels  torch's own kernels as sources
     shared   plans that captures with different symbols share

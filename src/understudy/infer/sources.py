@@ -19,7 +19,7 @@ from understudy.errors import (
     UnsupportedOperatorException,
 )
 from understudy.infer.kernels import run_meta_kernel, run_real_kernel, with_fixed_sizes
-from understudy.ops.traits.values import has_dynamic_shape
+from understudy.ops.registry import record_of
 from understudy.ops.variants import rule_of
 from understudy.spec import normal
 from understudy.spec.call import Call
@@ -64,7 +64,7 @@ def by_refusal(call: Call, stage: CompositeRunner) -> Any:
         raise DataDependentOutputException(
             f"{call.op} is data-dependent: it reads values, and these tensors have none", func=call.op
         )
-    if torch.Tag.dynamic_output_shape in tags or has_dynamic_shape.of(call.op) is not None:
+    if record_of(call.op).has_dynamic_shape:
         raise DynamicOutputShapeException(
             f"the size of what {call.op} returns depends on values, and these tensors have none", func=call.op
         )

@@ -2,7 +2,10 @@
 
 A module for each family holds its rules, its decompositions for symbolic sizes and its batching.
 
-XX    factories    new tensors: from sizes and numbers, and copies of others
+    registry     one record for each operator, traits, the trait of rules
+    hops         one record for each higher-order operator
+    variants     rules of in-place and out= variants, derived from the functional ones
+    factories    new tensors: from sizes and numbers, and copies of others
     random       operators that draw random numbers
     refused      operators with data-dependent sizes or quantised results
     pointwise/   elementwise operators

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -74,9 +74,19 @@ class Operator:
         return _torch.has_out(self.op)
 
     @cached_property
-    def reads_values(self) -> bool:
-        """Whether what it returns lies in the data."""
-        return torch.Tag.data_dependent_output in self.op.tags
+    def is_data_dependent(self) -> bool:
+        """Whether what it returns is a value that only the data tells."""
+        return torch.Tag.data_dependent_output in self.op.tags or reads_value.of(self.op) is not None
+
+    @cached_property
+    def has_dynamic_shape(self) -> bool:
+        """Whether the sizes of what it returns depend on values."""
+        return torch.Tag.dynamic_output_shape in self.op.tags or dynamic_shape.of(self.op) is not None
+
+    @cached_property
+    def may_write(self) -> bool:
+        """Whether there are calls of it that write to an argument."""
+        return self.is_mutable or hidden_writes.of(self.op) is not None
 
     @cached_property
     def is_composite(self) -> bool:
@@ -107,7 +117,7 @@ class Trait(Generic[Fact]):
     registered; what it reads of other traits is named in `derived_from`.
     """
 
-    all: list[Trait[Any]] = []
+    all: ClassVar[list[Trait[Any]]] = []
 
     def __init__(
         self, title: str, *, of_packets: bool = False, derive: Callable[[OpOverload], Fact | None] | None = None,
@@ -189,3 +199,29 @@ class Trait(Generic[Fact]):
 
 rule: Trait[Rule] = Trait("rule")
 user_rule: Trait[Rule] = Trait("rule of the user, before every other source")
+
+# What schemas and tags leave out.
+
+reads_value: Trait[str] = Trait("a value that is read, without a tag that says so", of_packets=True)
+reads_value.register("whether the one element is zero", "is_nonzero")
+
+dynamic_shape: Trait[str] = Trait("sizes that depend on values, without a tag that says so", of_packets=True)
+dynamic_shape.register(
+    "as many entries as there are values that are not zero",
+    "_to_sparse", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc", "to_sparse",
+)  # fmt: skip
+
+
+class HiddenWrites(NamedTuple):
+    """Arguments that are written to if another argument, `switch`, is true."""
+
+    switch: str
+    written: tuple[str, ...]
+
+
+hidden_writes: Trait[HiddenWrites] = Trait("writes that the schema does not tell of", of_packets=True)
+hidden_writes.register(
+    HiddenWrites("training", ("running_mean", "running_var")),
+    "batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index",
+)  # fmt: skip
+hidden_writes.register(HiddenWrites("use_input_stats", ("running_mean", "running_var")), "instance_norm")

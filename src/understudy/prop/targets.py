@@ -12,11 +12,11 @@ from torch.fx import Node
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from understudy import _torch
-from understudy.fake.higher_order import RUNS
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_values import storages_of
+from understudy.ops.hops import higher_order
 
 PURE_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
     [
@@ -171,7 +171,7 @@ class PropagatedSubgraph(torch.nn.Module):
 
 def takes_graphs(target: Any) -> bool:
     """Whether this is a higher-order operator that runs as plain code: it calls the graphs that it is given."""
-    return isinstance(target, _torch.HigherOrderOperator) and target.name() in RUNS
+    return isinstance(target, _torch.HigherOrderOperator) and higher_order(target).run is not None
 
 
 def with_propagation(args: tuple[Any, ...], propagate: Propagate) -> tuple[Any, ...]:

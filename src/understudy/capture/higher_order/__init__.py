@@ -2,7 +2,6 @@
 
     subgraphs        enter and record: from a call to graphs, a node and a result; what a branch must not do
     closures         tensors that a branch uses without being given them become operands
-    forms            how each operator calls its functions, and what comes out
     derivatives      forward and backward of these operators
     transforms       these operators under torch.func
     batching         these operators under torch.vmap

@@ -16,6 +16,7 @@ from understudy import _torch
 from understudy.capture.higher_order.closures import DerivedFunction
 from understudy.errors import Context, UnsupportedOperatorException
 from understudy.lines import user_line
+from understudy.ops import hops
 
 Function = Callable[..., Any]
 Dims = list[int | None]
@@ -93,6 +94,7 @@ def at_dimension(place: int, dims: Dims) -> Dims:
     return [None if dim is None else place for dim in dims]
 
 
+@hops.batched("cond")
 def cond(interpreter: Any, op: Any, pred: Any, yes: Function, no: Function, operands: Any) -> Any:
     batch = VmapLevel(interpreter)
     (pred,), (of_choices,) = batch.inside([pred])
@@ -112,6 +114,7 @@ def cond(interpreter: Any, op: Any, pred: Any, yes: Function, no: Function, oper
     return batch.outside(results, dims)
 
 
+@hops.batched("map_impl")
 def map_impl(interpreter: Any, op: Any, function: Function, xs: Any, others: Any) -> Any:
     batch = VmapLevel(interpreter)
     rows, row_dims = batch.inside(xs, 1)
@@ -124,6 +127,7 @@ def map_impl(interpreter: Any, op: Any, function: Function, xs: Any, others: Any
     return batch.outside(results, at_dimension(1, dims))
 
 
+@hops.batched("scan")
 def scan(interpreter: Any, op: Any, function: Function, init: Any, xs: Any, others: Any) -> Any:
     batch = VmapLevel(interpreter)
     first, first_dims = batch.inside(init)
@@ -140,6 +144,7 @@ def scan(interpreter: Any, op: Any, function: Function, init: Any, xs: Any, othe
     return batch.outside(results, [*dims[:count], *at_dimension(1, dims[count:])])
 
 
+@hops.batched("associative_scan")
 def associative_scan(interpreter: Any, op: Any, function: Function, xs: Any, others: Any) -> Any:
     batch = VmapLevel(interpreter)
     inner, dims = batch.inside(xs)
@@ -152,6 +157,7 @@ def associative_scan(interpreter: Any, op: Any, function: Function, xs: Any, oth
     return batch.outside(results, at_dimension(1, all_of_them))
 
 
+@hops.batched("while_loop", "while_loop_stack_output")
 def while_loop(
     interpreter: Any, op: Any, goes_on: Function, body: Function, state: Any, others: Any, **options: Any
 ) -> Any:
@@ -223,13 +229,3 @@ def _as_tuple(function: Function) -> Function:
 def _like(mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """One entry for each entry of the batch, to be combined with values of more dimensions."""
     return mask.reshape(-1, *[1] * (value.ndim - 1))
-
-
-BATCHED: dict[str, Callable[..., Any]] = {
-    "cond": cond,
-    "map_impl": map_impl,
-    "scan": scan,
-    "associative_scan": associative_scan,
-    "while_loop": while_loop,
-    "while_loop_stack_output": while_loop,
-}

@@ -15,11 +15,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from understudy import _torch
-from understudy.capture.higher_order.forms import FORMS, Form
 from understudy.errors import Context, UnsupportedMutationAliasingException
 from understudy.fake.higher_order import describe_value
 from understudy.fake.tensor import FakeTensor
 from understudy.lines import user_line
+from understudy.ops.hops import HigherOrder, higher_order
 from understudy.shapes.bindings import values_in
 from understudy.shapes.node import SymNode
 from understudy.spec.call import map_structure
@@ -58,8 +58,8 @@ class ClosureFinder(BranchMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.look_at((args, *kwargs.values()))
-        form = FORMS.get(func.name()) if isinstance(func, _torch.HigherOrderOperator) else None
-        if form is None:
+        form = higher_order(func) if isinstance(func, _torch.HigherOrderOperator) else None
+        if form is None or not form.takes_functions:
             return func(*args, **kwargs)
         return one_round(self._capture.stand_ins, form, tuple(map(self.within, args)))[0]
 
@@ -73,7 +73,7 @@ class ClosureFinder(BranchMode):
                 self.numbers.setdefault(value.node)
 
 
-def one_round(mode: Any, form: Form, args: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+def one_round(mode: Any, form: HigherOrder, args: tuple[Any, ...]) -> tuple[Any, list[Any]]:
     """What a higher-order operator gives, and what its functions do: once is enough to see what they use."""
     with mode:
         examples = form.examples(mode, args)

@@ -20,6 +20,7 @@ from understudy.capture.higher_order.torch_tracing import current_capture
 from understudy.errors import Context, UnsupportedOperatorException
 from understudy.fake.tensor import FakeTensor
 from understudy.lines import user_line
+from understudy.ops import hops
 
 Function = Callable[..., Any]
 Values = Sequence[Any]
@@ -237,6 +238,7 @@ def _count_of_results(results: Values) -> int:
 # --- forward ----------------------------------------------------------------------------------------------------------
 
 
+@hops.forward("cond")
 def cond_forward(op: Any, args: Any, tangents: Any) -> Answer:
     pred, yes, no, operands = args
     pairs = TangentPairs(operands, tangents[3])
@@ -244,6 +246,7 @@ def cond_forward(op: Any, args: Any, tangents: Any) -> Answer:
     return _answer(results, _count_of_results(results))
 
 
+@hops.forward("map_impl")
 def map_forward(op: Any, args: Any, tangents: Any) -> Answer:
     function, xs, others = args
     rows, rest = TangentPairs(xs, tangents[1]), TangentPairs(others, tangents[2])
@@ -251,6 +254,7 @@ def map_forward(op: Any, args: Any, tangents: Any) -> Answer:
     return _answer(results, _count_of_results(results))
 
 
+@hops.forward("scan")
 def scan_forward(op: Any, args: Any, tangents: Any) -> Answer:
     function, init, xs, others = args
     carry = TangentPairs(init, tangents[1], all_of_them=True)
@@ -273,6 +277,7 @@ def _with_carry_apart(results: Values, carry: TangentPairs) -> Answer:
     return [*values, *others[:count]], [*found, *others[count:]]
 
 
+@hops.forward("while_loop", "while_loop_stack_output")
 def loop_forward(op: Any, args: Any, tangents: Any) -> Answer:
     goes_on, body, state, others = args
     carry, rest = TangentPairs(state, tangents[2], all_of_them=True), TangentPairs(others, tangents[3])
@@ -289,6 +294,7 @@ def loop_forward(op: Any, args: Any, tangents: Any) -> Answer:
     return _split(results, carry)
 
 
+@hops.forward("associative_scan")
 def associative_scan_forward(op: Any, args: Any, tangents: Any) -> Answer:
     function, xs, others = args
     rows, rest = TangentPairs(xs, tangents[1], all_of_them=True), TangentPairs(others, tangents[2])
@@ -296,20 +302,10 @@ def associative_scan_forward(op: Any, args: Any, tangents: Any) -> Answer:
     return _split(results, rows)
 
 
-FORWARD: dict[str, Callable[..., Answer]] = {
-    "cond": cond_forward,
-    "map_impl": map_forward,
-    "scan": scan_forward,
-    "while_loop": loop_forward,
-    "while_loop_stack_output": loop_forward,
-    "associative_scan": associative_scan_forward,
-}
-"""From (operator, arguments, tangents in the structure of the arguments) to the results and their tangents."""
-
-
 # --- backward ---------------------------------------------------------------------------------------------------------
 
 
+@hops.backward("cond")
 def cond_backward(op: Any, args: Any, results: Values, given: list[int], gradients: list[Any]) -> Any:
     pred, yes, no, operands = args
     wanted = differentiable(operands)
@@ -318,6 +314,7 @@ def cond_backward(op: Any, args: Any, results: Values, given: list[int], gradien
     return None, None, None, _spread_gradients(len(operands), wanted, found)
 
 
+@hops.backward("map_impl")
 def map_backward(op: Any, args: Any, results: Values, given: list[int], gradients: list[Any]) -> Any:
     function, xs, others = args
     in_rows, in_rest = differentiable(xs), differentiable(others)
@@ -338,6 +335,7 @@ def map_backward(op: Any, args: Any, results: Values, given: list[int], gradient
     )
 
 
+@hops.backward("scan")
 def scan_backward(op: Any, args: Any, results: Values, given: list[int], gradients: list[Any]) -> Any:
     function, init, xs, others = args
     sizes = [len(init), len(xs), len(others)]
@@ -396,6 +394,7 @@ def _carries(op: Any, args: Any) -> Values:
     return found[-len(init) :]
 
 
+@hops.keep_for_backward("scan")
 def scan_that_keeps(op: Any, args: Any) -> Any:
     """With the carries, which a backward pass needs, among the results."""
     function, init, xs, others = args
@@ -404,6 +403,7 @@ def scan_that_keeps(op: Any, args: Any) -> Any:
     return tuple(op(StepWithCarries(function, len(init)), list(init), list(xs), tuple(others))[: -len(init)])
 
 
+@hops.keep_for_backward("while_loop")
 def loop_that_keeps(op: Any, args: Any) -> Any:
     """With the state after each round, which a backward pass needs."""
     _check_state(op, args[2])
@@ -419,10 +419,7 @@ def _check_state(op: Any, state: Values) -> None:
         )
 
 
-KEEPING: dict[str, Callable[..., Any]] = {"scan": scan_that_keeps, "while_loop": loop_that_keeps}
-"""Calls that gradients will be asked of: what the backward pass needs is kept instead of being computed again."""
-
-
+@hops.backward("while_loop", "while_loop_stack_output")
 def loop_backward(op: Any, args: Any, results: Values, given: list[int], gradients: list[Any]) -> Any:
     """Of a loop, or of one that gives its state after every round."""
     goes_on, body, state, others = args
@@ -464,14 +461,3 @@ def loop_backward(op: Any, args: Any, results: Values, given: list[int], gradien
 
 def _row(stack: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return stack[index.reshape(1)].squeeze(0)
-
-
-BACKWARD: dict[str, Callable[..., Any]] = {
-    "cond": cond_backward,
-    "map_impl": map_backward,
-    "scan": scan_backward,
-    "while_loop": loop_backward,
-    "while_loop_stack_output": loop_backward,
-}
-"""From (operator, arguments, results, places of the differentiable results, their gradients) to gradients in the
-structure of the arguments."""

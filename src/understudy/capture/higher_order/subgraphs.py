@@ -26,7 +26,6 @@ from understudy.capture.higher_order.closures import (
     same_but_another,
     unbound_numbers,
 )
-from understudy.capture.higher_order.forms import FORMS, Form, no_symbols_to_bind
 from understudy.capture.higher_order.torch_tracing import (
     branches_below_autograd,
     capture_of_branches,
@@ -34,12 +33,13 @@ from understudy.capture.higher_order.torch_tracing import (
 )
 from understudy.capture.higher_order.transforms import as_operands, transform_operator, with_gradients
 from understudy.errors import Context, UnsupportedMutationAliasingException
-from understudy.fake.higher_order import mismatch
+from understudy.fake.higher_order import mismatch, no_symbols_to_bind
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_values import in_stand_ins
 from understudy.lines import user_line
+from understudy.ops.hops import HigherOrder, higher_order
 from understudy.spec.call import flat
 
 if TYPE_CHECKING:
@@ -61,10 +61,10 @@ def enter(
     operands, kwargs = as_operands(args, kwargs)
     if operands is not args:
         return op(*operands, **kwargs)
-    form = FORMS.get(op.name())
+    form = higher_order(op)
     capture = current_capture()
     if (
-        form is not None
+        form.takes_functions
         and capture is not None
         and not all(is_ready(args[position]) for position, _ in form.functions)
     ):
@@ -81,9 +81,10 @@ def enter(
         if answer is not NotImplemented:
             return answer
     if recorder.pre_dispatch and _torch.is_recorded_above_autograd():
-        if form is None and _torch.is_transformed():  # an autograd.Function in a transform, which knows what to do with it
+        # An autograd.Function in a transform, which knows what to do with it.
+        if not form.takes_functions and _torch.is_transformed():
             return recorder.below_transforms(op, args, kwargs)
-        if form is not None and (answer := _with_its_parts(recorder, op, args, kwargs)) is not NotImplemented:
+        if form.takes_functions and (answer := _with_its_parts(recorder, op, args, kwargs)) is not NotImplemented:
             return answer
         with _torch.without_recorder():
             return record(recorder, op, args, kwargs)
@@ -96,7 +97,7 @@ def _with_its_parts(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs
     from understudy.capture.predispatch import InnerRecorder
 
     inner = InnerRecorder(recorder)
-    with inner, branches_below_autograd(), _keep_names(recorder.tracer.root, FORMS[op.name()]):
+    with inner, branches_below_autograd(), _keep_names(recorder.tracer.root, higher_order(op)):
         result = with_gradients(op, args, kwargs)
     if result is NotImplemented:
         return result
@@ -108,7 +109,7 @@ def _with_its_parts(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs
 
 
 @contextmanager
-def _keep_names(root: torch.nn.Module, form: Form) -> Iterator[None]:
+def _keep_names(root: torch.nn.Module, form: HigherOrder) -> Iterator[None]:
     """Inside, the next names for graphs are not given to others."""
     names = _names_of_graphs(root, form)
     for name in names:
@@ -120,7 +121,7 @@ def _keep_names(root: torch.nn.Module, form: Form) -> Iterator[None]:
             delattr(root, name)
 
 
-def _names_of_graphs(root: torch.nn.Module, form: Form) -> list[str]:
+def _names_of_graphs(root: torch.nn.Module, form: HigherOrder) -> list[str]:
     prefixes = [prefix for _, prefix in form.functions]
     number = 0
     while hasattr(root, f"{prefixes[0]}_{number}"):
@@ -128,14 +129,14 @@ def _names_of_graphs(root: torch.nn.Module, form: Form) -> list[str]:
     return [f"{prefix}_{number}" for prefix in prefixes]
 
 
-def _call_with_flat_functions(capture: Capture, form: Form, op: Any, args: Any, kwargs: Any) -> Any:
+def _call_with_flat_functions(capture: Capture, form: HigherOrder, op: Any, args: Any, kwargs: Any) -> Any:
     """Call the operator with functions of flat operands that refer to nothing else."""
     args = list(args)
-    operands, in_spec = _torch.tree_flatten(tuple(args[form.extra]))
+    operands, in_spec = _torch.tree_flatten(tuple(args[form.operands]))
     group = (
-        tuple if op.name() == "cond" else type(args[form.extra])
+        tuple if op.name() == "cond" else type(args[form.operands])
     )  # users give `cond` a list or a tuple of operands
-    flat_args = [*args[: form.extra], group(operands), *args[form.extra + 1 :]]
+    flat_args = [*args[: form.operands], group(operands), *args[form.operands + 1 :]]
     functions = [args[position] for position, _ in form.functions]
     examples = _examples(capture, form, flat_args)
     given = len(examples) - len(operands)
@@ -148,18 +149,18 @@ def _call_with_flat_functions(capture: Capture, form: Form, op: Any, args: Any, 
         flat_args[position] = Branch(
             args[position], given, in_spec, tensors, may_write, position in form.bare
         )
-    flat_args[form.extra] = group([*operands, *tensors, *numbers])
+    flat_args[form.operands] = group([*operands, *tensors, *numbers])
     result = op(*flat_args, **kwargs)
     return _torch.tree_unflatten(list(result), out_spec)
 
 
-def _examples(capture: Capture, form: Form, args: Any) -> list[Any]:
+def _examples(capture: Capture, form: HigherOrder, args: Any) -> list[Any]:
     with _torch.without_recorder(), capture.stand_ins:
         return list(map(same_but_another, form.examples(capture.stand_ins, tuple(args))))
 
 
 def _find_closures(
-    capture: Capture, form: Form, functions: list[Any], examples: list[Any], call: tuple[Any, ...]
+    capture: Capture, form: HigherOrder, functions: list[Any], examples: list[Any], call: tuple[Any, ...]
 ) -> tuple[ClosureFinder, Any]:
     """Run the functions, recorded by nobody: what do they refer to, and in which structure do they return?"""
     rehearsal = ClosureFinder(capture, examples)
@@ -185,8 +186,8 @@ def _find_closures(
 
 def record(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any, known: Any = None) -> Any:
     """Make graphs of the operator's functions, and a node of the call. `known`: what it gives, if it has run already."""
-    form = FORMS.get(op.name())
-    if form is None:
+    form = higher_order(op)
+    if not form.takes_functions:
         return torch_tracing.record(recorder, op, args, kwargs)
     capture = capture_of_branches()
     mode = capture.stand_ins
@@ -210,7 +211,7 @@ def record(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any, kn
     return result
 
 
-def _trace_function(capture: Capture, op: Any, form: Form, position: int, args: Any, stand_ins: Any) -> GraphModule:
+def _trace_function(capture: Capture, op: Any, form: HigherOrder, position: int, args: Any, stand_ins: Any) -> GraphModule:
     mode = capture.stand_ins
     with mode:
         examples = form.examples(mode, stand_ins)
@@ -222,7 +223,7 @@ def _trace_function(capture: Capture, op: Any, form: Form, position: int, args: 
         graph = capture.subgraph(interpret_graph(function), fresh)
     pending[:] = before  # what is born in a branch is bound there or nowhere
     if isinstance(function, Branch):
-        operands = [value for value in stand_ins[form.extra] if type(value) is FakeTensor]
+        operands = [value for value in stand_ins[form.operands] if type(value) is FakeTensor]
         check_effects(op, form, position, graph, function, operands)
     return graph
 
@@ -235,7 +236,7 @@ def _fresh(mode: FakeTensorMode, value: Any, keeps_grad: bool) -> Any:
     return fresh.requires_grad_(value.requires_grad) if keeps_grad and value.requires_grad else fresh
 
 
-def _with_graphs(form: Form, graphs: list[Any], args: Any) -> list[Any]:
+def _with_graphs(form: HigherOrder, graphs: list[Any], args: Any) -> list[Any]:
     replaced = list(args)
     for (position, _), graph in zip(form.functions, graphs, strict=True):
         replaced[position] = graph
@@ -243,7 +244,7 @@ def _with_graphs(form: Form, graphs: list[Any], args: Any) -> list[Any]:
 
 
 def _node_arguments(
-    recorder: ProxyTorchDispatchMode, form: Form, graphs: list[GraphModule], args: Any
+    recorder: ProxyTorchDispatchMode, form: HigherOrder, graphs: list[GraphModule], args: Any
 ) -> tuple[Any, ...]:
     tracer = recorder.tracer
     for value in _torch.tree_flatten(args)[0]:
@@ -277,7 +278,7 @@ def _value(leaf: Any) -> Any:
 
 
 def check_effects(
-    op: Any, form: Form, position: int, graph: GraphModule, branch: Branch, operands: list[Any]
+    op: Any, form: HigherOrder, position: int, graph: GraphModule, branch: Branch, operands: list[Any]
 ) -> None:
     """Refuse a branch that writes to its operands where that can't be followed, or that returns a view of one."""
     name = f"{op.name()}: the function {branch.__name__}, its {dict(form.functions)[position]},"

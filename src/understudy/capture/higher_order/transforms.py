@@ -1,9 +1,9 @@
 """Higher-order operators under the transforms of torch.func.
 
-    grad, vjp   one level further in, the operator is called again; its gradients are calls of operators (BACKWARD),
+    grad, vjp   one level further in, the operator is called again; its gradients are calls of operators (`backward`),
                 outside of torch.func as well
-    jvp         the operator over pairs of values and tangents (FORWARD)
-    vmap        the operator over batches (BATCHED)
+    jvp         the operator over pairs of values and tangents (`forward`)
+    vmap        the operator over batches (`batched`)
 
 Transforms around each other are taken off one by one, as torch does with plain operators.
 """
@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from understudy import _torch
-from understudy.capture.higher_order.batching import BATCHED
-from understudy.capture.higher_order.derivatives import BACKWARD, FORWARD, KEEPING, at, differentiable
+from understudy.capture.higher_order import batching as _batching  # noqa: F401  (registers)
+from understudy.capture.higher_order.derivatives import at, differentiable
 from understudy.errors import Context, UnsupportedOperatorException
 from understudy.lines import user_line
+from understudy.ops import hops
 from understudy.spec.call import flat, map_structure
 
 NAMES = {"Grad": "torch.func.grad and vjp", "Jvp": "torch.func.jvp", "Vmap": "torch.func.vmap"}
@@ -46,12 +47,13 @@ def _operand(tensor: torch.Tensor) -> torch.Tensor:
 def transform_operator(op: Any, args: Any, kwargs: Any) -> Any:
     """The operator under the innermost transform; NotImplemented if torch's rule for it is as good."""
     interpreter, kind, has_rule = _torch.innermost_transform(op)
-    if kind == "Grad" and (op.name() in BACKWARD or not has_rule):
+    if kind == "Grad" and (hops.higher_order(op).backward is not None or not has_rule):
         return _differentiate(interpreter, op, *interpreter.lift(args, kwargs))
-    if kind == "Jvp" and op.name() in FORWARD:
+    if kind == "Jvp" and hops.higher_order(op).forward is not None:
         return _pushed_forward(interpreter, op, *interpreter.lift(args, kwargs))
-    if kind == "Vmap" and op.name() in BATCHED:
-        return BATCHED[op.name()](interpreter, op, *args)
+    batched = hops.higher_order(op).batched
+    if kind == "Vmap" and batched is not None:
+        return batched(interpreter, op, *args)
     if has_rule:
         return NotImplemented
     raise unsupported_error(op, NAMES.get(kind, kind))
@@ -118,7 +120,9 @@ class DifferentiableCall:
             return [None for _ in tensors]
         token = KEEPS.set(False)
         try:
-            found = BACKWARD[self.op.name()](self.op, args, results, given, at(given, grads))
+            backward = hops.higher_order(self.op).backward
+            assert backward is not None
+            found = backward(self.op, args, results, given, at(given, grads))
         finally:
             KEEPS.reset(token)
         return at(self.places, _torch.tree_flatten(found)[0])
@@ -129,9 +133,10 @@ class DifferentiableCall:
 
 def _keep_for_backward(op: Any, args: Any, tensors: Any) -> Any:
     """The call with what its backward pass needs; NotImplemented where there is nothing to keep."""
-    if not KEEPS.get() or op.name() not in KEEPING or not any(tensor.requires_grad for tensor in tensors):
+    keep = hops.higher_order(op).keep_for_backward
+    if not KEEPS.get() or keep is None or not any(tensor.requires_grad for tensor in tensors):
         return NotImplemented
-    return KEEPING[op.name()](op, args)
+    return keep(op, args)
 
 
 # --- ordinary gradients -------------------------------------------------------------------------------------------------
@@ -139,7 +144,7 @@ def _keep_for_backward(op: Any, args: Any, tensors: Any) -> Any:
 
 def with_gradients(op: Any, args: Any, kwargs: Any) -> Any:
     """The operator with gradients of ours; NotImplemented if none are asked for."""
-    if op.name() not in BACKWARD or not torch.is_grad_enabled():
+    if hops.higher_order(op).backward is None or not torch.is_grad_enabled():
         return NotImplemented
     call = DifferentiableCall(op, args, kwargs)
     if not any(tensor.requires_grad for tensor in call.tensors):
@@ -169,7 +174,7 @@ class AutogradCall(torch.autograd.Function):
 
 
 def _differentiate(interpreter: Any, op: Any, args: Any, kwargs: Any) -> Any:
-    if op.name() not in BACKWARD:
+    if hops.higher_order(op).backward is None:
         return _by_leaves(interpreter, op, args, kwargs)
     call = DifferentiableCall(op, args, kwargs)
     kept = _keep_for_backward(op, args, call.tensors)
@@ -296,7 +301,9 @@ def _pushed_forward(interpreter: Any, op: Any, args: Any, kwargs: Any) -> Any:
     with interpreter.lower():
         if tangents:
             of_args = _torch.tree_map(lambda value: tangents.get(id(value)), args)
-            results, found = FORWARD[op.name()](op, args, of_args)
+            forward = hops.higher_order(op).forward
+            assert forward is not None
+            results, found = forward(op, args, of_args)
         else:
             plain = op(*args, **kwargs)
     if not tangents:

@@ -39,7 +39,8 @@ from understudy.capture.repeated_layers.replay import LayerPlan, describe_functi
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.borrowed_state import parts_in
-from understudy.ops.traits.writes import may_write, written_values
+from understudy.ops.registry import record_of
+from understudy.ops.traits.writes import written_values
 from understudy.spec.call import flat
 
 if TYPE_CHECKING:
@@ -414,7 +415,7 @@ def _check_calls(recording: LayerRecording) -> None:
 def _may_write(target: Any) -> bool:
     if isinstance(target, _torch.HigherOrderOperator):
         raise NotComparable
-    return isinstance(target, _torch.OpOverload) and may_write(target)
+    return isinstance(target, _torch.OpOverload) and record_of(target).may_write
 
 
 def _written_storages(node: Node) -> set[int]:

@@ -19,7 +19,7 @@ from understudy.lines import user_line
 from understudy.spec.call import flat, map_structure
 
 if TYPE_CHECKING:
-    from understudy.capture.recorder import OpFacts
+    from understudy.capture.recorder import Route
     from understudy.capture.tracer import PythonKeyTracer
 
 HINT = (
@@ -229,7 +229,7 @@ class DeterminedRealValues:
             return None
         return map_structure(values.__getitem__, torch.Tensor, (tuple(args), dict(kwargs)))
 
-    def after(self, func: Any, facts: OpFacts, known: Any, args: Any, result: Any) -> None:
+    def after(self, func: Any, route: Route, known: Any, args: Any, result: Any) -> None:
         values = self._tracer.known_values
         if func is torch.ops.aten.lift_fresh.default:
             if result.numel() <= LARGEST:

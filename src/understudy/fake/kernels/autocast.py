@@ -17,19 +17,8 @@ import torch
 from understudy import _torch
 from understudy.fake.native import on_first_device
 from understudy.fake.tensor import FakeTensor
-from understudy.ops.nn.attention_cuda import PATHS
-from understudy.ops.traits.autocast import (
-    BANNED,
-    FLOAT32,
-    FLOAT32_BY_DTYPE,
-    LOWER_PRECISION,
-    WIDEST,
-    WITHOUT_AUTOCAST,
-)
+from understudy.ops.traits.autocast import WITHOUT_AUTOCAST, Casting, accelerator_path, casting
 from understudy.spec.call import flat, map_structure
-
-UNCAST = [name for name in PATHS if name not in LOWER_PRECISION]
-
 
 _LOW = (torch.float16, torch.bfloat16)
 _libraries: list[Any] = []
@@ -42,23 +31,17 @@ def register_kernels() -> None:
     with _registering:
         if not _libraries:
             _libraries.extend(_torch.kernel_libraries(_torch.SPARE_AUTOCAST))
-            for policy, names in (
-                (_lower, LOWER_PRECISION),
-                (_to_float32, FLOAT32),
-                (_by_dtype, FLOAT32_BY_DTYPE),
-                (_widest, WIDEST),
-                (_refuse_banned, BANNED),
-                (_as_they_are, UNCAST),
-            ):
-                for name in names:
-                    _libraries[0].impl(name, _kernel(_torch.operator_named(name), policy))
+            for name in dict.fromkeys([*casting, *accelerator_path]):
+                _libraries[0].impl(name, _kernel(_torch.operator_named(name)))
 
 
 Policy = Callable[[Any, str, Any, Any], tuple[Any, Any]]
 
 
-def _kernel(op: Any, policy: Policy) -> Callable[..., Any]:
-    path = PATHS.get(op.overloadpacket.__name__)
+def _kernel(op: Any) -> Callable[..., Any]:
+    path = accelerator_path.of(op)
+    how = casting.of(op)
+    policy = _as_they_are if how is None else POLICIES[how]
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         device_type = _casting_device(args, kwargs)
@@ -117,7 +100,16 @@ def _as_they_are(op: Any, device_type: str, args: Any, kwargs: Any) -> tuple[Any
 
 
 def _refuse_banned(op: Any, device_type: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    raise RuntimeError(f"{op} under autocast: {BANNED[op.overloadpacket.__name__]}")
+    raise RuntimeError(f"{op} under autocast: unsafe in 16 bit: use binary_cross_entropy_with_logits")
+
+
+POLICIES: dict[Casting, Policy] = {
+    Casting.LOWER: _lower,
+    Casting.FLOAT32: _to_float32,
+    Casting.FLOAT32_BY_DTYPE: _by_dtype,
+    Casting.WIDEST: _widest,
+    Casting.REFUSED: _refuse_banned,
+}
 
 
 def _cast_all(args: Any, kwargs: Any, dtype: torch.dtype) -> tuple[Any, Any]:

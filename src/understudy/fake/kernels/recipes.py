@@ -25,9 +25,9 @@ from understudy.fake.tensor import FakeTensor
 from understudy.infer.cache import SIZED_TYPES
 from understudy.infer.engine import cache
 from understudy.infer.shared import SharedPlans, SharedQuestion
+from understudy.ops.registry import hidden_writes
 from understudy.ops.shared.decompositions import decomposed_kernel, decomposition
 from understudy.ops.traits.caching import asks_much, remembered, remembered_if_strided
-from understudy.ops.traits.writes import hidden_writes
 from understudy.shapes.node import SymNode
 from understudy.shapes.patterns import Pattern
 from understudy.shapes.sizes import from_torch, to_torch

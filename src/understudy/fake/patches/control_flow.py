@@ -11,8 +11,9 @@ from typing import Any
 
 from understudy import _torch
 from understudy._torch import active_fake_mode, while_active
-from understudy.fake import higher_order
+from understudy.fake import higher_order as _higher_order  # noqa: F401  (registers how each is run)
 from understudy.fake.kernels.transforms import with_rules
+from understudy.ops import hops
 
 Function = Callable[..., Any]
 
@@ -42,7 +43,7 @@ def run_in_the_open(original: Function) -> Function:
         recorder = _torch.active_recorder()
         if _records_branches(recorder):
             return recorder.call_higher_order(original, self, key, args, kwargs)
-        run = higher_order.RUNS.get(self.name())
+        run = hops.higher_order(self).run
         mode = active_fake_mode()
         if (
             run is None

@@ -5,7 +5,7 @@ None of them runs on CPU, so what they return is taken from torch's descriptions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from understudy import _torch
 from understudy.errors import FakeTensorDeviceMismatchError, ShapeMismatch
 from understudy.ops.nn.attention import heads_inside
 from understudy.ops.registry import rule
+from understudy.ops.traits.autocast import accelerator_path
 from understudy.spec import TensorSpec, preserved_copy, same_shape
 from understudy.spec.error_context import with_line
 from understudy.spec.tensor_spec import Size
@@ -230,12 +231,14 @@ HALF = (torch.float16, torch.bfloat16)
 WIDEST_FLASH_HEAD = 256
 
 
+@accelerator_path("dropout")
 def dropout(x: torch.Tensor, p: float, train: bool) -> Any:
     if not train or not 0 < p < 1 or x.numel() == 0 or _torch.inner_device(x).type not in FUSED_DROPOUT:
         return NotImplemented
     return aten.native_dropout(x, p, train)[0]
 
 
+@accelerator_path("scaled_dot_product_attention")
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
@@ -338,9 +341,3 @@ def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.T
     if missing:
         mask = F.pad(mask, (0, missing))[..., : mask.shape[-1]]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-
-
-PATHS: dict[str, Callable[..., Any]] = {
-    "dropout": dropout,
-    "scaled_dot_product_attention": attention,
-}

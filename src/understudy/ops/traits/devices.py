@@ -5,42 +5,42 @@ from __future__ import annotations
 import torch
 
 from understudy.errors import FakeTensorDeviceMismatchError
+from understudy.ops.registry import Trait, record_of
+from understudy.ops.traits.writes import LISTS_OF_TENSORS
 from understudy.spec.call import Call
 
-MAY_MIX = {
-    "copy_": "copies across devices",
-    "copy": "copies across devices",
-    "_foreach_copy_": "copies across devices",
-    "_foreach_copy": "copies across devices",
-    "set_": "takes over the other tensor's storage",
-    "set_data": "takes over the other tensor's storage",
-    "is_same_size": "compares sizes only",
-    "_to_copy": "device= says where to",
-    "resize_as_": "reads the other tensor's size only",
-    "resize_as_sparse_": "reads the other tensor's size only",
-    "expand_as": "reads the other tensor's size only",
-    "view_as": "reads the other tensor's size only",
-    "reshape_as": "reads the other tensor's size only",
-    "_has_compatible_shallow_copy_type": "compares kinds of tensors",
-    "_fused_adam_": "step counters may be elsewhere",
-    "_fused_adamw_": "step counters may be elsewhere",
-    "_fused_sgd_": "the scale may be elsewhere",
-    "_fused_adagrad_": "step counters may be elsewhere",
-    "_nested_view_from_buffer": "sizes are kept on the CPU",
-    "_embedding_bag": "offsets may be elsewhere",
-    "_pack_padded_sequence": "lengths are kept on the CPU",
-    "tensor_split": "sizes are kept on the CPU",
-    "slice_scatter": "copies across devices",
-    "select_scatter": "copies across devices",
-    "diagonal_scatter": "copies across devices",
-    "as_strided_scatter": "copies across devices",
-}
-INDEXING = frozenset({"index", "_unsafe_index"})
-INDEXED_WRITES = frozenset({"index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"})
-"""The values that are written come last, and must be where the tensor is. Indices that are read by may be on the CPU,
-indices that are written by on any device: eager moves them."""
-NO_SCALARS = frozenset({"nextafter"})
-"""A tensor without dimensions on the CPU goes with every device: not here, its kernel takes none."""
+may_mix: Trait[str] = Trait("why its inputs may be on several devices", of_packets=True)
+may_mix.register(
+    "copies across devices",
+    "copy_", "copy", "_foreach_copy_", "_foreach_copy", "slice_scatter", "select_scatter", "diagonal_scatter",
+    "as_strided_scatter",
+)  # fmt: skip
+may_mix.register("takes over the other tensor's storage", "set_", "set_data")
+may_mix.register(
+    "reads the other tensor's size only", "resize_as_", "resize_as_sparse_", "expand_as", "view_as", "reshape_as"
+)
+may_mix.register("step counters may be elsewhere", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_")
+may_mix.register("sizes are kept on the CPU", "_nested_view_from_buffer", "tensor_split")
+may_mix.register_all(
+    {
+        "is_same_size": "compares sizes only",
+        "_to_copy": "device= says where to",
+        "_has_compatible_shallow_copy_type": "compares kinds of tensors",
+        "_fused_sgd_": "the scale may be elsewhere",
+        "_embedding_bag": "offsets may be elsewhere",
+        "_pack_padded_sequence": "lengths are kept on the CPU",
+    }
+)
+
+reads_by_index: Trait[bool] = Trait("indices that are read by may be on the CPU: eager moves them", of_packets=True)
+reads_by_index.mark("index", "_unsafe_index")
+
+writes_by_index: Trait[bool] = Trait("indices that are written by may be anywhere: eager moves them", of_packets=True)
+"""The values that are written come last, and must be where the tensor is."""
+writes_by_index.mark("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
+
+takes_no_cpu_scalar: Trait[str] = Trait("why a 0-d CPU tensor does not go with tensors of other devices", of_packets=True)
+takes_no_cpu_scalar.register("its kernel takes none", "nextafter")
 
 
 def device_of(call: Call) -> torch.device | None:
@@ -55,7 +55,7 @@ def device_of(call: Call) -> torch.device | None:
             if deciding < 0 and spec.shape:
                 deciding = position
             continue
-        if call.op.overloadpacket.__name__ in NO_SCALARS:
+        if takes_no_cpu_scalar.of(call.op) is not None:
             raise _mismatch(call, 0, position)
         if _joins_any(spec.device, spec.shape):
             continue
@@ -76,21 +76,20 @@ def _joins_any(device: torch.device, shape: tuple[object, ...]) -> bool:
 
 
 def _is_elementwise_in_place(call: Call) -> bool:
-    name = call.op.overloadpacket.__name__
-    return torch.Tag.pointwise in call.op.tags and name.endswith("_") and not name.endswith("__")
+    name = record_of(call.op).packet
+    return record_of(call.op).is_pointwise and name.endswith("_") and not name.endswith("__")
 
 
 def _is_index(call: Call, deciding: int, position: int) -> bool:
     """Whether this input is an index that eager moves to the device of the tensor, which comes first."""
-    name = call.op.overloadpacket.__name__
-    if name in INDEXING:
+    if reads_by_index.of(call.op) is not None:
         return call.inputs[position].device.type == "cpu"
-    return name in INDEXED_WRITES and deciding == 0 and 0 < position < len(call.inputs) - 1
+    return writes_by_index.of(call.op) is not None and deciding == 0 and 0 < position < len(call.inputs) - 1
 
 
 def _may_mix(call: Call) -> bool:
-    name = call.op.overloadpacket.__name__
-    return name in MAY_MIX or name.startswith("_foreach_") or not _is_ours(call)
+    is_of_lists = record_of(call.op).packet.startswith(LISTS_OF_TENSORS)
+    return may_mix.of(call.op) is not None or is_of_lists or not _is_ours(call)
 
 
 def _is_ours(call: Call) -> bool:

@@ -6,28 +6,28 @@ from typing import Any
 
 import torch
 
-from understudy import _torch
 from understudy.errors import DtypeError
+from understudy.ops.registry import Trait, record_of
 from understudy.ops.shared.dtypes import FLOAT8, UNSIGNED
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call
 
 RARE = FLOAT8 | UNSIGNED
-ELEMENTWISE_ON_FLOAT8 = frozenset("abs clone conj_physical copy eq fill isfinite isnan ne positive where".split())
-"""The elementwise operators that take them, beside those that `_is_taken` looks at more closely."""
-NOT_ON_UNSIGNED = frozenset(
-    "abs add addcmul bitwise_left_shift bitwise_not bitwise_right_shift clamp clamp_max clamp_min fmax fmin fmod gcd ge gt "
-    "heaviside lcm le logical_and logical_not logical_or logical_xor lt max maximum min minimum neg relu remainder "
+on_float8: Trait[bool] = Trait("elementwise, and takes 8-bit floats", of_packets=True)
+"""Beside those that `_is_taken` looks at more closely."""
+on_float8.mark("abs", "clone", "conj_physical", "copy", "eq", "fill", "isfinite", "isnan", "ne", "positive", "where")
+
+not_on_unsigned: Trait[bool] = Trait("elementwise, and refuses large unsigned integers", of_packets=True)
+not_on_unsigned.mark(
+    *"abs add addcmul bitwise_left_shift bitwise_not bitwise_right_shift clamp clamp_max clamp_min fmax fmin fmod gcd "
+    "ge gt heaviside lcm le logical_and logical_not logical_or logical_xor lt max maximum min minimum neg relu remainder "
     "rsub sgn sign sub threshold threshold_backward".split()
 )
-"""The elementwise operators that refuse them."""
-NOT_MADE = {
-    **dict.fromkeys(("arange", "linspace", "random", "bernoulli"), RARE),
-    **dict.fromkeys(("rand", "randn", "randint", "uniform", "normal", "exponential"), FLOAT8),
-    "eye": UNSIGNED,
-    "masked_fill": RARE,
-}
-"""Other operators that refuse to make them, or to write to them."""
+
+not_made: Trait[frozenset[torch.dtype]] = Trait("dtypes that it refuses to make, or to write to", of_packets=True)
+not_made.register(RARE, "arange", "linspace", "random", "bernoulli", "masked_fill")
+not_made.register(FLOAT8, "rand", "randn", "randint", "uniform", "normal", "exponential")
+not_made.register(UNSIGNED, "eye")
 
 
 def refuse_rare(call: Call) -> None:
@@ -37,8 +37,9 @@ def refuse_rare(call: Call) -> None:
     if dtype not in RARE or _is_elsewhere(call, given):
         return
     name = call.op.overloadpacket.__name__.removesuffix("_")
-    is_refused = dtype in NOT_MADE.get(name, ())
-    if given is not None and torch.Tag.pointwise in call.op.tags and not _torch.has_composite_kernel(call.op):
+    is_refused = name in not_made and dtype in not_made.named(name)
+    record = record_of(call.op)
+    if given is not None and record.is_pointwise and not record.is_composite:
         is_refused = is_refused or not _is_taken(name, given, call)
     if is_refused:
         raise DtypeError(f"{name}: not implemented on CPU for {dtype}")
@@ -53,12 +54,12 @@ def _is_taken(name: str, given: TensorSpec, call: Call) -> bool:
     if name == "pow":
         return any(type(number) in (int, float) and number in (0, 1) for number in call.args[:2]) or _is_cast(given, call)
     if given.dtype in UNSIGNED:
-        return name not in NOT_ON_UNSIGNED or _is_cast(given, call)
+        return name not in not_on_unsigned or _is_cast(given, call)
     if name == "mul":
         return len(call.inputs) == 2 and all(spec.shape for spec in call.inputs)
     if name == "isinf":
         return given.dtype is torch.float8_e5m2
-    return name in ELEMENTWISE_ON_FLOAT8
+    return name in on_float8
 
 
 def _is_cast(given: TensorSpec, call: Call) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from understudy._torch import OpOverload
 from understudy.ops.registry import Trait, record_of
 from understudy.spec import New, Outcomes, Same, TensorSpec, View
 from understudy.spec.call import Call
@@ -24,16 +23,6 @@ unread_inputs.register(
     1, "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "zero_", "fill_", "copy_"
 )
 
-has_dynamic_shape: Trait[str] = Trait("sizes that depend on values, without a tag that says so", of_packets=True)
-has_dynamic_shape.register(
-    "as many entries as there are values that are not zero",
-    "_to_sparse", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc", "to_sparse",
-)  # fmt: skip
-
-reads_value: Trait[str] = Trait("a value that is read, without a tag that says so", of_packets=True)
-reads_value.register("whether the one element is zero", "is_nonzero")
-
-
 def is_determined(call: Call, outcomes: Outcomes) -> bool:
     """Whether the values of what a call gives follow from the values of its inputs, and are few enough to follow."""
     record = record_of(call.op)
@@ -42,11 +31,6 @@ def is_determined(call: Call, outcomes: Outcomes) -> bool:
     if record.is_random or undetermined.of(call.op) is not None:
         return False
     return call.op.namespace in ("aten", "prims") and _count_elements(outcomes, call.inputs) <= LARGEST
-
-
-def is_data_dependent(op: OpOverload) -> bool:
-    """Whether what it returns is a value that only the data tells."""
-    return record_of(op).reads_values or reads_value.of(op) is not None
 
 
 def specs_in(outcomes: Any) -> list[TensorSpec]:

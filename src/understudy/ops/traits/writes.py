@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from understudy import _torch
 from understudy._torch import OpOverload
-from understudy.ops.registry import Trait, record_of
+from understudy.ops.registry import Trait, hidden_writes, record_of
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call, flat
 
-STATISTICS = ("running_mean", "running_var")
-
-
-class HiddenWrites(NamedTuple):
-    """Arguments that are written to if another argument, `switch`, is true."""
-
-    switch: str
-    written: tuple[str, ...]
-
-
-hidden_writes: Trait[HiddenWrites] = Trait("writes that the schema does not tell of", of_packets=True)
-hidden_writes.register(
-    HiddenWrites("training", STATISTICS),
-    "batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index",
-)  # fmt: skip
-hidden_writes.register(HiddenWrites("use_input_stats", STATISTICS), "instance_norm")
-
-kept_values: Trait[dict[str, str]] = Trait("arguments that are written to, with the reason why their values stay", of_packets=True)
+kept_values: Trait[dict[str, str]] = Trait("written arguments whose values stay, with the reason", of_packets=True)
 kept_values.register(
     {"found_inf": "gradients without data have no infinities"}, "_amp_foreach_non_finite_check_and_unscale_"
 )
@@ -51,16 +34,8 @@ for _name in (
 LISTS_OF_TENSORS = "_foreach_"
 """The kernels of these operators, not the dispatcher, count the writes to their tensors."""
 
-KNOWN_BY_VALUE = (torch.Tag.data_dependent_output,)
-"""Operators with such a tag may check a value that nobody reads."""
-
 CHANCE = "dropout_p"
 """Operators with such an argument draw no random numbers if it is zero, which it is by default."""
-
-
-def may_write(op: OpOverload) -> bool:
-    """Whether there are calls of this operator that write to an argument."""
-    return record_of(op).is_mutable or hidden_writes.of(op) is not None
 
 
 def written_values(op: Any, args: Any, kwargs: Any) -> list[Any]:
@@ -98,9 +73,9 @@ def is_pure(op: Any, args: Any, kwargs: Any) -> bool:
         isinstance(op, OpOverload)
         and record_of(op).is_builtin
         and not record_of(op).is_mutable
-        and not any(tag in op.tags for tag in KNOWN_BY_VALUE)
+        and torch.Tag.data_dependent_output not in op.tags  # a value that is not read may not be checked
         and not draws_numbers(op, args, kwargs)
-        and not (may_write(op) and written_values(op, args, kwargs))
+        and not (record_of(op).may_write and written_values(op, args, kwargs))
     )
 
 

@@ -1,0 +1,98 @@
+"""Higher-order operators: one record for each, with a field for everything that a room needs to know of it.
+
+    functions, operands   how the operator is called: which arguments are functions, which list takes further operands
+    run                   the operator as plain code, where nothing records the program            (fake)
+    examples, result      operands for one call of its functions; what it gives, from what these return   (capture)
+    forward, backward     its derivatives, as calls of the same operators                          (capture)
+    keep_for_backward     the operator with what its backward pass needs                           (capture)
+    batched               the operator over a batch, for torch.vmap                                (capture)
+
+A room fills in a field with a decorator: `@run("cond")`. A second function for the same field is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from understudy._torch import HigherOrderOperator
+
+Function = Callable[..., Any]
+
+
+def _missing(*args: Any) -> Any:
+    raise NotImplementedError("a higher-order operator whose functions become graphs needs `examples` and `result`")
+
+
+@dataclass(slots=True)
+class HigherOrder:
+    """What is known of one higher-order operator."""
+
+    name: str
+    functions: tuple[tuple[int, str], ...] = ()
+    """Position among the arguments, and what the graph is called as a submodule; the one that makes the results last."""
+    operands: int = -1
+    """Position of the list of operands that takes further ones."""
+    may_write: bool = False
+    """Whether its functions may write to their operands where no gradients are recorded."""
+    bare: tuple[int, ...] = ()
+    """Positions of the functions that return one value as it is."""
+    run: Function | None = None
+    examples: Function = _missing
+    result: Function = _missing
+    forward: Function | None = None
+    backward: Function | None = None
+    keep_for_backward: Function | None = None
+    batched: Function | None = None
+
+    @property
+    def takes_functions(self) -> bool:
+        """Whether its functions become graphs of their own in a capture."""
+        return bool(self.functions)
+
+
+_records: dict[str, HigherOrder] = {}
+_UNKNOWN = HigherOrder("")
+
+
+def higher_order(op: HigherOrderOperator) -> HigherOrder:
+    """The record of an operator; an empty one if nothing is known of it."""
+    return _records.get(op.name(), _UNKNOWN)
+
+
+def _field(name: str) -> Callable[..., Callable[[Function], Function]]:
+    """A decorator that fills in this field of the records of some operators."""
+
+    def fill(*operators: str) -> Callable[[Function], Function]:
+        def register(function: Function) -> Function:
+            for operator in operators:
+                record = _records.setdefault(operator, HigherOrder(operator))
+                if getattr(record, name) not in (None, _missing):
+                    raise ValueError(f"{name} of {operator} is registered already: {getattr(record, name)!r}")
+                setattr(record, name, function)
+            return function
+
+        return register
+
+    return fill
+
+
+run = _field("run")
+examples = _field("examples")
+result = _field("result")
+forward = _field("forward")
+backward = _field("backward")
+keep_for_backward = _field("keep_for_backward")
+batched = _field("batched")
+
+_LOOP = ((0, "while_loop_cond_graph"), (1, "while_loop_body_graph"))
+for _record in (
+    HigherOrder("cond", ((1, "true_graph"), (2, "false_graph")), 3, may_write=True),
+    HigherOrder("while_loop", _LOOP, 3, may_write=True, bare=(0,)),
+    HigherOrder("while_loop_stack_output", _LOOP, 3, bare=(0,)),
+    HigherOrder("scan", ((0, "scan_combine_graph"),), 3),
+    HigherOrder("map_impl", ((0, "body_graph"),), 2),
+    HigherOrder("associative_scan", ((0, "associative_scan_combine_graph"),), 2),
+):
+    _records[_record.name] = _record
