@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import understudy
 
@@ -290,3 +291,40 @@ def test_private_api_is_found(text: str) -> None:
 )
 def test_public_api_is_not_reported(text: str) -> None:
     assert not private_in(text)
+
+
+# What is known of operators stands in ops/: a name of an operator elsewhere is used, not listed.
+
+LISTED_NAMES = 4
+MAY_LIST_OPERATORS = {
+    "shapes/torch_api/names.py": "is_accessor_node has a list of torch's, and shapes/ knows nothing of ops/",
+    "fake/values/sizes_in_tensors.py": "registers, for each operator, the function that evaluates it",
+    "_torch/": "places of torch, by the names that torch gives them",
+}
+
+
+def listed_operators(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Lists, sets, tuples and dicts that name several operators of aten."""
+    known = set(torch.ops.aten._dir) if hasattr(torch.ops.aten, "_dir") else set()
+    known |= {name.partition("::")[2].partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    for node in ast.walk(tree):
+        parts = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", ())
+        names = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+        operators = [name for name in names if name.partition("::")[2].partition(".")[0] in known and "::" in name]
+        operators += [part for part in parts if (dotted(part) or "" if part is not None else "").startswith("aten.")]
+        if len(operators) >= LISTED_NAMES:
+            yield node.lineno, str(names[:3] or "aten.…")
+
+
+@each_file
+def test_operators_are_listed_in_ops(path: Path) -> None:
+    if room_of(path) == "ops" or is_listed(path, MAY_LIST_OPERATORS):
+        return
+    wrong = unique(listed_operators(parsed(path)))
+    assert not wrong, f"{relative(path)} has a table of operators, which belongs into ops/ as a trait: {wrong}"
+
+
+def test_a_list_of_operators_is_found() -> None:
+    assert list(listed_operators(ast.parse('X = {"aten::mm": 1, "aten::bmm": 2, "aten::add.Tensor": 3, "aten::t": 4}')))
+    assert list(listed_operators(ast.parse("X = {aten.mm.default, aten.bmm.default, aten.t.default, aten.add.Tensor}")))
+    assert not list(listed_operators(ast.parse('X = {"mean": 1, "sum": 2, "none": 3, "max": 4}')))

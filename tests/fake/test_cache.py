@@ -218,3 +218,13 @@ def test_right_entries_pass_the_cross_check() -> None:
             model(torch.empty(2, 3)).sum().backward()
             optimizer.step()
     assert FakeTensorMode.cache_info().hits > 20
+
+
+def test_not_a_number_is_found_again() -> None:
+    """It is not equal to itself, and was never found in the cache."""
+    with FakeTensorMode() as mode:
+        x = torch.empty(3)
+        torch.nan_to_num(x + float("nan"), float("nan"))
+        before = mode.cache_info()
+        torch.nan_to_num(x + float("nan"), float("nan"))
+        assert mode.cache_info().misses == before.misses

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -167,3 +169,26 @@ def test_backward_on_the_threads_of_autograd() -> None:
         y.register_hook(lambda grad: threads.append(threading.get_ident()))
         y.sum().backward()
     assert threads == [threading.get_ident()]
+
+
+FIRST_USE = """
+import sys, threading
+import torch, understudy
+sys.setswitchinterval(1e-6)
+together, seen = threading.Barrier(8), []
+def work():
+    with understudy.FakeTensorMode(), torch.autocast("cuda", dtype=torch.bfloat16):
+        together.wait()
+        x = torch.empty(4, 4, device="cuda")
+        seen.append(str((x @ x).dtype))
+threads = [threading.Thread(target=work) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(sorted(set(seen)), len(seen))
+"""
+
+
+def test_the_first_use_of_a_device_by_several_threads() -> None:
+    """Its autocast kernels are there before any thread can make a tensor on it."""
+    shown = subprocess.run([sys.executable, "-c", FIRST_USE], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "['torch.bfloat16'] 8"

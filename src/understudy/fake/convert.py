@@ -369,34 +369,21 @@ def symbolic_spec(env: Any, t: torch.Tensor, source: Any, context: Any) -> Tenso
     )
 
 
-NUMBERS = ("aten::size", "aten::stride", "aten::numel", "aten::storage_offset")
-
-
-@handler(*NUMBERS)
-def concrete_numbers(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _register_number(name: str, of_spec: Callable[[TensorSpec], Any], of_tensor: Callable[[torch.Tensor], Any]) -> None:
     """C++ reads sizes as plain integers: from here on they are what they are at hand, and the guards say so."""
-    spec = args[0]._spec
-    match func.name():
-        case "aten::size":
-            return [int(size) for size in spec.shape]
-        case "aten::stride":
-            return [int(step) for step in spec.stride]
-        case "aten::numel":
-            return int(spec.numel)
-    return int(spec.offset)
+
+    @handler(name)
+    def read(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        return of_spec(args[0]._spec)
+
+    @real_handler(name)
+    def read_wrapper(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        """The same of what a transform of torch.func has made of a stand-in."""
+        (tensor,) = args
+        return of_tensor(tensor) if _torch.is_functorch_wrapped(tensor) else NotImplemented
 
 
-@real_handler(*NUMBERS)
-def concrete_numbers_of_wrapper(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """As above, of what a transform of torch.func has made of a stand-in."""
-    (tensor,) = args
-    if not _torch.is_functorch_wrapped(tensor):
-        return NotImplemented
-    match func.name():
-        case "aten::size":
-            return [int(size) for size in tensor.shape]
-        case "aten::stride":
-            return [int(step) for step in tensor.stride()]
-        case "aten::numel":
-            return int(tensor.numel())
-    return int(tensor.storage_offset())
+_register_number("size", lambda spec: list(map(int, spec.shape)), lambda tensor: list(map(int, tensor.shape)))
+_register_number("stride", lambda spec: list(map(int, spec.stride)), lambda tensor: list(map(int, tensor.stride())))
+_register_number("numel", lambda spec: int(spec.numel), lambda tensor: int(tensor.numel()))
+_register_number("storage_offset", lambda spec: int(spec.offset), lambda tensor: int(tensor.storage_offset()))

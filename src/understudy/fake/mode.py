@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from understudy.fake.tensor import FakeTensor
 from understudy.fake.tensor_calls import TENSOR_SOURCES
 from understudy.fake.values import data_dependent, determined
 from understudy.fake.values.determined import DeterminedContents, LiteralStorage, StoragePart
-from understudy.infer.cache import SIZED_TYPES, Cache, DispatchCacheInfo
+from understudy.infer.cache import PLAIN_TYPES, Cache, DispatchCacheInfo, UnusualArgument, add_value
 from understudy.infer.engine import cache, infer
 from understudy.infer.kernels import outcomes_of
 from understudy.infer.plan import (
@@ -47,16 +47,10 @@ from understudy.spec import TensorSpec
 from understudy.spec.call import Call, flat, map_structure
 from understudy.spec.error_context import with_context
 
-PLAIN_TYPES = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format})
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-SYMBOLIC_TYPES = frozenset(SYMBOLIC)
 SymInt = torch.SymInt
 default_dtype = torch.get_default_dtype
 make_wrapper = _torch.make_wrapper
-
-
-class UnusualArgument(Exception):
-    """An argument that the hot path leaves to the slow one."""
 
 
 UNUSUAL_ARGUMENT = Plan(())
@@ -102,6 +96,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         self.crosscheck = crosscheck
         self.cache_enabled = True
         self.epoch = 0
+        # What is known of simulated devices: a plan that was made for one card is not replayed on another.
+        self.device_facts: Hashable | None = None
         # Plans with symbols in their keys must not outlive their environment.
         self._cache = cache if shape_env is None else Cache(counters=cache)
         # Where sizes are plain, nearly every plan is one that every mode can use.
@@ -178,6 +174,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                     add(name)
                     is_known = self._extend(key, type(value), value) or is_known
             add(default_dtype())
+            if self.device_facts is not None:
+                add(self.device_facts)
             plan = self._find_plan(tuple(key))
         except (UnusualArgument, TypeError):
             plan = UNUSUAL_ARGUMENT
@@ -214,9 +212,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                 raise UnusualArgument
             key.append(value._spec)
             return value._known is not None
-        if kind in PLAIN_TYPES:
-            key.append(value)
-        elif kind is list or kind is tuple:
+        if kind is list or kind is tuple:
             key.append(kind)
             key.append(len(value))
             is_known = False
@@ -230,16 +226,10 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                 else:
                     is_known = self._extend(key, part_kind, part) or is_known
             return is_known
-        elif kind in SIZED_TYPES:
-            key.append(kind)
-            key.append(value)
-        elif kind is torch.device:
+        if kind is torch.device:
             key.append(canonical(value))
-        elif kind in SYMBOLIC_TYPES and type(value.node) is SymNode:
-            key.append(kind)
-            key.append(value.node)
         else:
-            raise UnusualArgument
+            add_value(key, kind, value)
         return False
 
     def _attend(self, func: Any, args: Any, kwargs: Any, key: Any, plan: Plan | None, is_known: bool) -> Any:
@@ -340,21 +330,28 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         answer, args, kwargs = accepted
         if answer is not None:
             return answer[0]
-        key: list[Any] | None = [id(func)]
-        is_known = False
+        key: Any = None
         try:
-            for value in args:
-                is_known = self._extend(key, type(value), value) or is_known  # type: ignore[arg-type]
-            for name, value in kwargs.items():
-                key.append(name)  # type: ignore[union-attr]
-                is_known = self._extend(key, type(value), value) or is_known  # type: ignore[arg-type]
-            key.append(default_dtype())  # type: ignore[union-attr]
-            hash(tuple(key))  # type: ignore[arg-type]
+            key, is_known = self._key(func, args, kwargs)
+            plan = self._find_plan(key)
         except (UnusualArgument, TypeError):
-            key = None
+            plan, is_known = None, any(fake._known is not None for fake in flat(FakeTensor, args, kwargs))
             cache.bypass("an argument that no key can hold")
-        plan = self._find_plan(tuple(key)) if key is not None else None
-        return self._attend(func, args, kwargs, key and tuple(key), plan, is_known)
+        return self._attend(func, args, kwargs, key, plan, is_known)
+
+    def _key(self, func: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], bool]:
+        """The key of a call, and whether a tensor with determined values is among its arguments."""
+        key: list[Any] = [id(func)]
+        is_known = False
+        for value in args:
+            is_known = self._extend(key, type(value), value) or is_known
+        for name, value in kwargs.items():
+            key.append(name)
+            is_known = self._extend(key, type(value), value) or is_known
+        key.append(default_dtype())
+        if self.device_facts is not None:
+            key.append(self.device_facts)
+        return tuple(key), is_known
 
     # --- the stage on which registered fakes and decompositions perform --------------------------------------
 

@@ -1,8 +1,8 @@
 """The dispatch cache: key → plan, bounded, with counters.
 
-A key is `(identity of the operator, … what the arguments are …, default dtype)`: specs stand for tensors, and every
-other argument comes with its type where two types could compare equal (1, 1.0, True). It is made
-in `fake/mode.py`, on the hot path.
+A key is `(identity of the operator, … what the arguments are …, default dtype, facts of simulated devices)`: specs stand
+for tensors, and every other argument comes with its type where two types could compare equal (1, 1.0, True). The mode makes
+it (`FakeTensorMode.__torch_dispatch__`), on the hot path.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from collections import Counter
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
+import torch
+
 from understudy.infer.plan import Plan
+from understudy.shapes.node import SymNode
 
 LIMIT = 1 << 16
 
@@ -94,5 +97,30 @@ class Cache:
             return DispatchCacheInfo(self.hits, self.misses, dict(self.bypasses), len(self.plans))
 
 
+PLAIN_TYPES = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format})
+"""Types whose values are a key by themselves."""
 SIZED_TYPES = frozenset({float, bool, complex})
 """Types whose values compare equal to ints: their type is part of the key."""
+SYMBOLIC_TYPES = frozenset({torch.SymInt, torch.SymFloat, torch.SymBool})
+
+
+class UnusualArgument(Exception):
+    """An argument that no key can hold."""
+
+
+def add_value(key: list[Any], kind: type, value: Any) -> None:
+    """Add an argument that is no tensor and no list to a key."""
+    if kind in PLAIN_TYPES:
+        key.append(value)
+    elif kind in SIZED_TYPES:
+        key.append(kind)
+        key.append(NAN if value != value else value)
+    elif kind in SYMBOLIC_TYPES and type(value.node) is SymNode:
+        key.append(kind)
+        key.append(value.node)
+    else:
+        raise UnusualArgument
+
+
+NAN = "nan"
+"""Stands for a number that is not equal to itself, and would never be found again."""

@@ -22,13 +22,12 @@ from understudy import _torch
 from understudy.fake.realise import make_new
 from understudy.fake.templates import make_symbolic, on_first_symbol
 from understudy.fake.tensor import FakeTensor
-from understudy.infer.cache import SIZED_TYPES
+from understudy.infer.cache import PLAIN_TYPES, SIZED_TYPES, UnusualArgument, add_value
 from understudy.infer.engine import cache
 from understudy.infer.shared import SharedPlans, SharedQuestion
 from understudy.ops.registry import hidden_writes
 from understudy.ops.shared.decompositions import decomposed_kernel, decomposition
 from understudy.ops.traits.caching import asks_much, remembered, remembered_if_strided
-from understudy.shapes.node import SymNode
 from understudy.shapes.patterns import Pattern
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import TensorSpec
@@ -37,8 +36,6 @@ from understudy.spec.call import flat
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
 
-PLAIN_TYPES = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format, torch.device})
-SYMBOLIC_TYPES = frozenset({torch.SymInt, torch.SymFloat, torch.SymBool})
 is_grad_enabled = torch.is_grad_enabled
 count_dispatch_modes = _torch.count_dispatch_modes
 
@@ -162,7 +159,7 @@ def _kernel(op: Any) -> Callable[..., Any]:
                 key.append(state())
             mode = _mode_of(tensors)
             recipe = mode._cache.recipes.get(tuple(key))
-        except (NoRecipe, TypeError):
+        except (NoRecipe, UnusualArgument, TypeError):
             recipe = NONE
         if recipe is None:
             question = mode._shared.question(tuple(key))
@@ -206,20 +203,14 @@ def _describe(key: list[Any], tensors: list[FakeTensor], values: Any) -> None:
                     add(position)
                     break
             tensors.append(value)
-        elif kind in PLAIN_TYPES:
-            add(value)
         elif kind is list or kind is tuple:
             add(kind)
             add(len(value))
             _describe(key, tensors, value)
-        elif kind in SIZED_TYPES:
-            add(kind)
+        elif kind is torch.device:
             add(value)
-        elif kind in SYMBOLIC_TYPES and type(value.node) is SymNode:
-            add(kind)
-            add(value.node)
         else:
-            raise NoRecipe
+            add_value(key, kind, value)
 
 
 def _mode_of(tensors: list[FakeTensor]) -> FakeTensorMode:
@@ -398,7 +389,8 @@ def _argument_anywhere(shared: SharedPlans, value: Any) -> Any:
     kind = type(value)
     if kind is list or kind is tuple:
         return kind([_argument_anywhere(shared, part) for part in value])
-    return value if kind in PLAIN_TYPES or kind in SIZED_TYPES else shared.anywhere(from_torch(value))
+    is_plain = kind in PLAIN_TYPES or kind in SIZED_TYPES or kind is torch.device
+    return value if is_plain else shared.anywhere(from_torch(value))
 
 
 def _argument_here(shared: SharedPlans, value: Any) -> Any:

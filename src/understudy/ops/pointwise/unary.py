@@ -215,4 +215,4 @@ exact_out.mark(
     "isneginf.out",
     "isposinf.out",
 )
-exact_out.mark(*(f"{name}.out" for _, _, names in SAME_DTYPE for name in names.split()))
+exact_out.mark(*(f"{name}.out" for _, _, names in SAME_DTYPE for name in names.split() if name != "selu"))  # has no out=

@@ -1,0 +1,114 @@
+"""The operator registry: one record for each overload, facts registered once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from understudy.capture import make_fx as _capture  # noqa: F401  (registers derivatives and batching)
+from understudy.ops import hops
+from understudy.ops.registry import Trait, full_name, record_of, rule, user_rule
+from understudy.ops.traits.caching import remembered
+from understudy.ops.traits.writes import written_values
+from understudy.ops.variants import rule_of
+
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def trait() -> Iterator[Trait[Any]]:
+    made: Trait[Any] = Trait("a trait of a test")
+    yield made
+    Trait.all.remove(made)
+
+
+def test_a_record_for_each_overload() -> None:
+    record = record_of(aten.add_.Tensor)
+    assert record is record_of(torch.ops.aten.add_.Tensor) and record is not record_of(aten.add_.Scalar)
+    assert (record.name, record.packet) == ("aten::add_.Tensor", "add_")
+    assert record.is_pointwise and record.is_mutable and record.may_write and record.is_builtin
+    assert not (record.is_random or record.changes_metadata or record.has_out or record.is_composite)
+    assert record_of(aten.add.out).has_out and record_of(aten.t_.default).changes_metadata
+    assert record_of(aten.item.default).is_data_dependent and record_of(aten.nonzero.default).has_dynamic_shape
+
+
+def test_what_tags_and_schemas_leave_out() -> None:
+    assert record_of(aten.is_nonzero.default).is_data_dependent
+    assert record_of(aten.to_sparse.default).has_dynamic_shape
+    assert record_of(aten.native_batch_norm.default).may_write and not record_of(aten.native_batch_norm.default).is_mutable
+
+
+def test_names() -> None:
+    assert full_name("mm") == full_name("aten::mm") == full_name("aten::mm.default") == full_name(aten.mm.default)
+    assert full_name(aten.add.Tensor) == "aten::add.Tensor"
+
+
+def test_a_fact_is_registered_once(trait: Trait[Any]) -> None:
+    trait.register(1, "mm", "add.Tensor")
+    assert trait.of(aten.mm.default) == 1 and trait.of(aten.add.Tensor) == 1 and trait.of(aten.add.Scalar) is None
+    with pytest.raises(ValueError, match="a trait of a test of aten::mm is registered already: 1"):
+        trait.register(2, aten.mm.default)
+    trait.replace(3, "mm")
+    assert trait.of(aten.mm.default) == 3
+    trait.replace(None, "mm")
+    assert trait.of(aten.mm.default) is None
+
+
+def test_no_operator_has_two_rules() -> None:
+    with pytest.raises(ValueError, match="rule of aten::mm is registered already"):
+        rule("mm")(lambda a, b: a)
+
+
+def test_all_overloads_of_a_name() -> None:
+    made: Trait[int] = Trait("of packets", of_packets=True)
+    made.register(7, "add")
+    assert made.of(aten.add.Tensor) == made.of(aten.add.Scalar) == 7 and made.of(aten.add_.Tensor) is None
+    Trait.all.remove(made)
+
+
+def test_derived_facts_follow_what_they_are_derived_from() -> None:
+    """A rule of the user for the functional variant is the one that the out= variant is derived from."""
+    before = rule_of(aten.nextafter.out)
+    user_rule.replace(lambda a, b: NotImplemented, "nextafter")
+    try:
+        assert rule_of(aten.nextafter.out) is not before
+    finally:
+        user_rule.replace(None, "nextafter")
+
+
+def test_an_operator_says_what_is_known_of_it() -> None:
+    facts = record_of(aten.linear.default).facts_by_title()
+    assert callable(facts["rule"]) and remembered.title in facts and "autocast" in facts
+
+
+def test_every_registered_name_is_an_operator() -> None:
+    """A name that torch does not have would never be found."""
+    for trait in Trait.all:
+        for name in trait:
+            namespace, _, rest = name.partition("::")
+            packet, _, overload = rest.partition(".")
+            family = getattr(getattr(torch.ops, namespace), packet, None)
+            if family is None and trait._of_packets:
+                continue  # marked for all variants of a name, of which not all exist
+            assert family is not None, f"{trait.title}: {name}"
+            if overload:
+                assert overload in family.overloads(), f"{trait.title}: {name}"
+
+
+def test_hidden_writes() -> None:
+    mean, var, x = object(), object(), object()
+    args = [x, None, None, mean, var, True, 0.1, 1e-5]
+    assert written_values(aten.native_batch_norm.default, args, {}) == [mean, var]
+    args[5] = False
+    assert written_values(aten.native_batch_norm.default, args, {}) == []
+
+
+def test_a_higher_order_operator_has_one_function_for_each_field() -> None:
+    record = hops.higher_order(torch.ops.higher_order.cond)
+    assert record.takes_functions and None not in (record.run, record.forward, record.backward, record.batched)
+    with pytest.raises(ValueError, match="run of cond is registered already"):
+        hops.run("cond")(lambda *args: None)
+    assert hops.higher_order(torch.ops.higher_order.flex_attention).run is not None
