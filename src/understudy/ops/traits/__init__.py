@@ -5,5 +5,6 @@
     devices      which device a call happens on, which calls may mix devices
     rare_dtypes  dtypes that the CPU computes little with
     autocast     which dtype autocast casts to
+    recording    how an operator appears in a recorded graph
     caching      which plans may be kept, which composites are remembered
 """
