@@ -31,8 +31,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "understudy.fake.mode": ("FakeTensorMode",),
     "understudy.fake.tensor": ("FakeTensor",),
     "understudy.fake.convert": ("FakeTensorConverter",),
+    "understudy.fake.copying": ("FakeCopyMode",),
     "understudy.fake.torch_api": (
-        "FakeCopyMode", "TensorMetadata", "extract_tensor_metadata", "get_plain_tensors", "is_fake",
+        "TensorMetadata", "extract_tensor_metadata", "get_plain_tensors", "is_fake",
         "maybe_get_fake_mode", "unset_fake_temporarily",
     ),
     "understudy.infer.cache": ("DispatchCacheInfo",),

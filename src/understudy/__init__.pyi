@@ -56,9 +56,9 @@ from understudy.errors import UnsupportedOperatorException as UnsupportedOperato
 # torch's own tools
 from understudy.exporting.interop import to_torch as to_torch
 from understudy.fake.convert import FakeTensorConverter as FakeTensorConverter
+from understudy.fake.copying import FakeCopyMode as FakeCopyMode
 from understudy.fake.mode import FakeTensorMode as FakeTensorMode
 from understudy.fake.tensor import FakeTensor as FakeTensor
-from understudy.fake.torch_api import FakeCopyMode as FakeCopyMode
 from understudy.fake.torch_api import TensorMetadata as TensorMetadata
 from understudy.fake.torch_api import extract_tensor_metadata as extract_tensor_metadata
 from understudy.fake.torch_api import get_plain_tensors as get_plain_tensors

@@ -323,3 +323,29 @@ def test_fake_copies_of_optimizers_and_modules_together(mode: FakeTensorMode) ->
     with FakeCopyMode(mode):
         fake_model, fake_optimizer = copy.deepcopy((model, optimizer))
     assert fake_optimizer.param_groups[0]["params"][0] is fake_model.weight
+
+
+def test_a_module_with_stand_ins() -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = torch.nn.Embedding(10, 4), torch.nn.Linear(4, 10, bias=False)
+            self.head.weight = self.embedding.weight
+            self.register_buffer("scale", torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.embedding(x))
+
+    model, mode = Tied().eval(), FakeTensorMode()
+    fake = mode.from_module(model)
+    assert type(fake) is Tied and not fake.training and model.scale.tolist() == [1.0, 1.0, 1.0]
+    assert all(type(p.data) is FakeTensor or isinstance(p, FakeTensor) for p in [*fake.parameters(), fake.scale])
+    assert fake.head.weight is fake.embedding.weight and fake.head.weight.requires_grad
+    assert not any(isinstance(p, FakeTensor) for p in model.parameters())
+    with mode:
+        assert fake(torch.empty(2, 7, dtype=torch.int64)).shape == (2, 7, 10)
+
+
+def test_from_module_says_what_it_takes() -> None:
+    with pytest.raises(TypeError, match=r"from_module takes an nn\.Module, not a Tensor; for a tensor: from_tensor"):
+        FakeTensorMode().from_module(torch.ones(2))  # type: ignore[type-var]

@@ -1,12 +1,13 @@
-"""Copies of stand-ins: deepcopy, copy, pickle, torch.save and torch.load."""
+"""Copies of stand-ins (deepcopy, copy, pickle, torch.save and torch.load), and copies of modules with stand-ins in them."""
 
 from __future__ import annotations
 
 import copy
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+import torch.overrides
 
 from understudy import _torch
 from understudy.fake.checkpoints import where_to
@@ -20,6 +21,7 @@ from understudy.spec.tensor_spec import _rebuild as rebuild_spec
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
 
+Module = TypeVar("Module", bound=torch.nn.Module)
 NOT_COPIED = frozenset("_spec fake_mode _known _node _nonzero_memo _item_memo _unique_memo nested_int_memo".split())
 
 
@@ -208,3 +210,33 @@ def mode_for_unpickling(
 torch.serialization.add_safe_globals(
     [rebuild, rebuild_sparse, mode_for_unpickling, PickledStorage, rebuild_spec, SparseParts]
 )
+
+
+# --- modules -------------------------------------------------------------------------------------------------
+
+
+class FakeCopyMode(torch.overrides.TorchFunctionMode):
+    """`copy.deepcopy(module)` inside this gives a module whose parameters and buffers are stand-ins."""
+
+    def __init__(self, fake_mode: FakeTensorMode) -> None:
+        self.fake_mode = fake_mode
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is _torch.native_clone:
+            return func(self.fake_mode.from_tensor(args[0], static_shapes=True), **kwargs)
+        if func is torch.Tensor.__deepcopy__:
+            tensor, memo = args
+            if id(tensor) not in memo:
+                memo[id(tensor)] = self.fake_mode.from_tensor(tensor, static_shapes=True)
+            return memo[id(tensor)]
+        with _torch.NoTorchFunction():
+            return func(*args, **kwargs)
+
+
+def copy_module(mode: FakeTensorMode, module: Module) -> Module:
+    """A copy of a module with stand-ins in the place of its tensors; those that are shared in it are shared in the copy."""
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"from_module takes an nn.Module, not a {type(module).__name__}; for a tensor: from_tensor")
+    with FakeCopyMode(mode):
+        return copy.deepcopy(module)

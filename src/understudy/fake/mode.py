@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -51,6 +51,7 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 SymInt = torch.SymInt
 default_dtype = torch.get_default_dtype
 make_wrapper = _torch.make_wrapper
+Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 UNUSUAL_ARGUMENT = Plan(())
@@ -173,16 +174,14 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                 for name, value in kwargs.items():
                     add(name)
                     is_known = self._extend(key, type(value), value) or is_known
-            add(default_dtype())
-            if self.device_facts is not None:
-                add(self.device_facts)
-            plan = self._find_plan(tuple(key))
+            full = (*key, default_dtype(), self.device_facts)
+            plan = self._find_plan(full)
         except (UnusualArgument, TypeError):
             plan = UNUSUAL_ARGUMENT
         if plan is UNUSUAL_ARGUMENT:
             return self._slow(func, types, args, kwargs)
         if plan is None or not self._direct or (is_known and plan.kind != FIRST_VIEWED):
-            return self._attend(func, args, kwargs or {}, tuple(key), plan, is_known)
+            return self._attend(func, args, kwargs or {}, full, plan, is_known)
         cache.hits += 1
         if plan.effects:
             run_effects(plan, flat(FakeTensor, args, kwargs or {}))
@@ -348,10 +347,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         for name, value in kwargs.items():
             key.append(name)
             is_known = self._extend(key, type(value), value) or is_known
-        key.append(default_dtype())
-        if self.device_facts is not None:
-            key.append(self.device_facts)
-        return tuple(key), is_known
+        return (*key, default_dtype(), self.device_facts), is_known
 
     # --- the stage on which registered fakes and decompositions perform --------------------------------------
 
@@ -398,6 +394,15 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         return self.fake_tensor_converter.from_real_tensor(
             self, tensor, static_shapes=static_shapes, source=source, symbolic_context=symbolic_context, trace=trace
         )
+
+    def from_module(self, module: Module) -> Module:
+        """A copy of a module with stand-ins for its parameters and buffers; the module itself stays as it is.
+
+            fake = mode.from_module(model)
+            with mode:
+                fake(torch.empty(1, 3, 224, 224))
+        """
+        return copying.copy_module(self, module)
 
     def is_our_fake(self, t: object) -> bool:
         return type(t) is FakeTensor and t.fake_mode is self

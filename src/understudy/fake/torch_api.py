@@ -124,22 +124,3 @@ def _memory_format(t: torch.Tensor) -> torch.memory_format | None:
         if (dims is None or t.ndim == dims) and t.is_contiguous(memory_format=memory_format):
             return memory_format
     return None
-
-
-class FakeCopyMode(torch.overrides.TorchFunctionMode):
-    """`copy.deepcopy(module)` inside this gives a module whose parameters and buffers are stand-ins."""
-
-    def __init__(self, fake_mode: FakeTensorMode) -> None:
-        self.fake_mode = fake_mode
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is _torch.native_clone:
-            return func(self.fake_mode.from_tensor(args[0], static_shapes=True), **kwargs)
-        if func is torch.Tensor.__deepcopy__:
-            tensor, memo = args
-            if id(tensor) not in memo:
-                memo[id(tensor)] = self.fake_mode.from_tensor(tensor, static_shapes=True)
-            return memo[id(tensor)]
-        with _torch.NoTorchFunction():
-            return func(*args, **kwargs)
