@@ -82,7 +82,7 @@ class UnderstudyError(Exception):
     def context(self) -> Context:
         return self._facts.context
 
-    def located(self, context: Context, func: Any = None) -> UnderstudyError:
+    def with_context(self, context: Context, func: Any = None) -> UnderstudyError:
         """Add the context, once: an inner boundary knows more than an outer one."""
         if not self._facts.context.op:
             self._facts.context = context

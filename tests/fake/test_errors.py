@@ -464,8 +464,8 @@ def test_all_have_one_base() -> None:
 
 
 def test_an_error_inside_an_error_keeps_the_first_context() -> None:
-    error = ShapeMismatch("wrong").located(Context("inner", "a", "line 1"))
-    assert error.located(Context("outer", "b", "line 2")).context.op == "inner"
+    error = ShapeMismatch("wrong").with_context(Context("inner", "a", "line 1"))
+    assert error.with_context(Context("outer", "b", "line 2")).context.op == "inner"
 
 
 def test_calls_with_many_arguments_stay_readable() -> None:

@@ -121,13 +121,13 @@ def once_for_each_operator(ask: Callable[[OpOverload], Answer]) -> Callable[[OpO
     answers: dict[int, tuple[OpOverload, Answer]] = {}
 
     @functools.wraps(ask)
-    def found(op: OpOverload) -> Answer:
+    def answer(op: OpOverload) -> Answer:
         entry = answers.get(id(op))
         if entry is None:
             entry = answers[id(op)] = op, ask(op)  # kept alive, so that nothing else has its identity
         return entry[1]
 
-    return found
+    return answer
 
 
 @once_for_each_operator

@@ -153,7 +153,7 @@ def _put_on_loaded_storage(
     adopt(fake, make_view(mode, base, plain))
     fake._known = base._known
     # The loader sets the bits of the C++ tensor itself, right after this.
-    fake._spec = plain.viewed(plain.shape, plain.stride, conj=source.conj, neg=source.neg)
+    fake._spec = plain.as_view(plain.shape, plain.stride, conj=source.conj, neg=source.neg)
     return fake
 
 

@@ -108,12 +108,12 @@ class FakeTensorConverter:
         key = id(t), canonical(torch.device(device))
         found = self._recall(t, key)
         if found is None:
-            found = self.placed(fake_mode, t, key[1])
+            found = self.make_on_device(fake_mode, t, key[1])
             self._remember(t, found, key)
         return found
 
     @staticmethod
-    def placed(mode: FakeTensorMode, t: torch.Tensor, device: torch.device | str) -> FakeTensor:
+    def make_on_device(mode: FakeTensorMode, t: torch.Tensor, device: torch.device | str) -> FakeTensor:
         """A new stand-in on `device` with the metadata of `t`."""
         fake = make_new(mode, spec_of_real(t).on(canonical(torch.device(device))))
         fake.requires_grad_(t.requires_grad)

@@ -51,7 +51,7 @@ class FakeTensor(torch.Tensor):
         constant: torch.Tensor | None = None, real_tensor: torch.Tensor | None = None, *,
         requires_grad: bool | None = None, **ignored: Any,
     ) -> FakeTensor:  # fmt: skip
-        fake = fake_mode.fake_tensor_converter.placed(fake_mode, elem, device)
+        fake = fake_mode.fake_tensor_converter.make_on_device(fake_mode, elem, device)
         if requires_grad is not None:
             fake.requires_grad_(requires_grad)
         if constant is not None:
@@ -243,7 +243,7 @@ class FakeTensor(torch.Tensor):
 
     @nonzero_memo.setter
     def nonzero_memo(self, value: Any) -> None:
-        self._nonzero_memo = self._remembered(value)
+        self._nonzero_memo = self._make_memo(value)
 
     @property
     def item_memo(self) -> Any:
@@ -251,7 +251,7 @@ class FakeTensor(torch.Tensor):
 
     @item_memo.setter
     def item_memo(self, value: Any) -> None:
-        self._item_memo = self._remembered(value)
+        self._item_memo = self._make_memo(value)
 
     @property
     def unique_memo(self) -> Any:
@@ -259,14 +259,14 @@ class FakeTensor(torch.Tensor):
 
     @unique_memo.setter
     def unique_memo(self, value: Any) -> None:
-        self._unique_memo = self._remembered(value)
+        self._unique_memo = self._make_memo(value)
 
     def recall_size(self, question: Any) -> Any:
         """The size that an operator was said to give on this tensor, None if it has to be asked anew."""
         return self._recall((self._size_memos or {}).get(question))
 
     def remember_size(self, question: Any, size: Any) -> None:
-        self._size_memos = {**(self._size_memos or {}), question: self._remembered(size)}
+        self._size_memos = {**(self._size_memos or {}), question: self._make_memo(size)}
 
     def get_nested_int(self, *, coeff: int = 1) -> Any:
         """Asked by jagged tensors, of the offsets that they are made of."""
@@ -274,7 +274,7 @@ class FakeTensor(torch.Tensor):
             self.nested_int_memo = _torch.new_nested_int(RaggedNode)
         return self.nested_int_memo * coeff
 
-    def _remembered(self, value: Any) -> Any:
+    def _make_memo(self, value: Any) -> Any:
         if value is None or torch.is_inference_mode_enabled() or self.is_inference():
             return None
         return value, self._version, self.fake_mode.epoch

@@ -74,13 +74,13 @@ AS_A_SYMBOL = "(a == b).all().item() is the same as a symbol; or keep the decisi
 
 def _no_value(fake: FakeTensor, func: Any, what: str, hint: str = "") -> DataDependentOutputException:
     error = DataDependentOutputException(f"{func} {what}, and {fake._spec} has no data", func=func)
-    error.located(Context(str(func), str(fake._spec), user_line(), hint or hint_for(error)), func)
+    error.with_context(Context(str(func), str(fake._spec), user_line(), hint or hint_for(error)), func)
     return error
 
 
 def tolist(mode: FakeTensorMode, fake: FakeTensor) -> Any:
     if (numbers := values_of(fake)) is not None:
-        return numbers.nested()
+        return numbers.as_lists()
     value = mode.value_of(fake)
     if value is not None:
         with _torch.no_modes():
@@ -231,7 +231,7 @@ def _checked_view(func: Any, fake: FakeTensor, shape: Any, stride: Any, offset: 
         return NotImplemented
     if len(shape) != len(stride) or any(number < 0 for number in numbers):
         return NotImplemented  # the rule says what is wrong
-    view = fake._spec.viewed(shape, stride, offset)
+    view = fake._spec.as_view(shape, stride, offset)
     if extent(fake._spec) * view.itemsize <= held < extent(view) * view.itemsize and view.numel != 0:
         error = ArgumentError(
             f"{func.overloadpacket.__name__}: {view} is out of bounds: it reaches to byte {extent(view) * view.itemsize:,}, "

@@ -99,7 +99,7 @@ def with_fixed_sizes(call: Call) -> Call:
     def fixed(spec: TensorSpec) -> TensorSpec:
         if not spec.is_symbolic:
             return spec
-        return spec.viewed([int(size) for size in spec.shape], [int(step) for step in spec.stride], int(spec.offset))
+        return spec.as_view([int(size) for size in spec.shape], [int(step) for step in spec.stride], int(spec.offset))
 
     args, kwargs = map_structure(fixed, TensorSpec, (call.args, call.kwargs))
     args, kwargs = map_structure(int, SymNode, (args, kwargs))

@@ -102,7 +102,7 @@ def copy(a: TensorSpec, source: TensorSpec, non_blocking: bool = False) -> Tenso
     for size, step in zip(a.shape, a.stride, strict=True):
         if step == 0 and size > 1:
             return preserved_copy(a)
-    return a.viewed(a.shape, a.stride, conj=False, neg=False)
+    return a.as_view(a.shape, a.stride, conj=False, neg=False)
 
 
 @rule("fill.Scalar")

@@ -294,7 +294,7 @@ def normal_into(mean: TensorSpec, std: float = 1.0, *, generator: Any = None, ou
     _check_std(0.0, std)
     shape = broadcast_shapes(mean.shape, out.shape)
     unless_empty(shape, check_dtype, "normal", out.dtype, "fc", out.device)
-    return Same(1) if same_shape(shape, out.shape) else Same(1, out.viewed(shape, contiguous_strides(shape)))
+    return Same(1) if same_shape(shape, out.shape) else Same(1, out.as_view(shape, contiguous_strides(shape)))
 
 
 @rule("normal.float_Tensor")

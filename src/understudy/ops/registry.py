@@ -176,7 +176,7 @@ class Trait(Generic[Fact]):
             record.facts[self] = fact
             return fact
 
-    def named(self, name: str) -> Fact:
+    def by_name(self, name: str) -> Fact:
         """What is registered under this name, for facts that are made of others."""
         return self._by_name[full_name(name)]
 

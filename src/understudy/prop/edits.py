@@ -94,7 +94,7 @@ def in_known_names(mode: FakeTensorMode, value: Any) -> Any:
 
     def of_spec(spec: TensorSpec) -> TensorSpec:
         shape, stride = tuple(map(renamed, spec.shape)), tuple(map(renamed, spec.stride))
-        return spec.viewed(shape, stride, renamed(spec.offset))
+        return spec.as_view(shape, stride, renamed(spec.offset))
 
     def of_leaf(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):

@@ -73,7 +73,7 @@ def with_context(error: Exception, call: Call) -> UnderstudyError:
     if sizes:
         hint = hint.replace("of these shapes", f"of these shapes ({sizes})")
     context = Context(str(call.op), describe(call.args, call.kwargs), user_line(), hint)
-    return error.located(context, call.op)
+    return error.with_context(context, call.op)
 
 
 def sizes_at_hand(specs: Iterable[TensorSpec]) -> str:
@@ -94,4 +94,4 @@ def _translate(error: Exception, call: Call) -> UnderstudyError:
 
 def with_line(error: UnderstudyError, what: str, inputs: Any = "", hint: str = "") -> UnderstudyError:
     """Context for an error that no operator call stands behind."""
-    return error.located(Context(what, str(inputs), user_line(), hint or hint_for(error)))
+    return error.with_context(Context(what, str(inputs), user_line(), hint or hint_for(error)))

@@ -186,7 +186,7 @@ class TensorSpec:
 
     reshaped = like
 
-    def viewed(
+    def as_view(
         self,
         shape: Sequence[Any],
         stride: Sequence[Any],

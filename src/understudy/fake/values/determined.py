@@ -88,7 +88,7 @@ class StoragePart:
     def real(self) -> torch.Tensor:
         return on_storage(self.content.storage(), self.spec)
 
-    def copied(self, storages: dict[int, torch.Tensor]) -> torch.Tensor:
+    def copy_on(self, storages: dict[int, torch.Tensor]) -> torch.Tensor:
         """On a copy of the storage, one for all tensors that share it."""
         storage = storages.get(self.owner)
         if storage is None:
@@ -107,7 +107,7 @@ class UnreadPart(StoragePart):
     def real(self) -> torch.Tensor:
         return torch.empty((), dtype=self.spec.dtype, device=CPU).expand(self.spec.shape)
 
-    def copied(self, storages: dict[int, torch.Tensor]) -> torch.Tensor:
+    def copy_on(self, storages: dict[int, torch.Tensor]) -> torch.Tensor:
         return torch.empty_strided(self.spec.shape, self.spec.stride, dtype=self.spec.dtype, device=CPU)
 
 
@@ -138,7 +138,7 @@ class DeterminedCall:
         if self._tensors is None:
             with _computing, _torch.ReplayOnRealTensors(self.default_dtype):
                 if self._tensors is None:
-                    self._tensors = self._written() if self.is_write else self._returned()
+                    self._tensors = self._written() if self.is_write else self._results()
                     self.op = self.args = self.kwargs = None
                     self.depth = 0
         return self._tensors
@@ -147,7 +147,7 @@ class DeterminedCall:
         """With the numbers that symbols stand for: where a tensor may be, C++ takes a symbol for any number."""
         return map_structure(_number, SYMBOLIC, (self.args, self.kwargs))
 
-    def _returned(self) -> list[torch.Tensor]:
+    def _results(self) -> list[torch.Tensor]:
         args, kwargs = map_structure(lambda part: part.real(), StoragePart, self._arguments())
         return [output.detach() for output in flat(torch.Tensor, (self.op(*args, **_on_cpu(kwargs)),), {})]
 
@@ -156,7 +156,7 @@ class DeterminedCall:
         targets: list[torch.Tensor] = []
 
         def own(part: StoragePart) -> torch.Tensor:
-            targets.append(part.copied(storages))
+            targets.append(part.copy_on(storages))
             return targets[-1]
 
         args, kwargs = map_structure(own, StoragePart, self._arguments())

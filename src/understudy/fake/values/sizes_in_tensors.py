@@ -46,7 +46,7 @@ class SymbolicElements:
     def __init__(self, shape: tuple[int, ...], flat: list[Any]) -> None:
         self.shape, self.flat = shape, flat
 
-    def nested(self) -> Any:
+    def as_lists(self) -> Any:
         """As `tolist()` gives them: in lists, or the one number."""
         items = self.flat
         for size in reversed(self.shape):

@@ -87,7 +87,7 @@ def index_spec(spec: TensorSpec, indices: Indices) -> TensorSpec:
     shape = (*(spec.shape[d] for d in before), *index_shape, *(spec.shape[d] for d in after))
     zeros = (0,) * len(index_shape)
     stride = (*(spec.stride[d] for d in before), *zeros, *(spec.stride[d] for d in after))
-    source = spec.viewed(shape, stride)
+    source = spec.as_view(shape, stride)
     rows = [_index_row(entry, index_shape, len(before), len(after)) for _, entry in given]
     if spec.device.type in UNIFORM_INDEX_DEVICES and any(not same_shape(row.stride, rows[0].stride) for row in rows):
         rows = [row.like() for row in rows]
@@ -112,7 +112,7 @@ def _index_row(entry: TensorSpec, index_shape: tuple[Any, ...], before: int, aft
     """One index as it takes part in the iteration, of size 1 along the dimensions that are not indexed."""
     spread = entry
     if not same_shape(entry.shape, index_shape):
-        spread = entry.viewed(*expand_strides(entry, index_shape))
+        spread = entry.as_view(*expand_strides(entry, index_shape))
     if entry.dtype is torch.int32:
         spread = preserved_copy(spread)  # converted to 64 bits after it was spread
     shape = (*(1,) * before, *index_shape, *(1,) * after)

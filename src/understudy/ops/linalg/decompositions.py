@@ -247,7 +247,7 @@ def _solution(spec: TensorSpec, shape: Size, left: bool) -> TensorSpec:
     rows = spec.like(shape)
     if not spec.is_complex or rows.is_empty:
         return rows
-    return rows.viewed(shape, rows.stride, conj=True)
+    return rows.as_view(shape, rows.stride, conj=True)
 
 
 @rule("_linalg_solve_ex")

@@ -124,7 +124,7 @@ def addbmm_in_place(
     check_no_overlap("addbmm_", target)
     if same_shape(result.shape, target.shape):
         return Same(0)
-    return Same(0, target.viewed(result.shape, result.stride))
+    return Same(0, target.as_view(result.shape, result.stride))
 
 
 def _add_bias(what: str, bias: TensorSpec, result: TensorSpec) -> TensorSpec:
@@ -203,7 +203,7 @@ def _inner_product(a: TensorSpec, b: TensorSpec, lazily_conjugated: bool) -> Ten
     if not same_shape(a.shape, b.shape):
         raise ShapeMismatch(f"dot: {a} and {b} differ in size")
     result = a.like(())
-    return result.viewed((), (), conj=True) if lazily_conjugated else result
+    return result.as_view((), (), conj=True) if lazily_conjugated else result
 
 
 @rule("addr")
@@ -213,7 +213,7 @@ def addr(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alpha
     _check_rank("addr", b, 1)
     shape = (a.shape[0], b.shape[0])
     check_expandable(bias.shape, shape, "addr")
-    column = a.viewed((shape[0], 1), (a.stride[0], 1))
+    column = a.as_view((shape[0], 1), (a.stride[0], 1))
     dtype = result_type(bias, a, b)
     check_cpu_dtype("addr", bias.like(dtype=dtype), NUMBERS | BOOL)
     return a.like(shape, stride=elementwise_strides(shape, (_expand(bias, shape), column, b)), dtype=dtype)
@@ -229,7 +229,7 @@ def _expand(spec: TensorSpec, shape: Size) -> TensorSpec:
         else:
             size, step = 1, shape[dim + 1] * stride[-1] if stride else 1
         stride.append(step if size == shape[dim] else 0)
-    return spec.viewed(shape, stride[::-1])
+    return spec.as_view(shape, stride[::-1])
 
 
 @rule("outer")

@@ -197,7 +197,7 @@ def pow_of_number(base: Any, exponent: TensorSpec) -> TensorSpec:
 
 @rule("__ilshift__.Tensor", "__ilshift__.Scalar", "__irshift__.Tensor", "__irshift__.Scalar")
 def shift_in_place(a: TensorSpec, by: Any) -> Same:
-    return written_in_place("shift", a, rule.named("bitwise_left_shift.Tensor")(a, by))
+    return written_in_place("shift", a, rule.by_name("bitwise_left_shift.Tensor")(a, by))
 
 
 @rule("pow_.Tensor")

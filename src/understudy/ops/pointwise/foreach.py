@@ -96,7 +96,7 @@ def register(name: str, list_rule: Callable[[str, Rule], Rule], of: str) -> None
     suffix = f".{overload}" if overload else ""
     functional = f"_foreach_{packet}{suffix}"
     in_place = f"_foreach_{packet}_{suffix}"
-    rule(functional)(list_rule(functional, rule.named(of)))
+    rule(functional)(list_rule(functional, rule.by_name(of)))
     run = list_rule(in_place, written(in_place, _in_place_variant(of)))
 
     @rule(in_place)
@@ -106,7 +106,7 @@ def register(name: str, list_rule: Callable[[str, Rule], Rule], of: str) -> None
 
 def _in_place_variant(of: str) -> Rule:
     if of != "abs":
-        return rule.named(of)
+        return rule.by_name(of)
 
     def absolute_in_place(a: TensorSpec) -> TensorSpec:
         check_dtype("abs_", a.dtype, "if", a.device)
@@ -214,7 +214,7 @@ register("lerp.List", three_lists, "lerp.Tensor")
 @rule("_foreach_pow.ScalarAndTensor")
 def foreach_pow_of_number(base: Any, exponents: Specs) -> list[Any]:
     check_lists("_foreach_pow", exponents)
-    one = rule.named("pow.Scalar")
+    one = rule.by_name("pow.Scalar")
     return each(lambda exponent: one(base, exponent), exponents)
 
 
@@ -226,7 +226,7 @@ def foreach_zero_in_place(tensors: Specs) -> None:
 @rule("_foreach_zero")
 def foreach_zero(tensors: Specs) -> list[Any]:
     check_lists("_foreach_zero", tensors)
-    return each(rule.named("zero"), tensors)
+    return each(rule.by_name("zero"), tensors)
 
 
 @rule("_foreach_copy_")
@@ -243,13 +243,13 @@ def foreach_copy_in_place(tensors: Specs, sources: Specs, non_blocking: bool = F
 @rule("_foreach_copy")
 def foreach_copy(tensors: Specs, sources: Specs, non_blocking: bool = False) -> list[Any]:
     check_lists("_foreach_copy", tensors, sources)
-    return each(rule.named("copy"), tensors, sources)
+    return each(rule.by_name("copy"), tensors, sources)
 
 
 @rule("_foreach_clone")
 def foreach_clone(tensors: Specs, *, memory_format: torch.memory_format | None = None) -> list[Any]:
     check_lists("_foreach_clone", tensors)
-    one = rule.named("clone")
+    one = rule.by_name("clone")
     return each(lambda a: one(a, memory_format=memory_format), tensors)
 
 
@@ -270,7 +270,7 @@ def foreach_norm(tensors: Specs, ord: Any = 2, dtype: torch.dtype | None = None)
 @rule("_foreach_mm")
 def foreach_mm(tensors: Specs, others: Specs) -> list[Any]:
     check_lists("_foreach_mm", tensors, others)
-    return each(rule.named("mm"), tensors, others)
+    return each(rule.by_name("mm"), tensors, others)
 
 
 @rule("_foreach_max")

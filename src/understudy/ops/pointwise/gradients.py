@@ -148,7 +148,7 @@ def glu(a: TensorSpec, dim: int = -1) -> TensorSpec:
     if size % 2 != 0:
         raise ShapeMismatch(f"glu: dimension {dim} of {a} can't be halved")
     check_dtype("glu", a.dtype, "f", a.device)
-    half = a.viewed((*a.shape[:dim], size // 2, *a.shape[dim + 1 :]), a.stride)
+    half = a.as_view((*a.shape[:dim], size // 2, *a.shape[dim + 1 :]), a.stride)
     return elementwise((half, half), a.dtype)
 
 

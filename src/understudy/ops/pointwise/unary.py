@@ -112,7 +112,7 @@ def isinf(a: TensorSpec) -> TensorSpec:
     if not (a.is_floating_point or a.is_complex):
         return preserved_copy(a, torch.bool)
     if a.is_complex:  # of each part on its own
-        a = a.viewed(a.shape, [2 * step for step in a.stride], dtype=real_type(a.dtype), conj=False)
+        a = a.as_view(a.shape, [2 * step for step in a.stride], dtype=real_type(a.dtype), conj=False)
     return elementwise((elementwise((a,), a.dtype), 0.0), torch.bool)
 
 

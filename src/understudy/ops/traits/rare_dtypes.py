@@ -37,7 +37,7 @@ def refuse_rare(call: Call) -> None:
     if dtype not in RARE or _is_elsewhere(call, given):
         return
     name = call.op.overloadpacket.__name__.removesuffix("_")
-    is_refused = name in not_made and dtype in not_made.named(name)
+    is_refused = name in not_made and dtype in not_made.by_name(name)
     record = record_of(call.op)
     if given is not None and record.is_pointwise and not record.is_composite:
         is_refused = is_refused or not _is_taken(name, given, call)

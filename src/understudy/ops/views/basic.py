@@ -45,17 +45,17 @@ def viewed_as(spec: TensorSpec, shape: tuple[Any, ...]) -> TensorSpec:
             f"join old ones that do not lie next to each other in memory; use .reshape({list(shape)}) "
             f"or .contiguous() first"
         )
-    return spec.viewed(shape, stride)
+    return spec.as_view(shape, stride)
 
 
 @rule("_reshape_alias")
 def reshape_alias(spec: TensorSpec, size: Sequence[Any], stride: Sequence[Any]) -> View:
-    return View(0, spec.viewed(size, stride))
+    return View(0, spec.as_view(size, stride))
 
 
 @rule("expand")
 def expand(spec: TensorSpec, size: Sequence[Any], *, implicit: bool = False) -> View:
-    return View(0, spec.viewed(*expand_strides(spec, size)))
+    return View(0, spec.as_view(*expand_strides(spec, size)))
 
 
 @rule("permute")
@@ -63,7 +63,7 @@ def permute(spec: TensorSpec, dims: Sequence[int]) -> View:
     if len(dims) != spec.ndim:
         raise ArgumentError(f"permute: {list(dims)} has {len(dims)} dimensions, {spec} has {spec.ndim}")
     order = wrap_dims(dims, spec.ndim)
-    return View(0, spec.viewed([spec.shape[d] for d in order], [spec.stride[d] for d in order]))
+    return View(0, spec.as_view([spec.shape[d] for d in order], [spec.stride[d] for d in order]))
 
 
 def transpose_spec(spec: TensorSpec, dim0: int, dim1: int) -> TensorSpec:
@@ -73,7 +73,7 @@ def transpose_spec(spec: TensorSpec, dim0: int, dim1: int) -> TensorSpec:
     shape, stride = list(spec.shape), list(spec.stride)
     shape[first], shape[second] = shape[second], shape[first]
     stride[first], stride[second] = stride[second], stride[first]
-    return spec.viewed(shape, stride)
+    return spec.as_view(shape, stride)
 
 
 @rule("transpose.int")
@@ -92,7 +92,7 @@ def squeeze_spec(spec: TensorSpec, dims: Sequence[int] | None = None) -> TensorS
     """Without the dimensions of size 1 among `dims` (all of them by default)."""
     candidates = range(spec.ndim) if dims is None else wrap_dims(dims, spec.ndim)
     kept = [dim for dim in range(spec.ndim) if dim not in candidates or spec.shape[dim] != 1]
-    return spec.viewed([spec.shape[d] for d in kept], [spec.stride[d] for d in kept])
+    return spec.as_view([spec.shape[d] for d in kept], [spec.stride[d] for d in kept])
 
 
 @rule("squeeze")
@@ -113,7 +113,7 @@ def squeeze_dims(spec: TensorSpec, dim: Sequence[int]) -> View:
 def unsqueeze_spec(spec: TensorSpec, dim: int) -> TensorSpec:
     dim = wrap_dim(dim, spec.ndim + 1)
     step = spec.shape[dim] * spec.stride[dim] if dim < spec.ndim else 1
-    return spec.viewed(with_inserted(spec.shape, dim, 1), with_inserted(spec.stride, dim, step))
+    return spec.as_view(with_inserted(spec.shape, dim, 1), with_inserted(spec.stride, dim, step))
 
 
 def with_dimensions(spec: TensorSpec, at_least: int) -> TensorSpec:
@@ -137,7 +137,7 @@ def select_spec(spec: TensorSpec, dim: int, index: Any) -> TensorSpec:
         raise DimensionError(f"select: index {index} is out of range for dimension {dim} of {spec}")
     index = from_start(index, size)
     stride = spec.stride
-    return spec.viewed(without(spec.shape, dim), without(stride, dim), spec.offset + index * stride[dim])
+    return spec.as_view(without(spec.shape, dim), without(stride, dim), spec.offset + index * stride[dim])
 
 
 @rule("select.int")
@@ -194,7 +194,7 @@ def sliced_size(spec: TensorSpec, dim: int, start: Any, end: Any, step: Any) -> 
 def slice_spec(spec: TensorSpec, dim: int, start: Any, end: Any, step: Any) -> TensorSpec:
     dim, start, length = sliced_size(spec, dim, start, end, step)
     stride = spec.stride
-    return spec.viewed(
+    return spec.as_view(
         replace_size(spec.shape, dim, length),
         stride if step == 1 else replace_size(stride, dim, stride[dim] * step),
         spec.offset + start * stride[dim],
@@ -208,7 +208,7 @@ def slice_(spec: TensorSpec, dim: int = 0, start: Any = None, end: Any = None, s
 
 def narrow_spec(spec: TensorSpec, dim: int, start: Any, length: Any) -> TensorSpec:
     """A slice whose range is known to be inside."""
-    return spec.viewed(replace_size(spec.shape, dim, length), spec.stride, spec.offset + start * spec.stride[dim])
+    return spec.as_view(replace_size(spec.shape, dim, length), spec.stride, spec.offset + start * spec.stride[dim])
 
 
 @rule("narrow")
@@ -249,7 +249,7 @@ def diagonal_of(spec: TensorSpec, offset: int, dim1: int, dim2: int) -> TensorSp
         length = larger(length, 0)
         skipped = skipped * smaller(length, 1)  # a diagonal without elements starts where the tensor does
     kept = [dim for dim in range(spec.ndim) if dim not in (first, second)]
-    return spec.viewed(
+    return spec.as_view(
         [*(spec.shape[d] for d in kept), length],
         [*(spec.stride[d] for d in kept), spec.stride[first] + spec.stride[second]],
         spec.offset + skipped,
@@ -263,7 +263,7 @@ def restride_spec(spec: TensorSpec, size: Sequence[Any], stride: Sequence[Any], 
         raise ArgumentError(
             f"as_strided: sizes {list(size)}, strides {list(stride)} and offset {offset} must not be negative"
         )
-    return spec.viewed(size, stride, offset)
+    return spec.as_view(size, stride, offset)
 
 
 @rule("as_strided")
@@ -279,8 +279,8 @@ def unfold_spec(spec: TensorSpec, dimension: int, size: Any, step: Any) -> Tenso
     if size > length:
         raise ShapeMismatch(f"unfold: windows of {size} do not fit into {length} of dimension {dim} of {spec}")
     if not spec.shape:
-        return spec.viewed((size,), (1,))
-    return spec.viewed(
+        return spec.as_view((size,), (1,))
+    return spec.as_view(
         (*replace_size(spec.shape, dim, (length - size) // step + 1), size),
         (*replace_size(spec.stride, dim, stride * step), stride),
     )
@@ -309,7 +309,7 @@ def reinterpret_spec(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
         raise DtypeError(f"view: {spec} is a lazy conjugate or negative; call .resolve_conj().resolve_neg() first")
     old, new = spec.dtype.itemsize, dtype.itemsize
     if old == new:
-        return spec.viewed(spec.shape, spec.stride, dtype=dtype)
+        return spec.as_view(spec.shape, spec.stride, dtype=dtype)
     if not spec.shape:
         raise DtypeError(f"view: {spec} has no last dimension to make {dtype} of")
     if spec.stride[-1] != 1:
@@ -317,19 +317,19 @@ def reinterpret_spec(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
     if old > new:
         ratio = old // new
         stride = [step * ratio for step in spec.stride[:-1]]
-        return spec.viewed((*spec.shape[:-1], spec.shape[-1] * ratio), (*stride, 1), spec.offset * ratio, dtype=dtype)
+        return spec.as_view((*spec.shape[:-1], spec.shape[-1] * ratio), (*stride, 1), spec.offset * ratio, dtype=dtype)
     ratio = new // old
     if any(part % ratio != 0 for part in (spec.shape[-1], spec.offset, *spec.stride[:-1])):
         raise DtypeError(
             f"view: the last size, the offset and the strides of {spec} must be divisible by {ratio} to become {dtype}"
         )
     stride = [step // ratio for step in spec.stride[:-1]]
-    return spec.viewed((*spec.shape[:-1], spec.shape[-1] // ratio), (*stride, 1), spec.offset // ratio, dtype=dtype)
+    return spec.as_view((*spec.shape[:-1], spec.shape[-1] // ratio), (*stride, 1), spec.offset // ratio, dtype=dtype)
 
 
 def as_real(spec: TensorSpec, conj: bool = False) -> TensorSpec:
     stride = [step * 2 for step in spec.stride]
-    return spec.viewed((*spec.shape, 2), (*stride, 1), spec.offset * 2, dtype=real_type(spec.dtype), conj=conj)
+    return spec.as_view((*spec.shape, 2), (*stride, 1), spec.offset * 2, dtype=real_type(spec.dtype), conj=conj)
 
 
 @rule("view_as_real")
@@ -354,16 +354,16 @@ def view_as_complex(spec: TensorSpec) -> View:
             f"elsewhere"
         )
     stride = [step // 2 for step in spec.stride[:-1]]
-    return View(0, spec.viewed(spec.shape[:-1], stride, spec.offset // 2, dtype=complex_type(spec.dtype)))
+    return View(0, spec.as_view(spec.shape[:-1], stride, spec.offset // 2, dtype=complex_type(spec.dtype)))
 
 
 @rule("_conj")
 def conj(spec: TensorSpec) -> View:
     if not spec.is_complex:
         raise DtypeError(f"conj: {spec} is not complex")
-    return View(0, spec.viewed(spec.shape, spec.stride, conj=not spec.conj))
+    return View(0, spec.as_view(spec.shape, spec.stride, conj=not spec.conj))
 
 
 @rule("_neg_view")
 def neg_view(spec: TensorSpec) -> View:
-    return View(0, spec.viewed(spec.shape, spec.stride, neg=not spec.neg))
+    return View(0, spec.as_view(spec.shape, spec.stride, neg=not spec.neg))

@@ -30,7 +30,7 @@ aten = torch.ops.aten
 
 def reshape_spec(spec: TensorSpec, shape: tuple[Any, ...]) -> New | View:
     stride = view_strides(spec, shape)
-    return New(spec.like(shape)) if stride is None else View(0, spec.viewed(shape, stride))
+    return New(spec.like(shape)) if stride is None else View(0, spec.as_view(shape, stride))
 
 
 @rule("reshape")
@@ -69,12 +69,12 @@ def unflatten(spec: TensorSpec, dim: int, sizes: Sequence[Any]) -> View:
 
 @rule("expand_as")
 def expand_as(spec: TensorSpec, other: TensorSpec) -> View:
-    return View(0, spec.viewed(*expand_strides(spec, other.shape)))
+    return View(0, spec.as_view(*expand_strides(spec, other.shape)))
 
 
 @rule("broadcast_to")
 def broadcast_to(spec: TensorSpec, size: Sequence[Any]) -> View:
-    return View(0, spec.viewed(*expand_strides(spec, size)))
+    return View(0, spec.as_view(*expand_strides(spec, size)))
 
 
 @rule("broadcast_tensors")
@@ -83,7 +83,7 @@ def broadcast_tensors(tensors: Sequence[TensorSpec]) -> list[View | Same]:
     return [
         Same(position)
         if same_shape(tensor.shape, shape)
-        else View(position, tensor.viewed(*expand_strides(tensor, shape)))
+        else View(position, tensor.as_view(*expand_strides(tensor, shape)))
         for position, tensor in enumerate(tensors)
     ]
 
@@ -108,7 +108,7 @@ def view_as(spec: TensorSpec, other: TensorSpec) -> View:
 
 @rule("numpy_T")
 def numpy_t(spec: TensorSpec) -> View:
-    return View(0, spec.viewed(spec.shape[::-1], spec.stride[::-1]))
+    return View(0, spec.as_view(spec.shape[::-1], spec.stride[::-1]))
 
 
 def _matrix_transpose(spec: TensorSpec) -> View | Same:
@@ -130,7 +130,7 @@ def matrix_adjoint(spec: TensorSpec) -> View | Same:
     if not spec.is_complex:
         return answer
     turned = answer.spec or spec
-    return View(0, turned.viewed(turned.shape, turned.stride, conj=not spec.conj))
+    return View(0, turned.as_view(turned.shape, turned.stride, conj=not spec.conj))
 
 
 @rule("swapaxes", "swapdims")
@@ -147,7 +147,7 @@ def _move_dims(spec: TensorSpec, source: Sequence[int], destination: Sequence[in
     rest = iter(dim for dim in range(spec.ndim) if dim not in sources)
     placed = dict(zip(destinations, sources, strict=True))
     order = [placed[position] if position in placed else next(rest) for position in range(spec.ndim)]
-    return View(0, spec.viewed([spec.shape[d] for d in order], [spec.stride[d] for d in order]))
+    return View(0, spec.as_view([spec.shape[d] for d in order], [spec.stride[d] for d in order]))
 
 
 @rule("movedim.intlist", "moveaxis.intlist")
@@ -169,7 +169,7 @@ def linalg_diagonal(spec: TensorSpec, *, offset: int = 0, dim1: int = -2, dim2: 
 def conj(spec: TensorSpec) -> View | Same:
     if not spec.is_complex:
         return Same(0)
-    return View(0, spec.viewed(spec.shape, spec.stride, conj=not spec.conj))
+    return View(0, spec.as_view(spec.shape, spec.stride, conj=not spec.conj))
 
 
 @rule("real")
@@ -182,7 +182,7 @@ def imag(spec: TensorSpec) -> View:
     if not spec.is_complex:
         raise DtypeError(f"imag: {spec} is not complex")
     part = select_spec(as_real(spec), -1, 1)
-    return View(0, part.viewed(part.shape, part.stride, neg=part.neg != spec.conj))
+    return View(0, part.as_view(part.shape, part.stride, neg=part.neg != spec.conj))
 
 
 # --- The copying twins of views (`permute_copy` of `permute`, …): a new contiguous tensor of the view's shape ---
@@ -230,7 +230,7 @@ def _copy_of(view_rule: Rule) -> Rule:
 
 def _resolve_bits(spec: TensorSpec) -> TensorSpec:
     """Copying operators apply a lazy conjugation or negation first, views refuse some of them."""
-    return spec.viewed(spec.shape, spec.stride, conj=False, neg=False) if spec.conj or spec.neg else spec
+    return spec.as_view(spec.shape, spec.stride, conj=False, neg=False) if spec.conj or spec.neg else spec
 
 
 def _fresh(view: View) -> TensorSpec:

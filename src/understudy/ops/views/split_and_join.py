@@ -327,7 +327,7 @@ def _grids(tensors: Sequence[TensorSpec], indexing: str) -> list[View]:
     grids = []
     for dim, position in enumerate(order):
         column = viewed_as(tensors[position], tuple(s if d == dim else 1 for d, s in enumerate(shape)))
-        grids.append(View(position, column.viewed(*expand_strides(column, shape))))
+        grids.append(View(position, column.as_view(*expand_strides(column, shape))))
     return [grids[dim] for dim in order]
 
 

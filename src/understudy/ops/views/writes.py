@@ -75,7 +75,7 @@ def copied_in_place(spec: TensorSpec) -> TensorSpec:
     expanded = any(step == 0 and size > 1 for size, step in zip(spec.shape, spec.stride, strict=True))
     if expanded and not is_contiguous(spec.shape, spec.stride):
         return preserved_copy(spec)
-    return spec.viewed(spec.shape, spec.stride, conj=False, neg=False)
+    return spec.as_view(spec.shape, spec.stride, conj=False, neg=False)
 
 
 def _check_source(what: str, src: TensorSpec, part: TensorSpec) -> None:
@@ -156,10 +156,10 @@ def resize_spec(spec: TensorSpec, size: Sequence[Any], memory_format: torch.memo
     if any(s < 0 for s in size):
         raise ArgumentError(f"resize_: {list(size)} has a negative size")
     if not same_shape(tuple(size), spec.shape):
-        spec = spec.viewed(size, contiguous_strides(size))
+        spec = spec.as_view(size, contiguous_strides(size))
     if memory_format is None:
         return spec
-    return spec.viewed(size, strides_in_format(tuple(size), memory_format))
+    return spec.as_view(size, strides_in_format(tuple(size), memory_format))
 
 
 @rule("resize_")
@@ -185,7 +185,7 @@ def resize_as_(
 def set_source(spec: TensorSpec, source: TensorSpec) -> Same:
     if spec.dtype is not source.dtype:
         raise DtypeError(f"set_: {spec} can't take over the storage of {source}, which has another dtype")
-    return change_in_place(spec, spec.viewed(source.shape, source.stride, source.offset))
+    return change_in_place(spec, spec.as_view(source.shape, source.stride, source.offset))
 
 
 @batching_rule("slice_backward")
