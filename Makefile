@@ -25,11 +25,15 @@ check: $(READY)  ## lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(READY)  ## side by side with torch's own mode
+bench: $(READY)  ## side by side with torch's own mode; with AGAINST=<commit>, beside that version of this library
+ifdef AGAINST
+	$(BIN)/python -m benchmarks.against $(AGAINST) $(ARGS)
+else
 	$(BIN)/python -m benchmarks.run $(ARGS)
 	$(BIN)/python -m benchmarks.prop $(if $(findstring --quick,$(ARGS)),--quick)
 	$(BIN)/python -m benchmarks.symbolic $(if $(findstring --quick,$(ARGS)),--quick)
 	$(BIN)/python -m benchmarks.make_fx $(if $(findstring --quick,$(ARGS)),--quick)
+endif
 
 conformance: $(READY)  ## the long sweeps: every operator against the real one, models against torch
 	$(BIN)/python -m pytest -q -n 2 -m conformance $(ARGS)
