@@ -1,4 +1,5 @@
-"""From real tensors to stand-ins: metadata, aliasing and autograd structure come along, data does not."""
+"""From real tensors to stand-ins, with symbolic sizes where they are open: metadata, aliasing and autograd structure come
+along, data does not."""
 
 from __future__ import annotations
 

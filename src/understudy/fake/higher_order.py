@@ -3,7 +3,7 @@
 `torch.cond`, `scan` and their like call functions that they are given. Where nothing records the program, a run with
 stand-ins calls these functions as eager would: autograd and the transforms of torch.func see what happens inside.
 Where eager would ask a value that nobody knows, both ways (`cond`) or one round (`while_loop`) show what comes out:
-torch demands that it has the same metadata whatever the value.
+torch demands that it has the same metadata whatever the value. Sizes in which two branches differ become new symbols.
 """
 
 from __future__ import annotations

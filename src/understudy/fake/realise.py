@@ -1,4 +1,4 @@
-"""Stand-ins for sparse tensors: torch's own sparse meta tensors, dressed as fakes."""
+"""Tensors from outcomes: the only place where stand-ins come into being, dense and sparse ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_sparse(mode: FakeTensorMode, spec: TensorSpec) -> FakeTensor:
     return fake
 
 
-# --- Tensors from outcomes: the only place where stand-ins come into being ----------------------------------
+# --- Dense stand-ins ----------------------------------------------------------------------------------------
 
 make_wrapper = _torch.make_wrapper
 in_inference_mode = torch.is_inference_mode_enabled

@@ -1,4 +1,5 @@
-"""Calls that need tensors, not only their specs: reading values, lifting literals, taking over storages."""
+"""Calls that need tensors, not only their specs: reading values, lifting literals, checks of memory that overlaps, zeros of
+forward-mode gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies, casts, moves between devices, and filling."""
+"""New tensors: from sizes and numbers, like another tensor, and as copies, casts and moves of one; filling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators whose result has a size that only the data tells: refused, each with its reason."""
+"""Operators that are refused, each with its reason: their result has a data-dependent size, or is quantised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which device the result of an operator call is on."""
+"""Elementwise operators: the device they run on, how shapes are broadcast, and the spec of the result."""
 
 from __future__ import annotations
 

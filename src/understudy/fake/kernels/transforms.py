@@ -1,7 +1,8 @@
 """Operators that C++ computes with plain sizes where a transform of `torch.func` is around them.
 
 While a transform runs on stand-ins with symbolic sizes, rules of our own stand in the place of torch's: for every thread,
-to the same effect. Those of `batching` are for one level of vmap; those here hear of a call before any transform does.
+to the same effect. Batching rules (`ops/shared/batching.py`) are for one level of vmap; those here hear of a call before
+any transform does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Calls whose answer lies in the data, where that data is determined.
+"""Calls whose answer lies in the data: from determined values, or as new symbols.
 
-Inference refuses them: it sees specs only. What the mode then asks here is whether the tensors that decide have known
-values. If so, the answer is as sure as any: `x[torch.tensor([True, False, True])]` has two rows.
+Inference refuses them: it sees specs only. What the mode then asks here is whether the tensors that decide have determined
+values. If so, the answer is as sure as any: `x[torch.tensor([True, False, True])]` has two rows. If not, and the mode has a
+shape environment, the answer is an unbacked symbol.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Values that follow from the program alone: literals, `arange`, `zeros`, … and what is computed from them.
 
-Nothing is computed until somebody asks. Each storage with determined contents has one `Known`, shared by the tensors
-on it; its `content` is an expression that never changes once made, so a later write can't spoil an earlier
+Nothing is computed until somebody asks. Each storage with determined contents has one `DeterminedContents`, shared by the
+tensors on it; its `content` is an expression that never changes once made, so a later write can't spoil an earlier
 answer: a write gives the storage a new expression, or, if what is written is not determined, none.
 
-    content = Literal(real)              a real tensor's storage
-            | Filled(spec, value)        a storage that holds one number everywhere
-            | Outcome(event, position)   the storage of a tensor that an event gave, or wrote to
-    event   = Event(op, args)            an operator call on tensors with such contents
+    content = LiteralStorage(real)               a real tensor's storage
+            | FilledStorage(spec, value)         a storage that holds one number everywhere
+            | CallResult(event, position, spec)  the storage of a tensor that a call gave, or wrote to
+    event   = DeterminedCall(op, args, …)        an operator call on tensors with such contents
 
-A storage of which nothing is known has no `Known`, and never gets one: memory as it was found stays unknown, even if a
-write fills all of it.
+A storage of which nothing is known has no `DeterminedContents`, and never gets one: memory as it was found stays unknown,
+even if a write fills all of it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DeterminedContents:
 
     __slots__ = ("content", "literal")
     is_zeros = False
-    """Whether it is of one of the tensors without memory that stand for zeros (`zero_tensors`)."""
+    """Whether it is of one of the tensors without memory that stand for zeros (`DeterminedZeros`)."""
 
     def __init__(self, content: Any, literal: bool = False) -> None:
         self.content = content

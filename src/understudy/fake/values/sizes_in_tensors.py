@@ -1,7 +1,8 @@
 """Tensors of a few integers that are made of sizes: `torch.tensor(x.shape).max().item()` is a symbol, not a number.
 
-What such a tensor holds is known as an expression (`known`). The usual way to read it is to compute it, which fixes every
-symbol in it. Here it is evaluated with the symbols, by the operators in the tables; any other is left to the usual way.
+What such a tensor holds is known as an expression (see `determined`). The usual way to read it is to compute it, which
+fixes every symbol in it. Here it is evaluated with the symbols, by the operators in the tables; any other is left to the
+usual way.
 """
 
 from __future__ import annotations

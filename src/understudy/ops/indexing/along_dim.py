@@ -1,4 +1,5 @@
-"""Operators with a vector of indices along one dimension: index_select, index_add, index_copy, …"""
+"""Reading and writing along one dimension, by a vector of indices (index_select, index_add) or by a tensor of them (gather,
+scatter)."""
 
 from __future__ import annotations
 
@@ -297,7 +298,7 @@ batching_rule("scatter.src", "scatter.value")(_scattering(torch.scatter))
 batching_rule("scatter_add")(_scattering(torch.scatter_add))
 
 
-# --- indexing -----------------------------------------------------------------------------------------------------
+# --- decompositions for symbolic sizes ----------------------------------------------------------------------
 
 
 @under_transforms("take_along_dim")

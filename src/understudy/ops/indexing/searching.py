@@ -1,4 +1,4 @@
-"""Looking values up: bucketize, searchsorted, isin, one_hot, histc, nonzero_static."""
+"""Looking values up and choosing elements: bucketize, searchsorted, isin, one_hot, histc, nonzero_static, combinations."""
 
 from __future__ import annotations
 

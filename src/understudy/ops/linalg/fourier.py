@@ -1,4 +1,4 @@
-"""Fourier transforms.
+"""Fourier transforms, and short-time ones (stft, istft) with symbolic sizes.
 
 Kernel libraries transform the last dimensions of a contiguous batch, so eager brings the others (the batch) to the
 front, ordered by their strides, and leaves the result in that order of memory.
@@ -159,7 +159,7 @@ def complex_to_real(x: TensorSpec, dim: Dims, normalization: int, last_dim_size:
     return x.like(shape, stride=_strides_after(stride, shape, [last]), dtype=dtype)
 
 
-# --- Short-time Fourier transforms, step by step: see `composite_table` -------------------------------------
+# --- Short-time Fourier transforms: decompositions for symbolic sizes ---------------------------------------
 
 aten = torch.ops.aten
 Tensor = torch.Tensor

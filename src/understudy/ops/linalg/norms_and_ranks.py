@@ -1,4 +1,4 @@
-"""Norms, ranks and chains of matrices, step by step: see `composite_table`."""
+"""Norms, ranks and pseudo-inverses of matrices, and least squares: decompositions for symbolic sizes, and rules."""
 
 from __future__ import annotations
 

@@ -408,7 +408,7 @@ def _with_gaps(spec: TensorSpec, places: Sequence[int], rank: int) -> list[Any]:
     return [*aligned, *sizes]
 
 
-# --- batches ------------------------------------------------------------------------------------------------------
+# --- batches: decompositions for symbolic sizes -------------------------------------------------------------
 
 
 @decomposition("matmul")
@@ -437,7 +437,7 @@ def _reshape(x: Any, shape: Sequence[Any]) -> Tensor:
     return aten._unsafe_view(x.clone(memory_format=torch.contiguous_format), shape)
 
 
-# --- chains -------------------------------------------------------------------------------------------------------
+# --- chains of products: decompositions for symbolic sizes --------------------------------------------------
 
 
 @decomposition("linalg_multi_dot")
@@ -516,7 +516,7 @@ def _multiply_chain(chain: Sequence[Tensor], cheapest: CheapestOrder, i: int, j:
     return torch.mm(_multiply_chain(chain, cheapest, i, k), right)
 
 
-# --- products -----------------------------------------------------------------------------------------------------
+# --- Kronecker and other products: decompositions for symbolic sizes ----------------------------------------
 
 
 @under_transforms("kron")

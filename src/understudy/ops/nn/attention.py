@@ -1,4 +1,7 @@
-"""Scaled dot-product attention on CPU, and in plain steps on any device. Shapes: (batch, heads, length, width)."""
+"""Scaled dot-product attention on CPU, and in plain steps on any device; encoders with padding.
+
+The shapes of attention are (batch, heads, length, width).
+"""
 
 from __future__ import annotations
 

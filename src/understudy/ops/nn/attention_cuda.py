@@ -1,4 +1,4 @@
-"""Fused attention kernels of CUDA devices.
+"""Fused attention kernels of CUDA devices, and how composite operators choose between them.
 
 None of them runs on CPU, so what they return is taken from torch's descriptions of them. Undefined outputs are None.
 """
@@ -223,7 +223,8 @@ def overrideable_backward(
 # --- Composite operators that go another way on an accelerator ----------------------------------------------
 # C++ chooses by the device that it sees, and a stand-in for `cuda:0` shows it a meta device. So these functions choose,
 # for tensors that *say* they are on such a device, as C++ does for real ones. They return `NotImplemented` where the
-# common way is the right one. The kernels of `autocast.py` ask them, because those see every call on such tensors first.
+# common way is the right one. The kernels of `fake/kernels/autocast.py` ask them, because those see every call on such
+# tensors first.
 
 aten = torch.ops.aten
 FUSED_DROPOUT = frozenset({"cuda", "xpu"})

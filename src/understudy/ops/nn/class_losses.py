@@ -1,4 +1,4 @@
-"""Losses of scores for classes, and of sequences of them."""
+"""Losses of scores for classes, and of sequences of them; their decompositions for symbolic sizes."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ MEAN, SUM = 1, 2
 """`reduction`; 0 is none."""
 
 
-# --- losses -------------------------------------------------------------------------------------------------------
+# --- decompositions for symbolic sizes ----------------------------------------------------------------------
 
 
 @decomposition("cross_entropy_loss")

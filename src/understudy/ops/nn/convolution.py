@@ -1,4 +1,4 @@
-"""Sizes of convolutions, and what eager refuses about their arguments."""
+"""Convolutions: sizes and checks, forward and backward, decompositions for symbolic sizes, batching."""
 
 from __future__ import annotations
 
@@ -379,7 +379,7 @@ def _maybe_unbatched(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None,
     return result.like(result.shape[1:], stride=result.stride[1:])
 
 
-# --- convolutions -------------------------------------------------------------------------------------------------
+# --- decompositions for symbolic sizes ----------------------------------------------------------------------
 
 
 @decomposition("_convolution_mode")

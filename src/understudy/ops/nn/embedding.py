@@ -219,7 +219,7 @@ def batch_embedding_dense_backward(
     return level.around(table)
 
 
-# --- embeddings ---------------------------------------------------------------------------------------------------
+# --- decompositions for symbolic sizes ----------------------------------------------------------------------
 
 
 @decomposition("embedding_bag.padding_idx")

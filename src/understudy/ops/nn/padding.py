@@ -1,4 +1,4 @@
-"""Padding: constant, reflection and replication, and the gradients of the latter two."""
+"""Padding (constant, reflection and replication, with their gradients), im2col and col2im."""
 
 from __future__ import annotations
 

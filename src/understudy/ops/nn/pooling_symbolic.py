@@ -86,7 +86,7 @@ def _call_past_cpp(op: Callable[..., Any], *args: Any) -> Any:
     return _torch.call_innermost_mode(op, args)
 
 
-# --- pooling ------------------------------------------------------------------------------------------------------
+# --- one dimension ------------------------------------------------------------------------------------------
 
 
 @decomposition("max_pool1d_with_indices")
@@ -107,7 +107,7 @@ def decompose_max_pool1d(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return output
 
 
-# --- pooling ------------------------------------------------------------------------------------------------------
+# --- sizes that are given -----------------------------------------------------------------------------------
 
 
 def _register_pooling(dimensions: int) -> None:

@@ -1,4 +1,4 @@
-"""Recurrent layers and cells: oneDNN's layers on CPU, torch's fused cells on CUDA."""
+"""Recurrent layers and cells (oneDNN's layers on CPU, torch's fused cells on CUDA), packed and padded sequences."""
 
 from __future__ import annotations
 

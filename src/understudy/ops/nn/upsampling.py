@@ -229,7 +229,7 @@ def _along(extent: Any, grad: Tensor, align_corners: bool) -> Tensor:
     return points if align_corners else points * (extent - 1) / extent
 
 
-# --- upsampling ---------------------------------------------------------------------------------------------------
+# --- decompositions for symbolic sizes ----------------------------------------------------------------------
 
 
 UPSAMPLINGS = """upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d

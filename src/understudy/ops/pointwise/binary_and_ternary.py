@@ -1,4 +1,4 @@
-"""Elementwise operators on two operands: tensors, or a tensor and a number."""
+"""Elementwise operators on two and three operands (tensors and numbers), and those that choose between values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Operators on lists of tensors: each does to every tensor what the operator of the same name does to one.
+"""Operators on lists of tensors: `_foreach_*`, which do to every tensor what the operator of that name does to one, and
+fused optimizer steps.
 
 Lists hold the parameters of a model, most of which share a few specs: each combination is worked out once.
 """

@@ -1,4 +1,4 @@
-"""Running sums, products, maxima and minima along a dimension."""
+"""Along one dimension: running sums, products and extremes, softmax, sorting, and numerical gradients."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def topk(
     return values, values.like(dtype=torch.int64)
 
 
-# --- Gradients of running products, step by step: see `composite_table` -------------------------------------
+# --- Gradients of running products: decompositions for symbolic sizes ---------------------------------------
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -201,7 +201,7 @@ def decompose_cumprod_backward(grad: Tensor, x: Tensor, dim: int, output: Tensor
     return torch.where(is_first, (others * from_there).sum(dim, True) * before, result)
 
 
-# --- differences --------------------------------------------------------------------------------------------------
+# --- numerical gradients (torch.gradient) -------------------------------------------------------------------
 
 
 @under_transforms("gradient.scalarint")

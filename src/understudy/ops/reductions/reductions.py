@@ -1,4 +1,7 @@
-"""Reductions. On every device and for every layout of the input, eager makes contiguous results."""
+"""Reductions over dimensions: sums, extremes, counts, variances, norms, hashes.
+
+On every device and for every layout of the input, eager makes contiguous results.
+"""
 
 from __future__ import annotations
 

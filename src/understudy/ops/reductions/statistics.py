@@ -1,4 +1,4 @@
-"""Composite operators that C++ computes with plain integers: the same steps, with sizes that may be symbols."""
+"""Statistics: cov and corrcoef for symbolic sizes, and histograms of one dimension and of several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`torch.vmap` of operators whose rules in C++ read sizes as plain integers, for symbolic sizes: see `transforms`.
+"""`torch.vmap` of operators whose rules in C++ read sizes as plain integers, for symbolic sizes: `batching_rule` registers
+one of ours for `fake/kernels/transforms.py`.
 
 A rule is called at the level of vmap. What is inside of the tensors at that level, with the batch in front, is computed with
 below it.

@@ -1,4 +1,4 @@
-"""Sets of dtypes that kernels take, and the refusals of the others."""
+"""Which dtypes kernels take, and which Python numbers a dtype can hold; the others are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory format that eager takes a tensor to have, from its strides."""
+"""Layouts: the memory format that eager reads off strides, writes in place, and the strides of views and expansions."""
 
 from __future__ import annotations
 

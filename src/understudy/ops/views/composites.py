@@ -1,4 +1,4 @@
-"""Operators that are made of views, and reach the dispatcher whole only in inference mode."""
+"""Operators that are made of views and reach the dispatcher whole only in inference mode, and the copying twins of views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that cut a tensor into a list of views."""
+"""Operators that cut a tensor into a list of views (split, chunk), and that put tensors beside each other (cat, stack)."""
 
 from __future__ import annotations
 
@@ -389,7 +389,7 @@ def batch_chunk(keys: Any, x: torch.Tensor, chunks: int, dim: int = 0) -> Any:
     return [level.around(part) for part in parts]
 
 
-# --- pieces -------------------------------------------------------------------------------------------------------
+# --- decompositions for symbolic sizes ----------------------------------------------------------------------
 
 
 @decomposition("tensor_split.tensor_indices_or_sections")

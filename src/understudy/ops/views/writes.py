@@ -1,4 +1,4 @@
-"""Writing through a view without a view: gradients of views, and *_scatter operators."""
+"""Gradients of views and *_scatter operators, which write as if through a view; shapes and strides changed in place."""
 
 from __future__ import annotations
 
