@@ -124,7 +124,7 @@ class WatchedEnv(ShapeEnv):
 
 
 def asker(frame: Any) -> str:
-    """The innermost lines outside of the arithmetic of sizes: `rules/views.py:31 view < infer/sources.py:40 by_rule`."""
+    """The innermost lines outside of the arithmetic of sizes: `ops/views/basic.py:31 view < infer/sources.py:40 by_rule`."""
     lines: list[str] = []
     while frame is not None and len(lines) < ASKERS_SHOWN:
         file = frame.f_code.co_filename.replace("\\", "/")
