@@ -16,11 +16,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.test_architecture import ROOMS, SIDE_ROOMS
+
 ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "understudy"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 BLOCK = re.compile(r"(?P<before>[^\n]*)\n+```(?P<kind>python|pycon)\n(?P<code>.*?)\n```", re.DOTALL)
+PATH = re.compile(r"`(?P<path>(?:[a-z_]+/)+(?:[a-z_]+\.py)?|[a-z_]+\.py)`")
 LINK = re.compile(r"\]\((?P<target>[^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -63,6 +67,23 @@ def test_code_runs(page: Path) -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     targets = [m["target"] for m in LINK.finditer(page.read_text())]
     missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+    assert not missing
+
+
+@each_page
+def test_files_that_are_named_exist(page: Path) -> None:
+    """`fake/mode.py` is a file of the package, `tests/oracle/real.py` one of the repository."""
+    named = {found["path"] for found in PATH.finditer(page.read_text())}
+    missing = [path for path in sorted(named) if not any((root / path).exists() for root in (ROOT, SOURCE))]
+    assert not missing, f"{page.name} names files that are not there: {missing}"
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/how-it-works.md"])
+def test_rooms_are_drawn(page: str) -> None:
+    """The drawing has every room of `tests/test_architecture.py`."""
+    text = (ROOT / page).read_text()
+    drawings = "\n".join(line for line in text.splitlines() if line.startswith("    "))
+    missing = [room for room in (*ROOMS, *SIDE_ROOMS) if not re.search(rf"\b{room}\b", drawings)]
     assert not missing
 
 
