@@ -1,4 +1,4 @@
-"""Higher-order operators as plain code.
+"""Higher-order operators as plain code, and, for captures, one call of their functions and what comes out.
 
 `torch.cond`, `scan` and their like call functions that they are given. Where nothing records the program, a run with
 stand-ins calls these functions as eager would: autograd and the transforms of torch.func see what happens inside.

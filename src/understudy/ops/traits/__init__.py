@@ -7,5 +7,4 @@
     autocast     which dtype autocast casts to
     recording    how an operator appears in a recorded graph
     caching      which plans may be kept, which composites are remembered
-    recording    how a call appears in a recorded graph, where that is not as it was made
 """
