@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,18 @@ if TYPE_CHECKING:
 
 ORDINARY = frozenset({torch.Tensor, torch.nn.Parameter})
 ONE_MODE = "Mixing fake modes gives no result: use one for all of them, or convert with mode.from_tensor(...)"
+
+
+class FakeTensorTLS(threading.local):
+    """What holds for every mode in one thread.
+
+    `allow_non_fake_inputs_override`: whether real tensors beside fakes are converted; None leaves it to each mode.
+    """
+
+    allow_non_fake_inputs_override: bool | None = None
+
+
+fake_tensor_tls = FakeTensorTLS()
 
 
 def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -68,7 +81,8 @@ def _is_foreign(kind: type) -> bool:
 def _convertible(mode: FakeTensorMode, func: Any, tensor: torch.Tensor) -> bool:
     if torch.Tag.inplace_view in func.tags:
         return False
-    if mode.allow_non_fake_inputs or _torch.is_zero(tensor):
+    override = fake_tensor_tls.allow_non_fake_inputs_override
+    if (mode.allow_non_fake_inputs if override is None else override) or _torch.is_zero(tensor):
         return True
     # `torch.tensor(..., device="meta")` is torch's own meta tensor even inside the mode; it has no data to lose.
     # `torch.tensor(3)` in TorchScript is a real tensor on its way to its dtype and device.

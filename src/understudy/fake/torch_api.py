@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from understudy import _torch
-from understudy.errors import MixedTensorsError
+from understudy.errors import MixedTensorsError, NotProvided, UnsupportedOperatorException
 from understudy.fake.mode import FakeTensorMode
+from understudy.fake.realise import realise
 from understudy.fake.tensor import FakeTensor
+from understudy.infer.kernels import run_real_kernel
+from understudy.spec.call import flat
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 def is_fake(x: object) -> bool:
@@ -124,3 +131,98 @@ def _memory_format(t: torch.Tensor) -> torch.memory_format | None:
         if (dims is None or t.ndim == dims) and t.is_contiguous(memory_format=memory_format):
             return memory_format
     return None
+
+
+# --- the cache ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def disable_fake_tensor_cache(fake_mode: FakeTensorMode) -> Iterator[None]:
+    """Inside, this mode works out what every call gives, and keeps no answers."""
+    before = fake_mode.cache_enabled
+    fake_mode.cache_enabled = False
+    try:
+        yield
+    finally:
+        fake_mode.cache_enabled = before
+
+
+def dump_cache_stats() -> None:
+    """Log what `FakeTensorMode.cache_info()` says, at level INFO."""
+    info = FakeTensorMode.cache_info()
+    log.info("cache of stand-in calls: %d hits, %d misses, %d plans", info.hits, info.misses, info.size)
+    for reason, count in sorted(info.bypasses.items(), key=lambda item: -item[1]):
+        log.info("  not kept, because %s: %d", reason, count)
+
+
+# --- operators ----------------------------------------------------------------------------------------------------------
+
+get_schema_info = _torch.schema_info
+should_allow_numbers_as_tensors = _torch.allows_numbers_as_tensors
+torch_decomp_decompositions = _torch.is_decomposed_in_aten
+
+
+def run_fallback_kernel(
+    fake_mode: FakeTensorMode, func: Any, flat_args: Sequence[Any], args_spec: Any,
+    orig_not_implemented_exception: RuntimeError,
+) -> Any:  # fmt: skip
+    """What an operator gives, found by running it for real on zeros of the same sizes.
+
+    The error is raised if that can't be done: the operator changes metadata in place, or has no kernel.
+    """
+    args, kwargs = _torch.tree_unflatten(list(flat_args), args_spec)
+    if torch.Tag.inplace_view in func.tags:
+        raise orig_not_implemented_exception
+    try:
+        outcomes = run_real_kernel(fake_mode._call(func, args, kwargs))
+    except UnsupportedOperatorException as error:
+        raise orig_not_implemented_exception from error
+    return realise(fake_mode, outcomes, flat(FakeTensor, args, kwargs))
+
+
+def init_gpu_context(device: torch.device) -> None:
+    """Nothing is to be done: a backward pass on stand-ins of a device needs none of it, and no driver."""
+
+
+# --- structures -----------------------------------------------------------------------------------------------------------
+
+
+def tree_flatten_only(ty: type[T], tree: Any) -> list[T]:
+    """The leaves of a structure that are of this class."""
+    return [leaf for leaf in _torch.tree_flatten(tree)[0] if isinstance(leaf, ty)]
+
+
+def ordered_set(*items: T) -> dict[T, bool]:
+    """A set that keeps its order: the keys of a dict."""
+    return dict.fromkeys(items, True)
+
+
+# --- names for mechanisms that are not needed here ----------------------------------------------------------------------
+
+
+class FakeTensorConfig(metaclass=NotProvided):
+    """There is no debug switch: every error names the line of your program. For the graph of what ran use make_fx."""
+
+    debug = False
+
+
+class IncrementRecursionCount(metaclass=NotProvided):
+    """Nested calls of the mode are not counted. To see every operator, put a TorchDispatchMode of yours inside it."""
+
+
+class SingletonConstant(metaclass=NotProvided):
+    """Entries of the cache have no constants: use FakeTensorMode.cache_info() and FakeTensorMode.cache_clear()."""
+
+
+class evict_fake_tensor_cache_key(metaclass=NotProvided):
+    """Keys of the cache are not handed out: use FakeTensorMode.cache_clear(), or disable_fake_tensor_cache(mode)."""
+
+
+class in_kernel_invocation_manager(metaclass=NotProvided):
+    """Stand-ins never pose as meta tensors: call the operator inside the mode, or say what it gives with understudy.rule
+    or torch.library.register_fake."""
+
+
+class inferred_fake_kernel_from_real_out(metaclass=NotProvided):
+    """No real tensors run beside stand-ins: use mode.from_tensor(real) for the stand-in of a result, and
+    torch.library.register_fake or understudy.rule to say what the operator gives."""
