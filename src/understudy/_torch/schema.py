@@ -178,12 +178,10 @@ def takes_tensor(op: OpOverload, position: int) -> bool:
 
 @once_for_each_operator
 def schema_info(op: OpOverload) -> Any:
-    """What torch knows of an operator's schema: `is_mutable()`, `is_nondeterministic()`, `may_alias(a, b)`, …"""
     return torch._C._SchemaInfo(op._schema)
 
 
 def allows_numbers_as_tensors(op: OpOverload) -> bool:
-    """Whether an operator takes Python numbers where its schema says tensor."""
     return torch._C._should_allow_numbers_as_tensors(op.overloadpacket.__name__)
 
 

@@ -37,19 +37,19 @@ def is_fake(x: object) -> bool:
     return unwrapped is not None and is_fake(unwrapped)
 
 
-def maybe_get_fake_mode(x: object) -> FakeTensorMode | None:
+def maybe_get_fake_mode(t: object) -> FakeTensorMode | None:
     """The mode of a stand-in, or of the stand-ins inside a wrapper; None for everything else."""
-    if type(x) is FakeTensor:
-        return x.fake_mode
-    if not isinstance(x, torch.Tensor):
+    if type(t) is FakeTensor:
+        return t.fake_mode
+    if not isinstance(t, torch.Tensor):
         return None
-    if _torch.is_traceable_wrapper_subclass(x):
-        modes = [maybe_get_fake_mode(part) for part in _inner(x)]
+    if _torch.is_traceable_wrapper_subclass(t):
+        modes = [maybe_get_fake_mode(part) for part in _inner(t)]
         found = next((mode for mode in modes if mode is not None), None)
         if found is not None and any(mode is not found for mode in modes):
-            raise MixedTensorsError(f"a {type(x).__name__} whose parts belong to several modes")
+            raise MixedTensorsError(f"a {type(t).__name__} whose parts belong to several modes")
         return found
-    unwrapped = _torch.unwrap(x)
+    unwrapped = _torch.unwrap(t)
     return None if unwrapped is None else maybe_get_fake_mode(unwrapped)
 
 
@@ -157,9 +157,21 @@ def dump_cache_stats() -> None:
 
 # --- operators ----------------------------------------------------------------------------------------------------------
 
-get_schema_info = _torch.schema_info
-should_allow_numbers_as_tensors = _torch.allows_numbers_as_tensors
-torch_decomp_decompositions = _torch.is_decomposed_in_aten
+
+def get_schema_info(func: Any) -> Any:
+    """What torch knows of an operator's schema: `is_mutable()`, `is_nondeterministic()`, `may_alias(a, b)`, …"""
+    return _torch.schema_info(func)
+
+
+def should_allow_numbers_as_tensors(func: Any) -> bool:
+    """Whether an operator takes Python numbers where its schema says tensor."""
+    return _torch.allows_numbers_as_tensors(func)
+
+
+def torch_decomp_decompositions(func: Any) -> bool:
+    """Whether torch's decomposition of an operator is one of its own, and no reference implementation. A `KeyError` if it
+    has none."""
+    return _torch.is_decomposed_in_aten(func)
 
 
 def run_fallback_kernel(

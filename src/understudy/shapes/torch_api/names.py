@@ -145,11 +145,11 @@ def guard_scalar(a: Any) -> bool | int | float:
     return guard_int(a) if isinstance(a, (int, torch.SymInt)) else guard_float(a)
 
 
-def guard_size_oblivious(condition: bool | torch.SymBool) -> bool:
+def guard_size_oblivious(expr: bool | torch.SymBool) -> bool:
     """The answer for sizes that are neither 0 nor 1; an error where only data tells."""
-    if not isinstance(condition, torch.SymBool):
-        return _plain(condition, bool)
-    node: Any = condition.node
+    if not isinstance(expr, torch.SymBool):
+        return _plain(expr, bool)
+    node: Any = expr.node
     answer = node.shape_env.if_ordinary(node.value) if type(node) is SymNode else None
     return node.guard_bool("", 0) if answer is None else answer
 
@@ -165,9 +165,9 @@ def _plain(value: Any, kind: type) -> Any:
 # --- promises ----------------------------------------------------------------------------------------------------------
 
 
-def expect_true(condition: bool | torch.SymBool, skip: int = 0) -> bool:
+def expect_true(a: bool | torch.SymBool, skip: int = 0) -> bool:
     """`torch._check` as a question: decided at the example's sizes, else promised for the time that the program runs."""
-    return condition.node.expect_true("", 0) if isinstance(condition, torch.SymBool) else bool(condition)
+    return a.node.expect_true("", 0) if isinstance(a, torch.SymBool) else bool(a)
 
 
 def constrain_range(a: int | torch.SymInt, *, min: int | None, max: int | None = None) -> None:
@@ -207,19 +207,19 @@ def check_consistent(new: Any, old: Any) -> None:
 # --- what is known of it, without assuming anything -----------------------------------------------------------------------
 
 
-def is_symbolic(value: Any) -> bool:
+def is_symbolic(val: Any) -> bool:
     """Whether this is a symbol, or computed from symbols."""
-    return isinstance(value, SYMBOLIC) and bool(value.node.is_symbolic())
+    return isinstance(val, SYMBOLIC) and bool(val.node.is_symbolic())
 
 
-def is_nested_int(value: Any) -> bool:
+def is_nested_int(s: Any) -> bool:
     """Whether this is the size of the rows of a jagged tensor, which is a number of its own kind."""
-    return isinstance(value, torch.SymInt) and bool(value.node.is_nested_int())
+    return isinstance(s, torch.SymInt) and bool(s.node.is_nested_int())
 
 
-def has_symbolic_sizes_strides(tensor: torch.Tensor) -> bool:
+def has_symbolic_sizes_strides(elem: torch.Tensor) -> bool:
     """Whether there are symbols in a tensor's sizes, strides or offset."""
-    numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+    numbers = (*elem.shape, *elem.stride(), elem.storage_offset())
     return any(isinstance(number, torch.SymInt) for number in numbers)
 
 
@@ -282,19 +282,19 @@ def optimization_hint(a: Any, fallback: int | None = None) -> Any:
 # --- combinations, without deciding ----------------------------------------------------------------------------------------
 
 
-def sym_and(first: Any, *others: Any) -> Any:
+def sym_and(x: Any, *others: Any) -> Any:
     """All of them, as one condition."""
-    return reduce(operator.and_, others, first)
+    return reduce(operator.and_, others, x)
 
 
-def sym_or(first: Any, *others: Any) -> Any:
+def sym_or(x: Any, *others: Any) -> Any:
     """Any of them, as one condition."""
-    return reduce(operator.or_, others, first)
+    return reduce(operator.or_, others, x)
 
 
-def cast_symbool_to_symint_guardless(condition: bool | torch.SymBool) -> int | torch.SymInt:
+def cast_symbool_to_symint_guardless(symbool: bool | torch.SymBool) -> int | torch.SymInt:
     """1 where it holds and 0 where it does not."""
-    return torch.sym_ite(condition, 1, 0) if isinstance(condition, torch.SymBool) else int(condition)
+    return torch.sym_ite(symbool, 1, 0) if isinstance(symbool, torch.SymBool) else int(symbool)
 
 
 def sym_eq(x: Any, y: Any) -> Any:
