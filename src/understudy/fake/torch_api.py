@@ -159,7 +159,7 @@ def dump_cache_stats() -> None:
 
 
 def get_schema_info(func: Any) -> Any:
-    """What torch knows of an operator's schema: `is_mutable()`, `is_nondeterministic()`, `may_alias(a, b)`, …"""
+    """What torch knows of an operator's schema: `is_mutable()`, `has_argument(name)`, `may_alias(a, b)`, …"""
     return _torch.schema_info(func)
 
 

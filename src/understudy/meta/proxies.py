@@ -70,8 +70,8 @@ class MetaProxy(Proxy):
     __hash__ = object.__hash__
 
     def install_tensor_meta(self, tensor_meta: torch.Tensor) -> None:
-        """Say what the value is: `tensor_meta`, real, meta or fake, is an example of it."""
-        self._meta = self.tracer.derivation.stand_in(tensor_meta)
+        """Say what the value is: `tensor_meta`, real, meta, fake or of this trace, is an example of it."""
+        self._meta = self.tracer.derivation.meta_of(tensor_meta)
         self.tracer.write_meta(self.node, self._meta)
 
     def __copy__(self) -> MetaProxy:
