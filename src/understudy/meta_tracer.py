@@ -17,7 +17,8 @@ from understudy.meta.derivation import (
     torch_where_override,
 )
 from understudy.meta.patches import gen_constructor_wrapper
-from understudy.meta.proxies import MetaAttribute, MetaDeviceAttribute, MetaProxy
+from understudy.meta.proxies import DeviceOf as MetaDeviceAttribute
+from understudy.meta.proxies import MetaAttribute, MetaProxy
 from understudy.meta.tracer import MetaTracer, symbolic_trace
 
 __all__ = [

@@ -13,7 +13,7 @@ from understudy import _torch
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.symbol_nodes import SymbolNodes, SymbolSource
 from understudy.meta.errors import left_over_error
-from understudy.meta.proxies import SYMBOLIC, MetaDeviceAttribute, MetaProxy
+from understudy.meta.proxies import SYMBOLIC, DeviceOf, MetaProxy
 from understudy.meta.structures import construction, holds
 from understudy.shapes.node import SymNode
 from understudy.spec import TensorSpec
@@ -67,7 +67,7 @@ class NodeArguments:
                 raise left_over_error(value.node.name)
             return self._tracer.here(value.node)
         if value is None or value is ... or isinstance(value, PLAIN):
-            if type(value) is MetaDeviceAttribute:
+            if type(value) is DeviceOf:
                 return self._tracer.here(value._attribute.node)
             return _pythons(value)
         if isinstance(value, SYMBOLIC):
@@ -163,7 +163,7 @@ def _pythons(value: Any) -> Any:
 
 
 def _is_of_a_trace(value: Any) -> bool:
-    return isinstance(value, (MetaProxy, torch.Tensor, *SYMBOLIC)) or type(value) is MetaDeviceAttribute
+    return isinstance(value, (MetaProxy, torch.Tensor, *SYMBOLIC)) or type(value) is DeviceOf
 
 
 def _refuse_to_keep(tensor: torch.Tensor) -> None:

@@ -27,7 +27,7 @@ from understudy.fake.tensor import FakeTensor
 from understudy.lines import user_frames, user_line
 from understudy.meta.errors import MetaTraceError
 from understudy.meta.modules import modules_in_python
-from understudy.meta.proxies import UNKNOWN, MetaDeviceAttribute, MetaProxy, meta_behind
+from understudy.meta.proxies import UNKNOWN, DeviceOf, MetaProxy
 from understudy.meta.structures import holds, transform
 
 Override = Callable[..., Any]
@@ -129,14 +129,15 @@ class UnderivableCall:
 
 def proxys_to_metas(v: Any) -> Any:
     """What is known of a value of a trace: its stand-in, or the device that it is. Anything else as it is."""
-    if isinstance(v, MetaProxy) or type(v) is MetaDeviceAttribute:
-        meta = meta_behind(v)
-        if meta is UNKNOWN:
-            raise MetaTraceError(f"nothing is known of {v}: say what it is with install_tensor_meta(example)")
-        return meta
-    if isinstance(v, torch.fx.Proxy):
+    if type(v) is DeviceOf:
+        v = v._attribute
+    if not isinstance(v, torch.fx.Proxy):
+        return v
+    if not isinstance(v, MetaProxy):
         raise MetaTraceError(f"a value of a MetaTracer is expected, and {v} is a {type(v).__name__}")
-    return v
+    if v._meta is UNKNOWN:
+        raise MetaTraceError(f"nothing is known of {v}: say what it is with install_tensor_meta(example)")
+    return v._meta
 
 
 class Derivation:
@@ -164,12 +165,16 @@ class Derivation:
             return UNKNOWN
 
     def _meta_of_leaf(self, leaf: Any, path: Any) -> Any:
-        if not isinstance(leaf, MetaProxy) and type(leaf) is not MetaDeviceAttribute:
-            return self.stand_in(leaf)
-        meta = meta_behind(leaf)
-        if meta is UNKNOWN:
-            raise MetadataUnknown
-        return meta
+        if type(leaf) is DeviceOf:
+            leaf = leaf._attribute
+            if leaf._meta is UNKNOWN:
+                raise MetadataUnknown
+            return leaf._meta
+        if isinstance(leaf, MetaProxy):
+            if leaf._meta is UNKNOWN:
+                raise MetadataUnknown
+            return leaf._meta
+        return self.stand_in(leaf)
 
     def stand_in(self, tensor: torch.Tensor) -> Any:
         if type(tensor) is FakeTensor and tensor.fake_mode is self.mode:
@@ -267,7 +272,7 @@ class Derivation:
 
 
 def _is_of_a_trace(value: Any) -> bool:
-    return isinstance(value, (torch.Tensor, MetaProxy)) or type(value) is MetaDeviceAttribute
+    return isinstance(value, (torch.Tensor, MetaProxy)) or type(value) is DeviceOf
 
 
 def _is_real(value: Any) -> bool:

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 from understudy import _torch
 from understudy.errors import OperatorError, UnderstudyError
 from understudy.fake.tensor import FakeTensor
-from understudy.meta.proxies import SYMBOLIC, MetaDeviceAttribute, MetaProxy, attribute, is_fact
+from understudy.meta.proxies import SYMBOLIC, DeviceOf, MetaProxy, attribute, is_fact
 from understudy.meta.structures import holds, leaves_in
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def call_torch_function(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -
 def _looked_through(tracer: MetaTracer, args: Any, kwargs: Any) -> tuple[bool, bool, bool]:
     has_traced = has_roots = has_tensors = False
     for leaf in leaves_in((args, kwargs)):
-        if isinstance(leaf, (MetaProxy, *SYMBOLIC)) or type(leaf) is MetaDeviceAttribute:
+        if isinstance(leaf, (MetaProxy, *SYMBOLIC)) or type(leaf) is DeviceOf:
             has_traced = True
         elif isinstance(leaf, torch.Tensor):
             has_tensors = True

@@ -19,7 +19,7 @@ import torch
 from torch.fx import Proxy
 
 from understudy import _torch
-from understudy.meta.proxies import SYMBOLIC, MetaDeviceAttribute
+from understudy.meta.proxies import SYMBOLIC, DeviceOf
 from understudy.shapes.algebra.floats import FUNCTIONS
 from understudy.shapes.node import SymNode
 
@@ -146,7 +146,7 @@ def gen_constructor_wrapper(target: Callable[..., Any]) -> tuple[Callable[..., A
         proxies: list[Proxy] = []
 
         def note(value: Any) -> Any:
-            if isinstance(value, Proxy) or type(value) is MetaDeviceAttribute:
+            if isinstance(value, Proxy) or type(value) is DeviceOf:
                 proxies.append(value if isinstance(value, Proxy) else value._attribute)
             return value
 

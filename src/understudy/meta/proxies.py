@@ -182,12 +182,6 @@ class MetaAttribute(MetaProxy):
     _made: Node | None
     _place: tuple[Node, str]
 
-    def __init__(self, root: MetaProxy, attr: str, meta: Any = UNKNOWN) -> None:
-        self.tracer = root.tracer
-        self._owner, self._name, self._meta, self._made = root, attr, meta, None
-        trace = self.tracer.node_meta.stack_trace() if isinstance(self, TensorAttribute) else ""
-        self._place = (self.tracer.last_node(), trace)
-
     @property
     def node(self) -> Node:  # type: ignore[override]
         if self._made is None:
@@ -218,7 +212,7 @@ MAPPING_QUESTIONS = frozenset({"keys", "items", "values", "get"})
 """The keys of a known mapping are known; what stands under them is a value of the trace."""
 
 
-class MetaDeviceAttribute(str):
+class DeviceOf(str):
     """The device of a value. Torch takes texts for devices everywhere; in the graph, it is `x.device`."""
 
     _attribute: MetaProxy
@@ -239,7 +233,7 @@ class MetaDeviceAttribute(str):
         return self.device.index
 
     def __eq__(self, other: object) -> bool:
-        return self.device == (other.device if type(other) is MetaDeviceAttribute else other)
+        return self.device == (other.device if type(other) is DeviceOf else other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -257,11 +251,6 @@ class MetaDeviceAttribute(str):
         return self.device.__exit__(*error)
 
 
-def meta_behind(value: MetaProxy | MetaDeviceAttribute) -> Any:
-    """What is known of a value of a trace, or `UNKNOWN`."""
-    return value._meta if isinstance(value, MetaProxy) else value._attribute._meta
-
-
 def make_proxy(tracer: MetaTracer, node: Node, meta: Any) -> MetaProxy:
     if meta is UNKNOWN or isinstance(meta, torch.Tensor):
         proxy: Any = _torch.make_subclass(TensorProxy, tracer.hollow)
@@ -273,20 +262,23 @@ def make_proxy(tracer: MetaTracer, node: Node, meta: Any) -> MetaProxy:
 
 def _make_attribute(owner: MetaProxy, name: str, meta: Any, is_tensor: bool) -> MetaAttribute:
     tracer = owner.tracer
-    if not is_tensor:
-        return MetaAttribute(owner, name, meta)
-    made: Any = _torch.make_subclass(TensorAttribute, tracer.hollow)
-    MetaAttribute.__init__(made, owner, name, meta)
+    made: Any = (
+        _torch.make_subclass(TensorAttribute, tracer.hollow)
+        if is_tensor
+        else MetaAttribute.__new__(MetaAttribute)
+    )
+    made.tracer, made._meta, made._owner, made._name, made._made = tracer, meta, owner, name, None
+    made._place = (tracer.last_node(), tracer.node_meta.stack_trace() if is_tensor else "")
     return made
 
 
-def device_of(owner: MetaProxy, device: torch.device) -> MetaDeviceAttribute:
+def device_of(owner: MetaProxy, device: torch.device) -> DeviceOf:
     return as_device(_make_attribute(owner, "device", device, is_tensor=False), device)
 
 
-def as_device(proxy: MetaProxy, device: torch.device) -> MetaDeviceAttribute:
+def as_device(proxy: MetaProxy, device: torch.device) -> DeviceOf:
     """A value of the trace that is a device."""
-    stand_in = MetaDeviceAttribute(device)
+    stand_in = DeviceOf(device)
     stand_in.device = device
     stand_in._attribute = proxy
     return stand_in
@@ -318,7 +310,7 @@ def proxies_in(value: Any) -> Iterator[MetaProxy]:
     """The proxies in arguments: in lists, tuples, dicts and slices."""
     if isinstance(value, MetaProxy):
         yield value
-    elif type(value) is MetaDeviceAttribute:
+    elif type(value) is DeviceOf:
         yield value._attribute
     elif isinstance(value, (list, tuple)):
         for part in value:
