@@ -6,8 +6,7 @@
     realise         tensors from outcomes: the only place where fakes are made
     native          devices that are not here, and the indices of the meta device that stand for them
     templates       fakes with symbolic sizes, made from one template for each spec
-    inputs          which tensors a call inside the mode may be given
-    handlers        the table of calls that need tensors, not only their specs
+    inputs          which tensors a call inside the mode may be given, which calls need tensors and not only specs
     tensor_calls    those calls: reading values, lifting literals, taking over storages, zero tensors
     higher_order    cond, scan, while_loop, … run as plain code; what comes out of two branches
     initial_values  normal_, uniform_, zero_, fill_ and detach without a dispatch
