@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def make_memo(fake: FakeTensor, value: Any) -> Any:
-    """A number that was read off a tensor's data, and when it was read. Tensors made for inference count no writes: they have none."""
+    """A number that was read off a tensor's data, and when. A tensor made for inference counts no writes: it has none."""
     if value is None or torch.is_inference_mode_enabled() or fake.is_inference():
         return None
     return value, fake._version, fake.fake_mode.epoch
