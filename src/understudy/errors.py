@@ -21,6 +21,7 @@
     ├── PendingUnbackedSymbolNotFound (RuntimeError, ValueError)  a new symbol that is nowhere in the result
     ├── GuardsFrozen (RuntimeError)               a guard where there were to be no more
     ├── MetadataMismatchError (RuntimeError)      a cross-check found two different answers
+    ├── NotProvidedError (NotImplementedError)    a name of torch's for a mechanism that is not needed here
     └── NoDataError (RuntimeError)                data pointer, numpy array, … of a tensor without data
 
 Inner code raises these with one short sentence about what is wrong. The boundary (`FakeTensorMode`)
@@ -181,3 +182,30 @@ class MetadataMismatchError(UnderstudyError, RuntimeError):
 
 class NoDataError(UnderstudyError, RuntimeError):
     """Something that needs data was asked of a tensor that has none."""
+
+
+class NotProvidedError(UnderstudyError, NotImplementedError):
+    """A name of one of torch's modules was used that stands for a mechanism which understudy does not have."""
+
+
+class NotProvided(type):
+    """The metaclass of such names, functions as well as classes. Their docstring says what to use instead.
+
+    They can be imported, and named in `isinstance` and in annotations; to call, derive from or assign to one is an error
+    with its docstring.
+    """
+
+    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> None:
+        if bases:
+            raise bases[0].use()  # type: ignore[attr-defined]
+        super().__init__(name, bases, namespace)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        raise cls.use()
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        raise cls.use()
+
+    def use(cls) -> NotProvidedError:
+        """The error for whoever uses it."""
+        return NotProvidedError(f"understudy has no {cls.__name__}. {' '.join((cls.__doc__ or '').split())}")

@@ -42,6 +42,13 @@ def keys_of_step(kind: str, key: Any) -> tuple[Any, ...]:
     return shapes.CallMethodKey(kind), SequenceKey(key)
 
 
+def key_class(name: str) -> Any:
+    """One of the classes that `keys_of_step` gives, by its name."""
+    import torch.fx.experimental.symbolic_shapes as shapes  # why: only the names of ways are taken from it
+
+    return getattr(shapes, name)
+
+
 def any_number() -> Any:
     """The range of a number of which nothing is known, as torch's tools know ranges."""
     from torch.utils._sympy.numbers import int_oo  # why: loads sympy, which only other tools want

@@ -174,3 +174,22 @@ def returns_list(op: OpOverload) -> bool:
 def takes_tensor(op: OpOverload, position: int) -> bool:
     arguments = op._schema.arguments
     return position < len(arguments) and isinstance(arguments[position].type, torch.TensorType)
+
+
+@once_for_each_operator
+def schema_info(op: OpOverload) -> Any:
+    return torch._C._SchemaInfo(op._schema)
+
+
+def allows_numbers_as_tensors(op: OpOverload) -> bool:
+    return torch._C._should_allow_numbers_as_tensors(op.overloadpacket.__name__)
+
+
+@once_for_each_operator
+def is_decomposed_in_aten(op: OpOverload) -> bool:
+    """Whether torch's decomposition of an operator is one of `torch._decomp` (`torch._refs` has the others)."""
+    import torch._decomp as decompositions  # why: slow to load, and seldom needed
+
+    function = decompositions.decomposition_table[op]
+    is_there = hasattr(decompositions.decompositions, function.__name__)
+    return function.__module__.startswith(decompositions.__name__) and is_there

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from understudy import _torch
+from understudy.capture.make_fx import make_fx
 from understudy.capture.proxy_slots import track_tensor_tree
 from understudy.capture.recorder import AMBIENT, Decompositions, ProxyTorchDispatchMode
 from understudy.capture.tracer import PythonKeyTracer
@@ -100,6 +101,41 @@ class DecompositionInterpreter(Interpreter):
     def _known_by(self, value: Any, node: Node) -> Any:
         track_tensor_tree(value, self.tracer.proxy(node), constant=None, tracer=self.tracer)
         return value
+
+
+class SelectiveDecomposer(Interpreter):
+    """Runs a graph module; a node that is selected is decomposed by the table."""
+
+    def __init__(
+        self, module: GraphModule, decompositions: Decompositions | None, is_selected: Callable[[Node], bool]
+    ) -> None:
+        super().__init__(module)
+        self._decompositions = decompositions
+        self._is_selected = is_selected
+
+    def run_node(self, n: Node) -> Any:
+        with decompose(self._decompositions) if self._is_selected(n) else nullcontext():
+            return super().run_node(n)
+
+
+def selective_decompose(
+    joint_gm: GraphModule, *args: Any, decomposition: Decompositions | None, should_decompose: Callable[[Node], bool],
+    trace_joint_graph: bool,
+) -> GraphModule:  # fmt: skip
+    """The graph module once more, traced on `args`, with the nodes decomposed for which `should_decompose(node)` is true.
+
+    `trace_joint_graph`: it is a function of two lists, whose placeholders are called after `primals` and `tangents`, by
+    which torch's partitioner knows them.
+    """
+    run = SelectiveDecomposer(joint_gm, decomposition, should_decompose).run
+
+    def joint(primals: list[Any], tangents: list[Any]) -> Any:
+        return run(primals, tangents)
+
+    def inference(*args: Any) -> Any:
+        return run(*args)
+
+    return make_fx(joint if trace_joint_graph else inference, decomposition_table={})(*args)
 
 
 @contextmanager

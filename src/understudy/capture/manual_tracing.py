@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from understudy.capture.predispatch import settle
 from understudy.capture.proxy_slots import track_tensor_tree
 from understudy.capture.recorder import Decompositions, ProxyTorchDispatchMode
 from understudy.capture.tracer import OPEN, SYMBOLIC, PythonKeyTracer
+from understudy.errors import UnderstudyError
 from understudy.fake.torch_api import unset_fake_temporarily
 
 # --- the recorder of this thread ------------------------------------------------------------------------------------
@@ -53,6 +54,19 @@ def maybe_disable_fake_tensor_mode() -> Iterator[Any]:
         yield mode
 
 
+def proxy_call(
+    proxy_mode: ProxyTorchDispatchMode, func: Any, pre_dispatch: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Record one operator call, as the recorder does with those that it intercepts, and give its result."""
+    if pre_dispatch is not proxy_mode.pre_dispatch:
+        raise UnderstudyError(
+            f"proxy_call with pre_dispatch={pre_dispatch}, and a recorder that was made with "
+            f"pre_dispatch={proxy_mode.pre_dispatch}: whether it records above autograd is settled when it is made"
+        )
+    with _torch.without_recorder():
+        return proxy_mode.__torch_dispatch__(func, (), args, kwargs)
+
+
 # --- symbolic numbers -----------------------------------------------------------------------------------------------
 
 
@@ -84,6 +98,38 @@ class ProxySymDispatchMode:
         if self.enable_tracing and isinstance(result, SYMBOLIC) and self.tracer.shape_env is None:
             self.tracer.shape_env = getattr(result.node, "shape_env", None)
         return result
+
+
+def handle_sym_dispatch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`func` of symbolic numbers, for the trace that is under way."""
+    recorder = get_proxy_mode()
+    if recorder is None:
+        raise UnderstudyError("handle_sym_dispatch belongs into a trace, and none is under way: call the function itself")
+    return recorder.__sym_dispatch__(func, (), args, kwargs)
+
+
+def maybe_enable_thunkify() -> AbstractContextManager[None]:
+    """Inside, `thunkify` computes a value when it is first asked for, if a trace is under way."""
+    return _thunkify_lazily(True)
+
+
+def maybe_disable_thunkify() -> AbstractContextManager[None]:
+    """Inside, `thunkify` computes a value at once."""
+    return _thunkify_lazily(False)
+
+
+@contextmanager
+def _thunkify_lazily(is_lazy: bool) -> Iterator[None]:
+    recorder = get_proxy_mode()
+    if recorder is None:
+        yield
+        return
+    tracer = recorder.tracer
+    before, tracer.enable_thunkify = tracer.enable_thunkify, is_lazy
+    try:
+        yield
+    finally:
+        tracer.enable_thunkify = before
 
 
 # --- a trace through a tracer ---------------------------------------------------------------------------------------

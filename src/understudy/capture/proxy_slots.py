@@ -14,11 +14,14 @@ from understudy.capture.tracer import SYMBOLIC, ProxyTensor, PythonKeyTracer
 from understudy.errors import UntrackedValueError
 from understudy.graph.node_values import as_val, set_val
 from understudy.shapes.bindings import compute_unbacked_bindings
+from understudy.shapes.torch_api.names import guard_scalar, has_static_value
 
 T = TypeVar("T")
 NOTHING: Any = object()
 py_sym_types = SYMBOLIC
 """The classes of symbolic numbers."""
+PySymType = torch.SymInt | torch.SymFloat | torch.SymBool
+"""The same for annotations."""
 
 
 class Thunk(Generic[T]):
@@ -100,6 +103,20 @@ def set_proxy_slot(obj: Any, tracer: PythonKeyTracer, proxy: Any) -> None:
 def has_proxy_slot(obj: Any, tracer: PythonKeyTracer) -> bool:
     """Whether the tracer knows a tensor or a symbolic number."""
     return _slot(obj, tracer) is not None
+
+
+def fetch_object_proxy(tracer: PythonKeyTracer, t: Any) -> Any:
+    """What the tracer knows of a value, as `get_proxy_slot` says it; the value itself if that is nothing."""
+    return get_proxy_slot(t, tracer, t)
+
+
+def fetch_sym_proxy(tracer: PythonKeyTracer) -> Callable[[Any], Any]:
+    """A function that gives the proxy of a symbolic number; a plain number if nothing in it can vary."""
+
+    def fetch(number: Any) -> Any:
+        return guard_scalar(number) if has_static_value(number) else get_proxy_slot(number, tracer).force()
+
+    return fetch
 
 
 # --- tracking -----------------------------------------------------------------------------------------------------

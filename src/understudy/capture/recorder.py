@@ -153,10 +153,10 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         self._routes = {}
 
     @contextmanager
-    def enable_decompositions(self, table: Decompositions | None) -> Iterator[Decompositions]:
+    def enable_decompositions(self, decomposition_table: Decompositions | None) -> Iterator[Decompositions]:
         """Inside, operators are decomposed by this table and no other."""
         before = self.decomposition_table
-        self.decomposition_table = {} if table is None else table
+        self.decomposition_table = {} if decomposition_table is None else decomposition_table
         try:
             yield self.decomposition_table
         finally:

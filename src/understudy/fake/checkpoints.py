@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
-from understudy.fake.handlers import handler
+from understudy.fake.inputs import handler
 from understudy.fake.native import META, canonical
 from understudy.fake.realise import adopt, make_new, make_view
 from understudy.spec import TensorSpec

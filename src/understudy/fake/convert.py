@@ -12,7 +12,7 @@ import torch
 
 from understudy import _torch
 from understudy.errors import MixedTensorsError, UnsupportedFakeTensorException
-from understudy.fake.handlers import handler, real_handler
+from understudy.fake.inputs import handler, real_handler
 from understudy.fake.native import canonical
 from understudy.fake.realise import convert_sparse, make_new, make_view
 from understudy.fake.tensor import FakeTensor

@@ -1,16 +1,18 @@
-"""Which tensors an operator call inside the mode may be given."""
+"""Which tensors an operator call inside the mode may be given, and which calls need tensors, not only their specs."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from understudy import _torch
 from understudy.errors import Context, MixedTensorsError, UnknownSubclassError
-from understudy.fake.handlers import real_handler
 from understudy.fake.tensor import FakeTensor
 from understudy.lines import user_line
+from understudy.ops.registry import Trait
 from understudy.spec.call import describe, flat, map_structure
 from understudy.spec.tensor_spec import SHORT_DTYPE
 
@@ -21,10 +23,45 @@ ORDINARY = frozenset({torch.Tensor, torch.nn.Parameter})
 ONE_MODE = "Mixing fake modes gives no result: use one for all of them, or convert with mode.from_tensor(...)"
 
 
+# --- calls that need tensors: traits of operators that modules of this room register ------------------------------------
+
+Handler = Callable[["FakeTensorMode", Any, Any, Any], Any]
+"""(mode, operator, args, kwargs) → the result, or `NotImplemented` to leave the call to inference."""
+
+PASSED_THROUGH = frozenset({"profiler"})
+"""Namespaces whose operators have nothing to do with tensors' contents: they run for real."""
+
+
+def _pass_through(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    with _torch.PastDispatch():
+        return func(*args, **kwargs)
+
+
+handler: Trait[Handler] = Trait(
+    "handler", derive=lambda op: _pass_through if op.namespace in PASSED_THROUGH else None
+)
+real_handler: Trait[Handler] = Trait("handler of calls that are given real tensors")
+
+
+# --- which tensors a call may be given -----------------------------------------------------------------------------------
+
+
+class FakeTensorTLS(threading.local):
+    """What holds for every mode in one thread.
+
+    `allow_non_fake_inputs_override`: whether real tensors beside fakes are converted; None leaves it to each mode.
+    """
+
+    allow_non_fake_inputs_override: bool | None = None
+
+
+fake_tensor_tls = FakeTensorTLS()
+
+
 def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """(answer, args, kwargs): an answer in a 1-tuple if the call is settled, else the arguments to go on with."""
-    if len(args) == 1 and type(args[0]) is torch.Tensor and (handler := real_handler.of(func)) is not None:
-        answer = handler(mode, func, args, kwargs)  # a literal, such as `torch.tensor(0)`
+    if len(args) == 1 and type(args[0]) is torch.Tensor and (handle := real_handler.of(func)) is not None:
+        answer = handle(mode, func, args, kwargs)  # a literal, such as `torch.tensor(0)`
         if answer is not NotImplemented:
             return (answer,), args, kwargs
     if any(_is_foreign(kind) for kind in types):
@@ -35,9 +72,9 @@ def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs
             raise _other_mode(func, args, kwargs, tensor)
     if all(type(tensor) is FakeTensor for tensor in tensors):
         return None, args, kwargs
-    handler = real_handler.of(func)
-    if handler is not None:
-        answer = handler(mode, func, args, kwargs)
+    handle = real_handler.of(func)
+    if handle is not None:
+        answer = handle(mode, func, args, kwargs)
         if answer is not NotImplemented:
             return (answer,), args, kwargs
 
@@ -68,7 +105,8 @@ def _is_foreign(kind: type) -> bool:
 def _convertible(mode: FakeTensorMode, func: Any, tensor: torch.Tensor) -> bool:
     if torch.Tag.inplace_view in func.tags:
         return False
-    if mode.allow_non_fake_inputs or _torch.is_zero(tensor):
+    override = fake_tensor_tls.allow_non_fake_inputs_override
+    if (mode.allow_non_fake_inputs if override is None else override) or _torch.is_zero(tensor):
         return True
     # `torch.tensor(..., device="meta")` is torch's own meta tensor even inside the mode; it has no data to lose.
     # `torch.tensor(3)` in TorchScript is a real tensor on its way to its dtype and device.

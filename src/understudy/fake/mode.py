@@ -19,12 +19,12 @@ from understudy.fake.inputs import accept_inputs
 from understudy.fake.kernels import autocast
 from understudy.fake.native import canonical, prepare
 from understudy.fake.realise import adopt, make_new, make_view, realise
-from understudy.fake.symbolic_indexing import take_symbols
 from understudy.fake.templates import make_symbolic
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.tensor_calls import TENSOR_SOURCES
 from understudy.fake.values import data_dependent, determined
 from understudy.fake.values.determined import DeterminedContents, LiteralStorage, StoragePart
+from understudy.fake.values.sizes_in_tensors import take_symbols
 from understudy.infer.cache import PLAIN_TYPES, Cache, DispatchCacheInfo, UnusualArgument, add_value
 from understudy.infer.engine import cache, infer
 from understudy.infer.kernels import outcomes_of

@@ -21,6 +21,44 @@ if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
     from understudy.fake.values.determined import DeterminedContents
 
+
+def make_memo(fake: FakeTensor, value: Any) -> Any:
+    """A number that was read off a tensor's data, and when. A tensor made for inference counts no writes: it has none."""
+    if value is None or torch.is_inference_mode_enabled() or fake.is_inference():
+        return None
+    return value, fake._version, fake.fake_mode.epoch
+
+
+def recall(fake: FakeTensor, memo: Any) -> Any:
+    """A memo holds until the tensor is written to or the mode's epoch moves on."""
+    if memo is None or fake.is_inference():
+        return None
+    value, version, epoch = memo
+    return value if (version, epoch) == (fake._version, fake.fake_mode.epoch) else None
+
+
+class SymNumberMemoDescriptor:
+    """An attribute of stand-ins for a number that was read off their data: None once it no longer holds.
+
+    `is_nested_int`: the size of a jagged tensor's rows, which belongs to the tensor and always holds.
+    """
+
+    def __init__(self, *, is_nested_int: bool = False) -> None:
+        self._is_nested_int = is_nested_int
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __get__(self, fake: Any, owner: type | None = None) -> Any:
+        if fake is None:
+            return self
+        memo = getattr(fake, self._name, None)
+        return memo if self._is_nested_int else recall(fake, memo)
+
+    def __set__(self, fake: Any, value: Any) -> None:
+        setattr(fake, self._name, value if self._is_nested_int else make_memo(fake, value))
+
+
 class FakeTensor(torch.Tensor):
     """A `torch.Tensor` with shape, strides, offset, dtype, device and aliasing, but no data.
 
@@ -36,11 +74,11 @@ class FakeTensor(torch.Tensor):
     """The class of the tensor that it stands for, if that is one of the program's."""
     _node: Any = None
     """The graph node that made it, where a trace is being recorded."""
-    _nonzero_memo: Any = None
-    _item_memo: Any = None
-    _unique_memo: Any = None
+    nonzero_memo = SymNumberMemoDescriptor()
+    item_memo = SymNumberMemoDescriptor()
+    unique_memo = SymNumberMemoDescriptor()
     _size_memos: dict[Any, Any] | None = None
-    nested_int_memo: Any = None
+    nested_int_memo = SymNumberMemoDescriptor(is_nested_int=True)
     """The size that a jagged tensor with these offsets has where its rows differ."""
 
     __torch_function__ = _torch.no_torch_function
@@ -237,54 +275,18 @@ class FakeTensor(torch.Tensor):
             return None
         return self.fake_mode.value_of(self)
 
-    @property
-    def nonzero_memo(self) -> Any:
-        return self._recall(self._nonzero_memo)
-
-    @nonzero_memo.setter
-    def nonzero_memo(self, value: Any) -> None:
-        self._nonzero_memo = self._make_memo(value)
-
-    @property
-    def item_memo(self) -> Any:
-        return self._recall(self._item_memo)
-
-    @item_memo.setter
-    def item_memo(self, value: Any) -> None:
-        self._item_memo = self._make_memo(value)
-
-    @property
-    def unique_memo(self) -> Any:
-        return self._recall(self._unique_memo)
-
-    @unique_memo.setter
-    def unique_memo(self, value: Any) -> None:
-        self._unique_memo = self._make_memo(value)
-
     def recall_size(self, question: Any) -> Any:
         """The size that an operator was said to give on this tensor, None if it has to be asked anew."""
-        return self._recall((self._size_memos or {}).get(question))
+        return recall(self, (self._size_memos or {}).get(question))
 
     def remember_size(self, question: Any, size: Any) -> None:
-        self._size_memos = {**(self._size_memos or {}), question: self._make_memo(size)}
+        self._size_memos = {**(self._size_memos or {}), question: make_memo(self, size)}
 
     def get_nested_int(self, *, coeff: int = 1) -> Any:
         """Asked by jagged tensors, of the offsets that they are made of."""
         if self.nested_int_memo is None:
             self.nested_int_memo = _torch.new_nested_int(RaggedNode)
         return self.nested_int_memo * coeff
-
-    def _make_memo(self, value: Any) -> Any:
-        if value is None or torch.is_inference_mode_enabled() or self.is_inference():
-            return None
-        return value, self._version, self.fake_mode.epoch
-
-    def _recall(self, memo: Any) -> Any:
-        """A memo holds until the tensor is written to or the mode's epoch moves on."""
-        if memo is None or self.is_inference():
-            return None
-        value, version, epoch = memo
-        return value if (version, epoch) == (self._version, self.fake_mode.epoch) else None
 
     # --- what is done without a dispatch where nobody could tell --------------------------------------------
 

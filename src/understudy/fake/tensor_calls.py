@@ -16,7 +16,7 @@ from understudy.errors import (
     MetadataMismatchError,
     UnsupportedOperatorException,
 )
-from understudy.fake.handlers import handler, real_handler
+from understudy.fake.inputs import handler, real_handler
 from understudy.fake.native import canonical
 from understudy.fake.realise import extent, make_new, make_zeros
 from understudy.fake.tensor import FakeTensor

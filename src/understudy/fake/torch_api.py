@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from understudy import _torch
-from understudy.errors import MixedTensorsError
+from understudy.errors import MixedTensorsError, NotProvided, UnsupportedOperatorException
 from understudy.fake.mode import FakeTensorMode
+from understudy.fake.realise import realise
 from understudy.fake.tensor import FakeTensor
+from understudy.infer.kernels import run_real_kernel
+from understudy.spec.call import flat
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 def is_fake(x: object) -> bool:
@@ -30,19 +37,19 @@ def is_fake(x: object) -> bool:
     return unwrapped is not None and is_fake(unwrapped)
 
 
-def maybe_get_fake_mode(x: object) -> FakeTensorMode | None:
+def maybe_get_fake_mode(t: object) -> FakeTensorMode | None:
     """The mode of a stand-in, or of the stand-ins inside a wrapper; None for everything else."""
-    if type(x) is FakeTensor:
-        return x.fake_mode
-    if not isinstance(x, torch.Tensor):
+    if type(t) is FakeTensor:
+        return t.fake_mode
+    if not isinstance(t, torch.Tensor):
         return None
-    if _torch.is_traceable_wrapper_subclass(x):
-        modes = [maybe_get_fake_mode(part) for part in _inner(x)]
+    if _torch.is_traceable_wrapper_subclass(t):
+        modes = [maybe_get_fake_mode(part) for part in _inner(t)]
         found = next((mode for mode in modes if mode is not None), None)
         if found is not None and any(mode is not found for mode in modes):
-            raise MixedTensorsError(f"a {type(x).__name__} whose parts belong to several modes")
+            raise MixedTensorsError(f"a {type(t).__name__} whose parts belong to several modes")
         return found
-    unwrapped = _torch.unwrap(x)
+    unwrapped = _torch.unwrap(t)
     return None if unwrapped is None else maybe_get_fake_mode(unwrapped)
 
 
@@ -124,3 +131,110 @@ def _memory_format(t: torch.Tensor) -> torch.memory_format | None:
         if (dims is None or t.ndim == dims) and t.is_contiguous(memory_format=memory_format):
             return memory_format
     return None
+
+
+# --- the cache ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def disable_fake_tensor_cache(fake_mode: FakeTensorMode) -> Iterator[None]:
+    """Inside, this mode works out what every call gives, and keeps no answers."""
+    before = fake_mode.cache_enabled
+    fake_mode.cache_enabled = False
+    try:
+        yield
+    finally:
+        fake_mode.cache_enabled = before
+
+
+def dump_cache_stats() -> None:
+    """Log what `FakeTensorMode.cache_info()` says, at level INFO."""
+    info = FakeTensorMode.cache_info()
+    log.info("cache of stand-in calls: %d hits, %d misses, %d plans", info.hits, info.misses, info.size)
+    for reason, count in sorted(info.bypasses.items(), key=lambda item: -item[1]):
+        log.info("  not kept, because %s: %d", reason, count)
+
+
+# --- operators ----------------------------------------------------------------------------------------------------------
+
+
+def get_schema_info(func: Any) -> Any:
+    """What torch knows of an operator's schema: `is_mutable()`, `has_argument(name)`, `may_alias(a, b)`, …"""
+    return _torch.schema_info(func)
+
+
+def should_allow_numbers_as_tensors(func: Any) -> bool:
+    """Whether an operator takes Python numbers where its schema says tensor."""
+    return _torch.allows_numbers_as_tensors(func)
+
+
+def torch_decomp_decompositions(func: Any) -> bool:
+    """Whether torch's decomposition of an operator is one of its own, and no reference implementation. A `KeyError` if it
+    has none."""
+    return _torch.is_decomposed_in_aten(func)
+
+
+def run_fallback_kernel(
+    fake_mode: FakeTensorMode, func: Any, flat_args: Sequence[Any], args_spec: Any,
+    orig_not_implemented_exception: RuntimeError,
+) -> Any:  # fmt: skip
+    """What an operator gives, found by running it for real on zeros of the same sizes.
+
+    The error is raised if that can't be done: the operator changes metadata in place, or has no kernel.
+    """
+    args, kwargs = _torch.tree_unflatten(list(flat_args), args_spec)
+    if torch.Tag.inplace_view in func.tags:
+        raise orig_not_implemented_exception
+    try:
+        outcomes = run_real_kernel(fake_mode._call(func, args, kwargs))
+    except UnsupportedOperatorException as error:
+        raise orig_not_implemented_exception from error
+    return realise(fake_mode, outcomes, flat(FakeTensor, args, kwargs))
+
+
+def init_gpu_context(device: torch.device) -> None:
+    """Nothing is to be done: a backward pass on stand-ins of a device needs none of it, and no driver."""
+
+
+# --- structures -----------------------------------------------------------------------------------------------------------
+
+
+def tree_flatten_only(ty: type[T], tree: Any) -> list[T]:
+    """The leaves of a structure that are of this class."""
+    return [leaf for leaf in _torch.tree_flatten(tree)[0] if isinstance(leaf, ty)]
+
+
+def ordered_set(*items: T) -> dict[T, bool]:
+    """A set that keeps its order: the keys of a dict."""
+    return dict.fromkeys(items, True)
+
+
+# --- names for mechanisms that are not needed here ----------------------------------------------------------------------
+
+
+class FakeTensorConfig(metaclass=NotProvided):
+    """There is no debug switch: every error names the line of your program. For the graph of what ran use make_fx."""
+
+    debug = False
+
+
+class IncrementRecursionCount(metaclass=NotProvided):
+    """Nested calls of the mode are not counted. To see every operator, put a TorchDispatchMode of yours inside it."""
+
+
+class SingletonConstant(metaclass=NotProvided):
+    """Entries of the cache have no constants: use FakeTensorMode.cache_info() and FakeTensorMode.cache_clear()."""
+
+
+class evict_fake_tensor_cache_key(metaclass=NotProvided):
+    """Keys of the cache are not handed out: use FakeTensorMode.cache_clear(), or disable_fake_tensor_cache(mode)."""
+
+
+class in_kernel_invocation_manager(metaclass=NotProvided):
+    """Stand-ins never pose as meta tensors: call the operator inside the mode, or say what it gives with understudy.rule
+    or torch.library.register_fake."""
+
+
+class inferred_fake_kernel_from_real_out(metaclass=NotProvided):
+    """No real tensors run beside stand-ins: use mode.from_tensor(real) for the stand-in of a result, and
+    torch.library.register_fake or understudy.rule to say what the operator gives."""

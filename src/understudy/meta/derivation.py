@@ -25,6 +25,7 @@ from understudy.fake.inputs import describe_tensors
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.lines import user_frames, user_line
+from understudy.meta.errors import MetaTraceError
 from understudy.meta.modules import modules_in_python
 from understudy.meta.proxies import UNKNOWN, DeviceOf, MetaProxy
 from understudy.meta.structures import holds, transform
@@ -48,6 +49,45 @@ class MetaOverrides(dict[Any, Override]):
 
 
 manual_meta_overrides = MetaOverrides()
+
+
+# --- Overrides that torch's module has by name. None is needed; they may be registered for functions and modules of yours
+# that give the same ---
+
+
+def embedding_override(self: torch.nn.Embedding, input: torch.Tensor) -> torch.Tensor:
+    """What a table of vectors gives: a row for each index."""
+    return input.new_empty((*input.shape, self.weight.shape[-1]), dtype=self.weight.dtype)
+
+
+def nn_layernorm_override(self: torch.nn.LayerNorm, input: torch.Tensor) -> torch.Tensor:
+    """What a normalisation gives: a tensor like its input."""
+    return torch.empty_like(input)
+
+
+def torch_relu_override(x: torch.Tensor) -> torch.Tensor:
+    """What `torch.relu` gives."""
+    return torch.relu(x)
+
+
+def torch_nn_relu_override(self: torch.nn.ReLU, x: torch.Tensor) -> torch.Tensor:
+    """What a module of `torch.nn.ReLU` gives."""
+    return torch.nn.functional.relu(x, inplace=self.inplace)
+
+
+def functional_relu_override(x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+    """What `torch.nn.functional.relu` gives."""
+    return torch.nn.functional.relu(x, inplace=inplace)
+
+
+def torch_where_override(condition: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """What `torch.where` gives."""
+    return torch.where(condition, x, y)
+
+
+def torch_abs_override(input: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """What `torch.abs` gives."""
+    return torch.abs(input, out=out)
 
 
 # --- What a recorded call gives: the same call, run on stand-ins --------------------------------------------
@@ -85,6 +125,19 @@ class UnderivableCall:
 
     def __str__(self) -> str:
         return f"  called:  {self.call}\n  at:      {self.line}\n  why:     {self.why}"
+
+
+def proxys_to_metas(v: Any) -> Any:
+    """What is known of a value of a trace: its stand-in, or the device that it is. Anything else as it is."""
+    if type(v) is DeviceOf:
+        v = v._attribute
+    if not isinstance(v, torch.fx.Proxy):
+        return v
+    if not isinstance(v, MetaProxy):
+        raise MetaTraceError(f"a value of a MetaTracer is expected, and {v} is a {type(v).__name__}")
+    if v._meta is UNKNOWN:
+        raise MetaTraceError(f"nothing is known of {v}: say what it is with install_tensor_meta(example)")
+    return v._meta
 
 
 class Derivation:

@@ -16,9 +16,10 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.fx import Proxy
 
 from understudy import _torch
-from understudy.meta.proxies import SYMBOLIC
+from understudy.meta.proxies import SYMBOLIC, DeviceOf
 from understudy.shapes.algebra.floats import FUNCTIONS
 from understudy.shapes.node import SymNode
 
@@ -134,6 +135,27 @@ def _whole_function(original: Callable[..., Any]) -> Callable[..., Any]:
         return (of_symbols if is_symbolic and of_symbols else original)(*args, **kwargs)
 
     return call
+
+
+def gen_constructor_wrapper(target: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """(a function for the place of `target`, `target`): called with a value of a trace among its arguments, in lists and
+    dicts as well, it records the call there; else it calls `target`."""
+
+    @functools.wraps(target)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        proxies: list[Proxy] = []
+
+        def note(value: Any) -> Any:
+            if isinstance(value, Proxy) or type(value) is DeviceOf:
+                proxies.append(value if isinstance(value, Proxy) else value._attribute)
+            return value
+
+        torch.fx.node.map_aggregate((args, kwargs), note)
+        if not proxies:
+            return target(*args, **kwargs)
+        return proxies[0].tracer.create_proxy("call_function", target, args, kwargs)
+
+    return call, target
 
 
 def _hash(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -69,6 +69,11 @@ class MetaProxy(Proxy):
 
     __hash__ = object.__hash__
 
+    def install_tensor_meta(self, tensor_meta: torch.Tensor) -> None:
+        """Say what the value is: `tensor_meta`, real, meta, fake or of this trace, is an example of it."""
+        self._meta = self.tracer.derivation.meta_of(tensor_meta)
+        self.tracer.write_meta(self.node, self._meta)
+
     def __copy__(self) -> MetaProxy:
         return self
 
@@ -201,7 +206,7 @@ class TensorAttribute(MetaAttribute, TensorProxy):  # type: ignore[misc]
 
 
 OWN_STATE = frozenset({"node", "tracer", "_meta", "_owner", "_name", "_made", "_place"})
-OWN = frozenset({*OWN_STATE, "keys"})
+OWN = frozenset({*OWN_STATE, "keys", "install_tensor_meta"})
 """What a tensor's proxy answers itself. Every other name, `view` or `T`, is one of the tensor that it stands for."""
 MAPPING_QUESTIONS = frozenset({"keys", "items", "values", "get"})
 """The keys of a known mapping are known; what stands under them is a value of the trace."""

@@ -442,14 +442,14 @@ class Arithmetic(EnvState):
             return None
         return evaluate(value, self.hints)
 
-    def simplify(self, value: Any) -> Any:
-        if isinstance(value, Expr):
-            return self.facts.simplify(value)
-        if isinstance(value, FloatExpr) and value.operation != "value":
-            known = {symbol: self.facts.simplify(symbol) for symbol in value.symbols}
+    def simplify(self, expr: Any) -> Any:
+        if isinstance(expr, Expr):
+            return self.facts.simplify(expr)
+        if isinstance(expr, FloatExpr) and expr.operation != "value":
+            known = {symbol: self.facts.simplify(symbol) for symbol in expr.symbols}
             if all(isinstance(number, int) for number in known.values()):
-                return float(value.evaluate(known))
-        return value
+                return float(expr.evaluate(known))
+        return expr
 
 
 KNOWN: dict[str, bool | None] = {"YES": True, "NO": False, "UNKNOWN": None}

@@ -149,15 +149,15 @@ def _free(value: Any) -> Iterator[tuple[Expr, ShapeEnv]]:
                     yield origin, env
 
 
-def free_symbols(value: Any) -> set[Any]:
+def free_symbols(val: Any) -> set[Any]:
     """The symbols in a value, as sympy's: of a size, a tensor's metadata, a sympy expression, lists and dicts of these."""
-    return {env.to_sympy(symbol) for symbol, env in _free(value)} | _free_in_sympy(value)
+    return {env.to_sympy(symbol) for symbol, env in _free(val)} | _free_in_sympy(val)
 
 
-def free_unbacked_symbols(value: Any) -> set[Any]:
+def free_unbacked_symbols(x: Any) -> set[Any]:
     """Those of them that only data tells; in sympy expressions, those that are called so: `u0`, `zuf0`."""
-    called_so = {symbol for symbol in _free_in_sympy(value) if UNBACKED_NAME.fullmatch(symbol.name)}
-    return {env.to_sympy(symbol) for symbol, env in _free(value) if symbol in env.births} | called_so
+    called_so = {symbol for symbol in _free_in_sympy(x) if UNBACKED_NAME.fullmatch(symbol.name)}
+    return {env.to_sympy(symbol) for symbol, env in _free(x) if symbol in env.births} | called_so
 
 
 def _free_in_sympy(value: Any) -> set[Any]:
@@ -168,18 +168,18 @@ def _free_in_sympy(value: Any) -> set[Any]:
     return set().union(*map(_free_in_sympy, value)) if isinstance(value, (list, tuple)) else set()
 
 
-def has_free_symbols(value: Any) -> bool:
+def has_free_symbols(val: Any) -> bool:
     """Whether there are symbols in a value."""
-    return bool(symbols_in(value) or _free_in_sympy(value))
+    return bool(symbols_in(val) or _free_in_sympy(val))
 
 
-def has_free_unbacked_symbols(value: Any) -> bool:
+def has_free_unbacked_symbols(x: Any) -> bool:
     """Whether there are symbols in a value that only data tells."""
-    return bool(unbacked_symbols_in(value))
+    return bool(unbacked_symbols_in(x))
 
 
 def compute_unbacked_bindings(
-    shape_env: ShapeEnv | None, result: Any, old: Any = None, peek: bool = False
+    shape_env: ShapeEnv | None, example_value: Any, old_example_value: Any = None, peek: bool = False
 ) -> UnbackedBindings | None:
     """For each symbol that was born since the last call: where it is in this result.
 
@@ -190,7 +190,7 @@ def compute_unbacked_bindings(
         return None
     pending = list(shape_env.pending_fresh_unbacked_symbols)
     found: dict[Expr, KeyPath] = {}
-    for node, path in values_in(result):
+    for node, path in values_in(example_value):
         for symbol, place in _readable(shape_env, node, path):
             if symbol in pending:
                 found.setdefault(symbol, place)
@@ -243,13 +243,13 @@ def resolve_unbacked_bindings(
     return UnbackedBindings(shape_env, {renamed.get(symbol, symbol): path for symbol, path in known.items()})
 
 
-def rebind_unbacked(shape_env: ShapeEnv | None, node: Any, result: Any) -> None:
+def rebind_unbacked(shape_env: ShapeEnv | None, n: Any, result: Any) -> None:
     """Tell the environment that the symbols of this result are those that the graph's node had when it was first run.
 
-    `node` is an fx node with `meta["unbacked_bindings"]`, or such bindings themselves.
+    `n` is an fx node with `meta["unbacked_bindings"]`, or such bindings themselves.
     """
-    bindings = node if isinstance(node, Mapping) else getattr(node, "meta", {}).get("unbacked_bindings")
-    if shape_env is None or not bindings or getattr(node, "op", "") == "placeholder":
+    bindings = n if isinstance(n, Mapping) else getattr(n, "meta", {}).get("unbacked_bindings")
+    if shape_env is None or not bindings or getattr(n, "op", "") == "placeholder":
         return
     for old, path in _by_symbol(shape_env, bindings).items():
         now = read_along(path, result)
@@ -275,14 +275,14 @@ def _by_symbol(env: ShapeEnv, bindings: Mapping[Any, KeyPath]) -> dict[Expr, Key
     return {env.from_sympy(symbol): path for symbol, path in bindings.items()}
 
 
-def fx_placeholder_vals(graph_module: Any) -> list[Any]:
+def fx_placeholder_vals(gm: Any) -> list[Any]:
     """What stands for the inputs of a graph, in their order."""
-    return [node.meta["val"] for node in graph_module.graph.nodes if node.op == "placeholder"]
+    return [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
 
 
-def fx_placeholder_targets(graph_module: Any) -> list[str]:
+def fx_placeholder_targets(gm: Any) -> list[str]:
     """The names of the inputs of a graph, in their order."""
-    return [node.target for node in graph_module.graph.nodes if node.op == "placeholder"]
+    return [node.target for node in gm.graph.nodes if node.op == "placeholder"]
 
 
 def is_symbol_binding_fx_node(node: Any) -> Any:
@@ -305,15 +305,15 @@ def find_symbol_binding_fx_nodes(graph: Any) -> dict[Any, Any]:
     return found
 
 
-def bind_symbols(graph_module: Any, *args: Any) -> dict[Any, int]:
+def bind_symbols(gm: Any, *args: Any) -> dict[Any, int]:
     """What each symbol of a graph's placeholders is for these arguments, by its sympy symbol."""
-    return _env_of(graph_module).bind_symbols(graph_module, *args)
+    return _env_of(gm).bind_symbols(gm, *args)
 
 
-def eval_guards(graph_module: Any, *args: Any, ignore_static: bool = True) -> bool:
+def eval_guards(gm: Any, *args: Any, ignore_static: bool = True) -> bool:
     """Whether the guards of a graph hold for these arguments."""
-    env = _env_of(graph_module)
-    return env.evaluate_guards_for_args(fx_placeholder_vals(graph_module), args, ignore_static=ignore_static)
+    env = _env_of(gm)
+    return env.evaluate_guards_for_args(fx_placeholder_vals(gm), args, ignore_static=ignore_static)
 
 
 def _env_of(graph_module: Any) -> ShapeEnv:
@@ -330,27 +330,23 @@ def _env_of(graph_module: Any) -> ShapeEnv:
 # --- decisions, under the names of torch ---------------------------------------------------------------------------
 
 
-def guard_or_false(condition: bool | torch.SymBool) -> bool:
+def guard_or_false(a: bool | torch.SymBool) -> bool:
     """The answer if it can be had, with a guard if need be; False if only data tells."""
-    return condition.node.guard_or_false("", 0) if isinstance(condition, torch.SymBool) else bool(condition)
+    return a.node.guard_or_false("", 0) if isinstance(a, torch.SymBool) else bool(a)
 
 
-def guard_or_true(condition: bool | torch.SymBool) -> bool:
+def guard_or_true(a: bool | torch.SymBool) -> bool:
     """The answer if it can be had, with a guard if need be; True if only data tells."""
-    return condition.node.guard_or_true("", 0) if isinstance(condition, torch.SymBool) else bool(condition)
+    return a.node.guard_or_true("", 0) if isinstance(a, torch.SymBool) else bool(a)
 
 
-def statically_known_true(condition: bool | torch.SymBool) -> bool:
+def statically_known_true(x: bool | torch.SymBool) -> bool:
     """Whether it is true for all sizes that are admitted. No guard comes of asking."""
-    return (
-        condition.node.statically_known_true("", 0)
-        if isinstance(condition, torch.SymBool)
-        else bool(condition)
-    )
+    return x.node.statically_known_true("", 0) if isinstance(x, torch.SymBool) else bool(x)
 
 
-def statically_known_false(condition: bool | torch.SymBool) -> bool:
+def statically_known_false(x: bool | torch.SymBool) -> bool:
     """Whether it is false for all sizes that are admitted. No guard comes of asking."""
-    if not isinstance(condition, torch.SymBool):
-        return not condition
-    return condition.node.sym_not().statically_known_true("", 0)
+    if not isinstance(x, torch.SymBool):
+        return not x
+    return x.node.sym_not().statically_known_true("", 0)

@@ -38,6 +38,11 @@ class Guard:
 
         return expand_definitions(self.condition, self.definitions)
 
+    @property
+    def msg(self) -> str:
+        """What a run is told in which it does not hold."""
+        return f"{self} does not hold"
+
     def __iter__(self) -> Iterator[Any]:
         """As torch's guards unpack: the condition, where it comes from, whether it leaves out sizes of 0 and 1."""
         return iter((self.expr, self.line, False))

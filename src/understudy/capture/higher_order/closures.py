@@ -243,3 +243,42 @@ def unbound_numbers(numbers: Sequence[SymNode], tensors: Sequence[Any]) -> list[
     return [
         node.shape_env.node(symbol, int).symbolic for symbol, node in wanted.items() if symbol not in readable
     ]
+
+
+# --- flex attention: what its `score_mod` and `mask_mod` refer to becomes buffers that it is given ------------------------
+
+SCORE, BLOCK_MASK, SCORE_BUFFERS = 3, 4, 7
+INDICES = 4
+"""Batch, head, query and key: what both functions are given."""
+
+
+def prepare_flex(capture: Capture, op: Any, args: Any, kwargs: Any) -> Any:
+    score, mask = args[SCORE], args[BLOCK_MASK][-1]
+    if is_ready(score) and is_ready(mask):
+        return NotImplemented
+    args = list(args)
+    buffers = [*args[SCORE_BUFFERS:], (), ()][:2]
+    query = args[0]
+    with _torch.without_recorder(), capture.stand_ins:
+        indices = [torch.zeros((), dtype=torch.int, device=query.device) for _ in range(INDICES)]
+        first = torch.zeros((), dtype=query.dtype, device=query.device)
+    args[SCORE], score_buffers = _lift_buffers(capture, score, [first, *indices], buffers[0])
+    mask, mask_buffers = _lift_buffers(capture, mask, indices, buffers[1])
+    args[BLOCK_MASK] = (*args[BLOCK_MASK][:-1], mask)
+    return op(*args[:SCORE_BUFFERS], score_buffers, mask_buffers, **kwargs)
+
+
+def _lift_buffers(
+    capture: Capture, function: Callable[..., Any], examples: list[Any], buffers: Any
+) -> tuple[Any, tuple[Any, ...]]:
+    if is_ready(function):
+        return function, tuple(buffers)
+    call = [*examples, *buffers]
+    rehearsal = ClosureFinder(capture, call)
+    with _torch.without_recorder(), capture.stand_ins, _torch.indexing_by_tensors(), rehearsal:
+        rehearsal.look_at(function(*call))
+    tensors = list(rehearsal.tensors.values())
+    numbers = unbound_numbers(list(rehearsal.numbers), [*call, *tensors])
+    in_spec = _torch.tree_flatten(tuple(buffers))[1]
+    branch = Branch(function, len(examples), in_spec, tensors, is_bare=True)
+    return branch, (*buffers, *tensors, *numbers)

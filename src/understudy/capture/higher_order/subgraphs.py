@@ -16,13 +16,14 @@ from torch.fx import GraphModule, Node
 
 from understudy import _torch
 from understudy.capture.graph_passes import promise_size
-from understudy.capture.higher_order import flex_and_invoke, torch_tracing
+from understudy.capture.higher_order import torch_tracing
 from understudy.capture.higher_order.closures import (
     Branch,
     ClosureFinder,
     in_structure,
     interpret_graph,
     is_ready,
+    prepare_flex,
     same_but_another,
     unbound_numbers,
 )
@@ -31,7 +32,12 @@ from understudy.capture.higher_order.torch_tracing import (
     capture_of_branches,
     current_capture,
 )
-from understudy.capture.higher_order.transforms import as_operands, transform_operator, with_gradients
+from understudy.capture.higher_order.transforms import (
+    as_operands,
+    invoke_with_gradients,
+    transform_operator,
+    with_gradients,
+)
 from understudy.errors import Context, UnsupportedMutationAliasingException
 from understudy.fake.higher_order import mismatch, no_symbols_to_bind
 from understudy.fake.mode import FakeTensorMode
@@ -47,7 +53,7 @@ if TYPE_CHECKING:
     from understudy.capture.recorder import ProxyTorchDispatchMode
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-OWN = {"flex_attention": flex_and_invoke.prepare_flex, "invoke_subgraph": flex_and_invoke.with_gradients}
+OWN = {"flex_attention": prepare_flex, "invoke_subgraph": invoke_with_gradients}
 """What is done in another way before autograd; NotImplemented: go on as usual."""
 
 

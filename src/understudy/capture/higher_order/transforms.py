@@ -11,7 +11,7 @@ Transforms around each other are taken off one by one, as torch does with plain 
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +22,9 @@ from understudy.errors import Context, UnsupportedOperatorException
 from understudy.lines import user_line
 from understudy.ops import hops
 from understudy.spec.call import flat, map_structure
+
+if TYPE_CHECKING:
+    from understudy.capture.make_fx import Capture
 
 NAMES = {"Grad": "torch.func.grad and vjp", "Jvp": "torch.func.jvp", "Vmap": "torch.func.vmap"}
 
@@ -312,3 +315,47 @@ def _pushed_forward(interpreter: Any, op: Any, args: Any, kwargs: Any) -> Any:
     for place, tangent in zip(differentiable(results), found, strict=True):
         results[place] = torch.autograd.forward_ad.make_dual(results[place], wrapped(tangent))
     return tuple(results)
+
+
+# --- `invoke_subgraph` with gradients: the backward graph is a subgraph too ---------------------------------
+# torch's own rule shares backward graphs through the cache of its compiler, which is not at work here.
+
+
+def invoke_with_gradients(capture: Capture, op: Any, args: Any, kwargs: Any) -> Any:
+    subgraph, identifier, *operands = args
+    is_wanted = torch.is_grad_enabled() and any(
+        isinstance(value, torch.Tensor) and value.requires_grad for value in operands
+    )
+    if not is_wanted or capture.options.pre_dispatch:
+        return NotImplemented
+    return tuple(InvokedSubgraph.apply(op, subgraph, identifier, *operands))  # type: ignore[no-untyped-call]
+
+
+class InvokedSubgraph(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, op: Any, subgraph: Any, identifier: Any, *operands: Any) -> Any:
+        ctx.call = op, subgraph, identifier
+        ctx.keys = _torch.dispatch_keys_of_thread()
+        ctx.others = {
+            place: value for place, value in enumerate(operands) if not isinstance(value, torch.Tensor)
+        }
+        ctx.save_for_backward(*[value for value in operands if isinstance(value, torch.Tensor)])
+        with _torch.below_autograd():
+            return op(subgraph, identifier, *operands)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        op, subgraph, identifier = ctx.call
+        tensors = iter(ctx.saved_tensors)
+        count = len(ctx.saved_tensors) + len(ctx.others)
+        operands = tuple(
+            [ctx.others[place] if place in ctx.others else next(tensors) for place in range(count)]
+        )
+        backward = _torch.backward_of(subgraph, operands)
+
+        def of_tensors(*values: Any) -> tuple[Any, ...]:
+            return tuple([grad for grad in backward(*values) if isinstance(grad, torch.Tensor)])
+
+        graph = _torch.as_graph(of_tensors, (*operands, *grads), ctx.keys)
+        found = iter(op(graph, f"{identifier}_backward", *operands, *grads))
+        return None, None, None, *[None if place in ctx.others else next(found) for place in range(count)]

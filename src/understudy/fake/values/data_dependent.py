@@ -15,7 +15,7 @@ import torch
 
 from understudy import _torch
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch, UnderstudyError
-from understudy.fake.handlers import handler
+from understudy.fake.inputs import handler
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.indexing.advanced import check_masks

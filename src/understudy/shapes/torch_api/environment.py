@@ -72,11 +72,11 @@ class TorchTables(Checking):
             found = from_sympy(self.algebra, expression) if is_sympy(expression) else expression
         return found
 
-    def simplify(self, value: Any, size_oblivious: bool = False) -> Any:
+    def simplify(self, expr: Any, size_oblivious: bool = False) -> Any:
         """The value with all that is known; a sympy expression for a sympy expression."""
-        if is_sympy(value):
-            return self.to_sympy(super().simplify(self.from_sympy(value)))
-        return super().simplify(value)
+        if is_sympy(expr):
+            return self.to_sympy(super().simplify(self.from_sympy(expr)))
+        return super().simplify(expr)
 
     replace = simplify
 
@@ -177,9 +177,9 @@ class TorchTables(Checking):
         """Asked for by torch's passes, under this name."""
         return _torch.any_number()
 
-    def bound_sympy(self, expression: Any, size_oblivious: bool = False) -> Any:
+    def bound_sympy(self, expr: Any, size_oblivious: bool = False) -> Any:
         """The least and the largest value of an expression, as torch's tools know ranges."""
-        value = self.from_sympy(expression)
+        value = self.from_sympy(expr)
         low, high = self.facts.interval(value) if isinstance(value, (int, Expr)) else (None, None)
         return _torch.value_range(low, high)
 
@@ -289,14 +289,14 @@ class TorchSide(TorchTables):
     """The questions, in torch's words."""
 
     def evaluate_sym_node(
-        self, node: SymNode, size_oblivious: bool = False, fallback_value: bool | None = None
+        self, sym_node: SymNode, size_oblivious: bool = False, fallback_value: bool | None = None
     ) -> Any:
-        if node.kind is bool:
-            return self.decide(node.value, fallback=False if size_oblivious else fallback_value)
-        return self.specialise(node.value)
+        if sym_node.kind is bool:
+            return self.decide(sym_node.value, fallback=False if size_oblivious else fallback_value)
+        return self.specialise(sym_node.value)
 
-    def evaluate_expr(self, expression: Any, hint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        value = self.from_sympy(expression)
+    def evaluate_expr(self, orig_expr: Any, hint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        value = self.from_sympy(orig_expr)
         is_number = isinstance(value, (int, float, Expr, FloatExpr)) and not isinstance(value, bool)
         return self.specialise(value) if is_number else self.decide(value)
 
@@ -304,16 +304,16 @@ class TorchSide(TorchTables):
         value = self.from_sympy(expression)
         return None if isinstance(value, (Expr, FloatExpr)) else self.known_truth(value)
 
-    def guarding_hint_or_throw(self, expression: Any) -> Any:
-        value = self.from_sympy(expression)
+    def guarding_hint_or_throw(self, expr: Any) -> Any:
+        value = self.from_sympy(expr)
         hint = self.hint_of(value)
         if hint is None:
             raise self.undecidable(value)
         return hint
 
-    def optimization_hint(self, expression: Any, fallback: int | None = None) -> Any:
+    def optimization_hint(self, expr: Any, fallback: int | None = None) -> Any:
         """The example value; where only data tells, what comes out for a size like `fallback`, as far as it can be that."""
-        value = self.from_sympy(expression)
+        value = self.from_sympy(expr)
         hint = self.hint_of(value)
         if hint is not None or not isinstance(value, Expr):
             return fallback if hint is None else hint
@@ -335,11 +335,11 @@ class TorchSide(TorchTables):
                 found[symbol] = max(usual if high is None else min(usual, high), usual if low is None else low)
         return value.evaluate(found)
 
-    def size_hint(self, expression: Any, fallback: int | None = None, *, allow_none: bool = False) -> Any:
+    def size_hint(self, expr: Any, fallback: int | None = None, *, allow_none: bool = False) -> Any:
         """As `optimization_hint`; `allow_none`: None where only data tells."""
         if allow_none:
-            return self.hint_of(self.from_sympy(expression))
-        return self.optimization_hint(expression, fallback)
+            return self.hint_of(self.from_sympy(expr))
+        return self.optimization_hint(expr, fallback)
 
     def has_guarding_hint(self, expression: Any) -> bool:
         return self.hint_of(self.from_sympy(expression)) is not None

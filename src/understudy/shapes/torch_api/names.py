@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import operator
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import reduce
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from understudy.errors import SymbolMismatch
+from understudy.errors import NotProvided, SymbolMismatch
 from understudy.shapes.algebra import conditions
 from understudy.shapes.algebra.expr import Expr
 from understudy.shapes.node import SymNode, value_of
+from understudy.shapes.sympy_reader import is_sympy
 
 
 class DimDynamic(Enum):
@@ -115,6 +118,7 @@ class SubclassSymbolicContext(StatefulSymbolicContext):
 # --- What code asks of numbers that may be symbols, under the names of torch --------------------------------
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+SymTypes = SYMBOLIC
 
 # --- a plain number from here on: whatever it depends on becomes a guard ---------------------------------------------
 
@@ -141,11 +145,11 @@ def guard_scalar(a: Any) -> bool | int | float:
     return guard_int(a) if isinstance(a, (int, torch.SymInt)) else guard_float(a)
 
 
-def guard_size_oblivious(condition: bool | torch.SymBool) -> bool:
+def guard_size_oblivious(expr: bool | torch.SymBool) -> bool:
     """The answer for sizes that are neither 0 nor 1; an error where only data tells."""
-    if not isinstance(condition, torch.SymBool):
-        return _plain(condition, bool)
-    node: Any = condition.node
+    if not isinstance(expr, torch.SymBool):
+        return _plain(expr, bool)
+    node: Any = expr.node
     answer = node.shape_env.if_ordinary(node.value) if type(node) is SymNode else None
     return node.guard_bool("", 0) if answer is None else answer
 
@@ -161,9 +165,9 @@ def _plain(value: Any, kind: type) -> Any:
 # --- promises ----------------------------------------------------------------------------------------------------------
 
 
-def expect_true(condition: bool | torch.SymBool, skip: int = 0) -> bool:
+def expect_true(a: bool | torch.SymBool, skip: int = 0) -> bool:
     """`torch._check` as a question: decided at the example's sizes, else promised for the time that the program runs."""
-    return condition.node.expect_true("", 0) if isinstance(condition, torch.SymBool) else bool(condition)
+    return a.node.expect_true("", 0) if isinstance(a, torch.SymBool) else bool(a)
 
 
 def constrain_range(a: int | torch.SymInt, *, min: int | None, max: int | None = None) -> None:
@@ -203,19 +207,19 @@ def check_consistent(new: Any, old: Any) -> None:
 # --- what is known of it, without assuming anything -----------------------------------------------------------------------
 
 
-def is_symbolic(value: Any) -> bool:
+def is_symbolic(val: Any) -> bool:
     """Whether this is a symbol, or computed from symbols."""
-    return isinstance(value, SYMBOLIC) and bool(value.node.is_symbolic())
+    return isinstance(val, SYMBOLIC) and bool(val.node.is_symbolic())
 
 
-def is_nested_int(value: Any) -> bool:
+def is_nested_int(s: Any) -> bool:
     """Whether this is the size of the rows of a jagged tensor, which is a number of its own kind."""
-    return isinstance(value, torch.SymInt) and bool(value.node.is_nested_int())
+    return isinstance(s, torch.SymInt) and bool(s.node.is_nested_int())
 
 
-def has_symbolic_sizes_strides(tensor: torch.Tensor) -> bool:
+def has_symbolic_sizes_strides(elem: torch.Tensor) -> bool:
     """Whether there are symbols in a tensor's sizes, strides or offset."""
-    numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+    numbers = (*elem.shape, *elem.stride(), elem.storage_offset())
     return any(isinstance(number, torch.SymInt) for number in numbers)
 
 
@@ -278,19 +282,19 @@ def optimization_hint(a: Any, fallback: int | None = None) -> Any:
 # --- combinations, without deciding ----------------------------------------------------------------------------------------
 
 
-def sym_and(first: Any, *others: Any) -> Any:
+def sym_and(x: Any, *others: Any) -> Any:
     """All of them, as one condition."""
-    return reduce(operator.and_, others, first)
+    return reduce(operator.and_, others, x)
 
 
-def sym_or(first: Any, *others: Any) -> Any:
+def sym_or(x: Any, *others: Any) -> Any:
     """Any of them, as one condition."""
-    return reduce(operator.or_, others, first)
+    return reduce(operator.or_, others, x)
 
 
-def cast_symbool_to_symint_guardless(condition: bool | torch.SymBool) -> int | torch.SymInt:
+def cast_symbool_to_symint_guardless(symbool: bool | torch.SymBool) -> int | torch.SymInt:
     """1 where it holds and 0 where it does not."""
-    return torch.sym_ite(condition, 1, 0) if isinstance(condition, torch.SymBool) else int(condition)
+    return torch.sym_ite(symbool, 1, 0) if isinstance(symbool, torch.SymBool) else int(symbool)
 
 
 def sym_eq(x: Any, y: Any) -> Any:
@@ -368,3 +372,107 @@ class SymIntEqByExpr:
 
     def __hash__(self) -> int:
         return hash(self.val)
+
+
+@dataclass(eq=False)
+class TrackedFake:
+    """An input of a program: its stand-in or symbolic number, where it comes from, and how its sizes became symbols."""
+
+    fake: Any
+    source: Any
+    symbolic_context: Any
+
+    def __hash__(self) -> int:
+        return hash((self.fake, self.source.name))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TrackedFake) and self.fake is other.fake and self.source.name == other.source.name
+
+
+def eval_is_non_overlapping_and_dense(sizes: Sequence[Any], strides: Sequence[Any]) -> int:
+    """1 if a tensor has its elements side by side in some order of its dimensions, 0 if not. Symbols are decided upon."""
+    if len(sizes) == 1:
+        return int(bool(strides[0] == 1) or bool(sizes[0] < 2))
+    step: Any = 1
+    for size, stride in sorted(zip(sizes, strides, strict=True), key=operator.itemgetter(1)):
+        if size == 1:
+            continue
+        if stride != step:
+            return 0
+        step = step * size
+    return 1
+
+
+SYMPY_INTERP: dict[str, Any] = {
+    "IsNonOverlappingAndDenseIndicator": lambda *numbers: eval_is_non_overlapping_and_dense(
+        numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
+    ),
+    "cast_symbool_to_symint_guardless": cast_symbool_to_symint_guardless,
+    "math": math,
+    "torch": torch,
+}
+"""What the code of a guard may call, by name: `eval(code, SYMPY_INTERP, sizes)`."""
+
+
+def safe_expand(r: Any) -> Any:
+    """A sympy expression with products of sums written out as sums of products; anything else as it is."""
+    return r.expand() if is_sympy(r) and hasattr(r, "expand") else r
+
+
+def uninteresting_files() -> set[str]:
+    """The files of torch and of this library, as far as they are loaded: in a stack of a user's program, no lines of his."""
+    libraries = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] in ("torch", "understudy")]
+    return {file for module in libraries if (file := getattr(module, "__file__", None))} | {"<string>"}
+
+
+def error() -> NoReturn:
+    """Stands where no call is expected."""
+    raise AssertionError("this was not expected to be called")
+
+
+# --- names for mechanisms that are not needed here ----------------------------------------------------------------------
+
+
+class DimConstraints(metaclass=NotProvided):
+    """A ShapeEnv solves its conditions while they come up: read env.guards, env.specialisations and env.var_to_range."""
+
+
+class EqualityConstraint(metaclass=NotProvided):
+    """Dimensions that are to be equal get one name: symbolic_context=dims("batch", "seq") for each input."""
+
+
+class Specialization(metaclass=NotProvided):
+    """One graph holds for all sizes that its guards admit: read env.specialisations for sizes that became numbers."""
+
+
+class ValueRangesSLoc(metaclass=NotProvided):
+    """The line that made a bound stands in the guard: guard.line for each guard of env.guards."""
+
+
+class SymExprPrinter(metaclass=NotProvided):
+    """Sizes print themselves: use str(size), or str(size.node.expr) for sympy's way to write it."""
+
+
+class ShapeGuardPythonPrinter(metaclass=NotProvided):
+    """Guards print themselves: use env.produce_guards(...) for Python code, env.format_guards() for text, and
+    env.check_source() for a function that checks inputs."""
+
+
+class ShapeGuardPrinter(metaclass=NotProvided):
+    """Guards print themselves: use env.produce_guards(...) for Python code, env.format_guards() for text."""
+
+
+class LoggingShapeGuardPrinter(metaclass=NotProvided):
+    """Guards print themselves: use env.format_guards(verbose=True) for text with the lines that made them."""
+
+
+class DynamicDimConstraintPrinter(metaclass=NotProvided):
+    """Guards print themselves: use env.format_guards(), and env.check(*inputs) to see which of them inputs do not meet."""
+
+
+class lru_cache(metaclass=NotProvided):
+    """Use functools.lru_cache: what a ShapeEnv remembers belongs to it, and goes with it."""
+
+
+class log_lru_cache_stats(metaclass=NotProvided):
+    """Use functools.lru_cache and its cache_info(): what a ShapeEnv remembers is not counted."""
