@@ -46,7 +46,7 @@ SPECIAL = {
     torch.ctc_loss: _with_lengths,
     torch.nn.functional.ctc_loss: _with_lengths,
     SET_DATA: _set_data,
-    **dict.fromkeys(recurrent_layers.WHOLE.values(), recurrent_layers.operator_called),
+    **dict.fromkeys(recurrent_layers.WHOLE, recurrent_layers.operator_called),
     **dict.fromkeys(data_reads.READS, _read),
     **dict.fromkeys(data_reads.MAKERS, data_reads.make_from_list),
 }
