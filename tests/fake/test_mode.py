@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # noqa: F401  (replaces torch.manual_seed when it is loaded)
+import torch._dynamo
 import torch.utils._python_dispatch as python_dispatch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack

@@ -100,13 +100,13 @@ def recorded_modules(root: Module | None) -> Iterator[ModuleStack | None]:
     if root is None:
         yield None
         return
-    stack = ModuleStack(root)
-    token = ACTIVE.set(stack)
+    stack, before = ModuleStack(root), ACTIVE.get()
     try:
+        ACTIVE.set(stack)
         with active(MODULE_PATHS), _GIVEN_OUT.by_path(root) if stack.is_ambiguous else nothing():
             yield stack
     finally:
-        ACTIVE.reset(token)
+        ACTIVE.set(before)
 
 
 @contextmanager

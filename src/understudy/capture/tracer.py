@@ -95,15 +95,15 @@ class PythonKeyTracer(torch.fx.Tracer):
         """As torch has it. A graph module that comes out of a pickle is made by this, from its code."""
         if not isinstance(root, _torch.CodeOnlyModule):
             return super().trace(root, concrete_args)
-        hold, token = Hold(), READS_CODE.set(self)
+        before = READS_CODE.get()
         try:
-            for owner, name in (*BESIDES_TENSORS, *_higher_order_in(root.forward.__code__)):
-                hold.replace(owner, name, keep_call)
-            with KeepUnusedCalls(self):
+            READS_CODE.set(self)
+            with Hold() as hold, KeepUnusedCalls(self):
+                for owner, name in (*BESIDES_TENSORS, *_higher_order_in(root.forward.__code__)):
+                    hold.replace(owner, name, keep_call)
                 return super().trace(root, concrete_args)
         finally:
-            hold.leave()
-            READS_CODE.reset(token)
+            READS_CODE.set(before)
 
     def placeholder(self, name: str, default: tuple[Any, ...] = ()) -> Node:
         return self.graph.create_node("placeholder", name, default, {}, name=name)

@@ -35,16 +35,16 @@ def patch_calls(tracer: MetaTracer, functions: list[tuple[Any, str]]) -> Iterato
 
     The scopes of its fake mode are held as well: the mode is entered for each call, and finds its patches there.
     """
-    hold = Hold()
-    token = current_tracer.set(tracer)
+    before = current_tracer.get()
     try:
-        hold.enter(TRACING.bit | tracer.derivation.mode.patch_scopes)
-        for owner, name in functions:
-            hold.replace(owner, name, keep_whole)
-        yield
+        current_tracer.set(tracer)
+        with Hold() as hold:
+            hold.enter(TRACING.bit | tracer.derivation.mode.patch_scopes)
+            for owner, name in functions:
+                hold.replace(owner, name, keep_whole)
+            yield
     finally:
-        current_tracer.reset(token)
-        hold.leave()
+        current_tracer.set(before)
 
 
 @patch("torch.nn.Module.__call__", during=TRACING)

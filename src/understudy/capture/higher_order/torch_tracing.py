@@ -21,7 +21,7 @@ from understudy.capture.tracer import PythonKeyTracer
 from understudy.errors import Context, UnderstudyError, UnsupportedOperatorException
 from understudy.fake.mode import FakeTensorMode
 from understudy.lines import user_line
-from understudy.patching import RECORDING, Hold, patch, patch_found
+from understudy.patching import RECORDING, Hold, active, patch, patch_found
 
 if TYPE_CHECKING:
     from understudy.capture.make_fx import Capture
@@ -54,14 +54,12 @@ def capture_of_branches() -> Capture:
 @contextmanager
 def running(capture: Capture) -> Iterator[None]:
     """What torch asks its current tracer for is answered by this capture."""
-    hold = Hold()
     depth = len(_running.captures)
     try:
         _running.captures.append(capture)
-        hold.enter(RECORDING.bit)
-        yield
+        with active(RECORDING):
+            yield
     finally:
-        hold.leave()
         del _running.captures[depth:]
 
 
@@ -193,10 +191,7 @@ def record(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any) ->
                 hint=f"register a function for it: {op}.py_impl(torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode)",
             ),
         )
-    hold = Hold()
-    try:
+    with Hold() as hold:
         for names, name in _torch.tracing_functions_of(handler, TRACING_FUNCTIONS):
             hold.replace(names, name, TRACING_FUNCTIONS[name])
         return handler(recorder, *args, **kwargs)
-    finally:
-        hold.leave()

@@ -16,6 +16,7 @@ from understudy.ops import factories
 from understudy.ops.indexing.advanced import among_classes
 from understudy.ops.nn import pooling_symbolic, recurrent
 from understudy.ops.nn.class_losses import loss_of_classes
+from understudy.ops.nn.upsampling import UPSAMPLINGS, UPSAMPLINGS_WITH_CORNERS, upsample_to_symbols
 from understudy.patching import ANY_MODE, RECORDING, SYMBOLS, patch
 from understudy.spec.call import flat
 
@@ -141,6 +142,25 @@ def _has_symbols(args: Any) -> bool:
         value._spec.is_symbolic if type(value) is FakeTensor else type(value) is torch.SymInt
         for value in flat((FakeTensor, torch.SymInt), args, {})
     )
+
+
+def _patch_upsampling(name: str) -> None:
+    @patch(f"torch._C._nn.{name}", during=SYMBOLS)
+    def resample_to_symbols(original: Function) -> Function:
+        """C++ computes the output's size in plain integers. For inputs of symbolic size the decomposition of the operator
+        uses symbols; inside of torch.func, and where only the output's size is a symbol, no kernel of ours is reached."""
+        in_python = run_python_version(original)
+
+        @functools.wraps(original)
+        def upsample(*args: Any, **kwargs: Any) -> Any:
+            result = upsample_to_symbols(name, args, kwargs) if _takes_symbols(args) else NotImplemented
+            return in_python(*args, **kwargs) if result is NotImplemented else result
+
+        return upsample
+
+
+for _name in (*UPSAMPLINGS, *UPSAMPLINGS_WITH_CORNERS, "_upsample_lanczos2d_aa"):
+    _patch_upsampling(_name)
 
 
 INTEGER_OUTPUT = "The schema of the operator takes the output's size as plain integers."
