@@ -277,7 +277,8 @@ def test_a_trace_changes_each_place_once(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(ENGINE, "_change_prepared", count)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
     symbolic_trace(model, {"input": torch.ones(2, 4)})
-    assert moves == [(0, combine(ANY_MODE, TRACING)), (combine(ANY_MODE, TRACING), 0)]
+    scopes = combine(ANY_MODE, SYMBOLS, TRACING)
+    assert moves == [(0, scopes), (scopes, 0)]
 
 
 def test_the_lower_room_does_not_depend_on_the_higher() -> None:
