@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 Function = Callable[..., Any]
-WHOLE = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
-"""The operators of padded batches."""
 ONE_NODE = "The number of steps may be a symbol: the layer is one node, the composite operator."
 
 
