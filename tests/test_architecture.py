@@ -21,7 +21,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: relative(path))
 
 # Each room may import itself and those before it: the drawing in docs/how-it-works.md.
-ROOMS = ("errors", "lines", "_torch", "shapes", "spec", "ops", "infer", "fake", "graph")
+ROOMS = ("errors", "lines", "patching", "_torch", "shapes", "spec", "ops", "infer", "fake", "graph")
 # Rooms beside each other: what each may import besides itself.
 SIDE_ROOMS: dict[str, tuple[str, ...]] = {
     "capture": ROOMS,
@@ -31,8 +31,8 @@ SIDE_ROOMS: dict[str, tuple[str, ...]] = {
     "simulation": ROOMS[: ROOMS.index("graph")],
     "report": (*ROOMS[: ROOMS.index("graph")], "simulation"),
 }
-ALONE = ("errors", "lines", "_torch")
-"""These know nothing of the others, nor of each other."""
+ALONE = {"errors": (), "lines": (), "patching": (), "_torch": ("patching",)}
+"""These know nothing of the others, nor of each other, but for what is named here."""
 
 # What this library replaces: it must stand without them.
 REPLACED = (
@@ -49,9 +49,11 @@ MAY_NAME_REPLACED = {
 }
 
 # State has one owner; a `global` statement is state that has none.
-MAY_SAY_GLOBAL = {
-    "_torch/dispatch.py": "counts entries into torch's own process-wide flags",
-    "_torch/hops.py": "counts entries into torch's own process-wide tracer",
+MAY_SAY_GLOBAL: dict[str, str] = {}
+
+# Torch is changed by the patch engine, which gives everything back; `python -m understudy.patching` lists it.
+MAY_CHANGE_TORCH = {
+    "_torch/dispatch.py: _set_flags": "the switch of the engine that sets two flags of torch, and restores them",
 }
 
 LONGEST_FILE = 600
@@ -111,8 +113,8 @@ def dotted(node: ast.expr) -> str | None:
     return ".".join([node.id, *reversed(parts)])
 
 
-def torch_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Every name under torch that the file imports or reaches through attributes, aliases resolved."""
+def aliases(tree: ast.Module) -> dict[str, str]:
+    """What each imported name stands for."""
     known_as: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -122,6 +124,12 @@ def torch_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 known_as[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return known_as
+
+
+def torch_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Every name under torch that the file imports or reaches through attributes, aliases resolved."""
+    known_as = aliases(tree)
     for line, name in imported_names(tree):
         if is_under(name, "torch"):
             yield line, name
@@ -162,7 +170,7 @@ def allowed_rooms(room: str) -> tuple[str, ...]:
     if room in SIDE_ROOMS:
         return (room, *SIDE_ROOMS[room])
     assert room in ROOMS, f"{room} is no room: name it in ROOMS, in its place"
-    return (room,) if room in ALONE else ROOMS[: ROOMS.index(room) + 1]
+    return (room, *ALONE[room]) if room in ALONE else ROOMS[: ROOMS.index(room) + 1]
 
 
 @each_file
@@ -257,6 +265,64 @@ def test_no_global_statement(path: Path) -> None:
     assert not wrong, f"{relative(path)}: {wrong}"
 
 
+def changes_of_torch(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
+    """(line, function around it, place) of each assignment to a name of torch, whatever the means."""
+    known_as = aliases(tree)
+    around = {
+        id(inner): function.name
+        for function in ast.walk(tree)
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for inner in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        for changed in changed_by(node):
+            name = dotted(changed)
+            first, _, rest = (name or "").partition(".")
+            full = ".".join(filter(None, (known_as.get(first, first), rest)))
+            if first in known_as and is_under(full, "torch"):
+                yield node.lineno, around.get(id(node), ""), full
+
+
+def changed_by(node: ast.AST) -> Iterator[ast.expr]:
+    """What a statement or a call writes to: `x` in `x.name = …`, `setattr(x, …)`, `vars(x)[…] = …`, `vars(x).update(…)`."""
+    targets: list[ast.expr] = []
+    if isinstance(node, (ast.Assign, ast.Delete)):
+        targets = node.targets
+    elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
+        targets = [node.target]
+    elif isinstance(node, ast.Call) and dotted(node.func) in ("setattr", "delattr"):
+        yield node.args[0]
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in WRITES_TO_A_DICT:
+        yield from namespace_of(node.func.value)
+    for target in targets:
+        for part in ast.walk(target):
+            if isinstance(part, ast.Attribute) and not isinstance(part.ctx, ast.Load):
+                yield part.value
+            elif isinstance(part, ast.Subscript) and not isinstance(part.ctx, ast.Load):
+                yield from namespace_of(part.value)
+
+
+WRITES_TO_A_DICT = ("update", "setdefault", "pop", "clear")
+
+
+def namespace_of(node: ast.expr) -> Iterator[ast.expr]:
+    """x of `vars(x)` and `x.__dict__`."""
+    if isinstance(node, ast.Call) and dotted(node.func) == "vars" and node.args:
+        yield node.args[0]
+    elif isinstance(node, ast.Attribute) and node.attr == "__dict__":
+        yield node.value
+
+
+@each_file
+def test_torch_is_changed_by_the_engine_only(path: Path) -> None:
+    wrong = [
+        f"line {line}: {place}"
+        for line, function, place in changes_of_torch(parsed(path))
+        if f"{relative(path)}: {function}" not in MAY_CHANGE_TORCH
+    ]
+    assert not wrong, f"{relative(path)} changes torch; write a patch (understudy.patching): {wrong}"
+
+
 # The checks are themselves checked on text that breaks them.
 
 
@@ -291,6 +357,38 @@ def test_private_api_is_found(text: str) -> None:
 )
 def test_public_api_is_not_reported(text: str) -> None:
     assert not private_in(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch\ntorch.compile = None",
+        "import torch\ntorch.nn.Linear.forward = None",
+        "from torch.nn import Module\nModule.__call__ = None",
+        "import torch.utils._python_dispatch as modes\nmodes.flag = True",
+        "import torch\nsetattr(torch.Tensor, name, value)",
+        "import torch\ndel torch.compile",
+        "import torch\nx, torch.compile = 1, 2",
+        "import torch\nvars(torch)['compile'] = 2",
+        "import torch\nvars(torch).update(compile=2)",
+        "import torch\ntorch.__dict__['compile'] = 2",
+        "def f():\n    import torch.nn as nn\n    nn.x += 1",
+    ],
+)
+def test_a_change_of_torch_is_found(text: str) -> None:
+    assert list(changes_of_torch(ast.parse(text)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch\nx = torch.empty(2)\nx.data = torch.ones(2)",
+        "import torch\ny[torch.tensor(1)] = 2",
+        "import torch\nclass A(torch.nn.Module):\n    def f(self):\n        self.x = torch.ones(2)",
+    ],
+)
+def test_other_assignments_are_not_reported(text: str) -> None:
+    assert not list(changes_of_torch(ast.parse(text)))
 
 
 # What is known of operators stands in ops/: a name of an operator elsewhere is used, not listed.

@@ -11,7 +11,9 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.fx import GraphModule, Interpreter
 from torch.fx.traceback import preserve_node_meta
 
-from understudy import _torch, make_fx
+from understudy import make_fx, patching
+from understudy.capture.higher_order.torch_tracing import TracerOfThisThread
+from understudy.patching import RECORDING
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 aten = torch.ops.aten
@@ -151,14 +153,25 @@ def test_nodes_in_branches_keep_what_the_nodes_of_a_graph_said() -> None:
         assert found and all(custom == {"branch": name} for custom in found)
 
 
-def test_the_announced_tracer_stays_as_long_as_anyone_needs_it() -> None:
+def test_our_tracer_stays_as_long_as_anyone_needs_it() -> None:
     import torch.fx.experimental.proxy_tensor as tracing
 
-    tracer = object()
-    first, second = _torch.announced_tracer(tracer), _torch.announced_tracer(tracer)
+    first, second = patching.active(RECORDING), patching.active(RECORDING)
     first.__enter__()
     second.__enter__()  # as another thread would
     first.__exit__(None, None, None)
-    assert tracing._CURRENT_MAKE_FX_TRACER is tracer
+    assert type(tracing._CURRENT_MAKE_FX_TRACER) is TracerOfThisThread
     second.__exit__(None, None, None)
     assert tracing._CURRENT_MAKE_FX_TRACER is None
+
+
+def test_our_tracer_leaves_torch_to_its_own() -> None:
+    """In a thread without a capture of ours, torch's tracer answers."""
+    from torch.fx.experimental.proxy_tensor import make_fx as torch_make_fx
+
+    def f(x: torch.Tensor) -> Any:
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+    with patching.active(RECORDING):
+        graph = torch_make_fx(f, tracing_mode="real")(torch.ones(3))
+    assert "true_graph_0" in graph.code

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 import torch.utils._python_dispatch as python_dispatch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
@@ -20,7 +21,7 @@ from understudy import (
     ShapeEnv,
     unset_fake_temporarily,
 )
-from understudy._torch import PLACES
+from understudy.patching import ENGINE, find_place
 
 
 def stack() -> list[Any]:
@@ -43,7 +44,7 @@ def state_of_torch() -> dict[str, Any]:
         "autocast key": torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutocastIPU),
         "only lift": torch._C._only_lift_cpu_tensors(),
         "random": torch.random.get_rng_state().tolist(),
-        "patched": [vars(place).get(name) for place, name in PLACES.values()],
+        "patched": {patch.place: vars(owner).get(name) for patch in ENGINE.registered for owner, name in [find_place(patch)]},
         "torch functions": len(torch.overrides._get_current_function_mode_stack()),
     }
 

@@ -4,7 +4,6 @@ The rest of the library says `_torch.name`; which module here has the name is th
 
     tensors      tensors without data, storages, wrappers
     dispatch     the stack of modes, dispatch keys, recorders
-    places       the places of torch that are replaced while a mode is active
     schema       schemas, kernels, registered fakes
     graphs       graphs and graph modules of torch.fx
     functorch    transforms of torch.func
@@ -30,6 +29,5 @@ from understudy._torch.functorch import *
 from understudy._torch.graphs import *
 from understudy._torch.hops import *
 from understudy._torch.identity import *
-from understudy._torch.places import *
 from understudy._torch.schema import *
 from understudy._torch.tensors import *

@@ -18,8 +18,8 @@ import torch.utils._python_dispatch as _modes
 from torch import Tensor
 from torch._C import DispatchKey
 
-from understudy._torch.places import _patch, _unpatch
 from understudy._torch.tensors import DispatchKeySet, NoDispatch, is_stand_in
+from understudy.patching import ANY_MODE, RECORDING, Hold, combine, switch
 
 
 def hide_from_compiler(function: Any) -> None:
@@ -43,31 +43,39 @@ FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 
 active_fake_mode: Callable[[], Any] = functools.partial(torch._C._get_dispatch_mode, FAKE)
-_flag_lock = threading.Lock()
-_flag_depth = 0
-_flags_before: tuple[bool, bool] = (False, False)
 
 
-def push_fake_mode(mode: Any) -> Any:
-    """Put `mode` into the slot for fake modes of this thread; gives back the one that was there."""
-    _raise_flags()  # first: it takes longest, and leaves nothing behind if it is interrupted
-    previous = torch._C._unset_dispatch_mode(FAKE)
-    only_lift = torch._C._only_lift_cpu_tensors()
-    autocast = open_spare_autocast(True)
-    # torch.tensor(..., device="cuda") then makes a CPU tensor and moves it through the dispatcher.
-    torch._C._set_only_lift_cpu_tensors(True)
-    _modes._push_on_torch_dispatch_stack(mode)
-    return previous, only_lift, autocast
+class FakeModeEntry:
+    """One entry into a fake mode, and what was there before. To leave it twice is to leave it once: an interrupt may come
+    at any line."""
 
+    __slots__ = ("_before", "_hold", "_mode")
 
-def pop_fake_mode(before: Any) -> None:
-    previous, only_lift, autocast = before
-    torch._C._unset_dispatch_mode(FAKE)
-    open_spare_autocast(autocast)
-    torch._C._set_only_lift_cpu_tensors(only_lift)
-    if previous is not None:
-        torch._C._set_dispatch_mode(previous)
-    _lower_flags()
+    def __init__(self, mode: Any) -> None:
+        self._mode, self._hold = mode, Hold()
+        self._before: tuple[Any, bool, bool] | None = None
+
+    def enter(self, scopes: int) -> None:
+        """Put the mode into the slot for fake modes of this thread, with the patches of these scopes."""
+        self._hold.enter(scopes)
+        is_open = not torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.AutocastIPU)
+        self._before = _dispatch_mode(FAKE), torch._C._only_lift_cpu_tensors(), is_open
+        torch._C._unset_dispatch_mode(FAKE)
+        open_spare_autocast(True)
+        # torch.tensor(..., device="cuda") then makes a CPU tensor and moves it through the dispatcher.
+        torch._C._set_only_lift_cpu_tensors(True)
+        _modes._push_on_torch_dispatch_stack(self._mode)
+
+    def leave(self) -> None:
+        if self._before is not None:
+            previous, only_lift, is_open = self._before
+            torch._C._unset_dispatch_mode(FAKE)
+            open_spare_autocast(is_open)
+            torch._C._set_only_lift_cpu_tensors(only_lift)
+            if previous is not None:
+                torch._C._set_dispatch_mode(previous)
+            self._before = None
+        self._hold.leave()
 
 
 def python_versions() -> Any:
@@ -117,30 +125,23 @@ def dispatch_keys_of_thread() -> tuple[Any, Any]:
     return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 
 
-def _raise_flags() -> None:
-    """torch keeps two process-wide flags that say 'in some mode', for its compiler. Its own way of saving and
-    restoring them breaks when two threads overlap; counting does not."""
-    global _flag_depth, _flags_before
-    with _flag_lock:
-        if _flag_depth == 0:
-            _flags_before = _modes._is_in_torch_dispatch_mode, _modes._is_in_any_mode_without_ignore_compile_internals
-            try:
-                _set_flags(True, True)
-                _patch()
-            except BaseException:
-                _set_flags(*_flags_before)
-                _unpatch()
-                raise
-        _flag_depth += 1
+_CompilerFlags = tuple[bool, bool]
+_flags_before: list[_CompilerFlags] = []
 
 
-def _lower_flags() -> None:
-    global _flag_depth
-    with _flag_lock:
-        _flag_depth -= 1
-        if _flag_depth == 0:
-            _set_flags(*_flags_before)
-            _unpatch()
+@switch("torch.utils._python_dispatch: the two flags that say 'in some mode'", during=ANY_MODE)
+def turn_compiler_flags(is_on: bool) -> None:
+    """torch's compiler leaves code alone that runs in a mode, by two flags of the process. torch's modes save and restore
+    them, which breaks when two threads overlap; counting does not."""
+    if is_on and not _flags_before:
+        _flags_before.append(
+            (_modes._is_in_torch_dispatch_mode, _modes._is_in_any_mode_without_ignore_compile_internals)
+        )
+    if is_on:
+        _set_flags(True, True)
+    elif _flags_before:
+        _set_flags(*_flags_before[0])
+        _flags_before.clear()
 
 
 def _set_flags(in_mode: bool, keeps_out_compiler: bool) -> None:
@@ -291,25 +292,43 @@ def is_transformed() -> bool:
     return _transform() is not None
 
 
-def push_recorder(mode: Any) -> Any:
-    """Make `mode` the recorder of this thread; gives back the one that was there."""
-    is_above = mode.__dict__.get("_dispatch_key") is _PRE_DISPATCH
-    if is_above:
-        _above_autograd.acquire()
-    _raise_flags()
-    previous = _take_recorder()
-    _modes._push_mode(mode)
-    return previous, is_above
+class RecorderEntry:
+    """One entry of a recorder, and the one that was there before. To leave it twice is to leave it once."""
+
+    __slots__ = ("_hold", "_is_entered", "_is_locked", "_mode", "_previous")
+
+    def __init__(self, mode: Any) -> None:
+        self._mode, self._hold, self._previous = mode, Hold(), None
+        self._is_entered = self._is_locked = False
+
+    def enter(self) -> None:
+        if self._mode.__dict__.get("_dispatch_key") is _PRE_DISPATCH:
+            self._is_locked = _above_autograd.acquire()
+        self._hold.enter(_WHILE_RECORDING)
+        self._previous = _innermost_recorder()
+        self._is_entered = True
+        _take_recorder()
+        _modes._push_mode(self._mode)
+
+    def leave(self) -> None:
+        if self._is_entered:
+            _take_recorder()
+            if self._previous is not None:
+                _modes._push_mode(self._previous)
+            self._is_entered = False
+        self._hold.leave()
+        if self._is_locked:
+            self._is_locked = False
+            _above_autograd.release()
 
 
-def pop_recorder(before: Any) -> None:
-    previous, is_above = before
-    _take_recorder()
-    if previous is not None:
-        _modes._push_mode(previous)
-    _lower_flags()
-    if is_above:
-        _above_autograd.release()
+_WHILE_RECORDING = combine(ANY_MODE, RECORDING)
+
+
+def _innermost_recorder() -> Any:
+    """The one that `_take_recorder` takes."""
+    found = _ops._get_dispatch_mode_pre_dispatch(PROXY) if is_recorded_above_autograd() else None
+    return torch._C._get_dispatch_mode(PROXY) if found is None else found
 
 
 def _take_recorder() -> Any:
@@ -334,6 +353,11 @@ def without_recorder() -> Iterator[Any]:
 def dispatch_modes() -> list[Any]:
     """The dispatch modes of this thread, the one asked last first."""
     return list(_modes._get_current_dispatch_mode_stack())
+
+
+def place_of_generator() -> tuple[Any, str]:
+    """Where the code of a graph finds the class of generators: (module, name)."""
+    return torch._C, "Generator"
 
 
 # --- devices that are not here ------------------------------------------------------------------------------

@@ -76,16 +76,6 @@ def batched_at(value: Any, dim: int, level: int) -> tuple[Any, bool]:
     return inner.movedim(torch._C._functorch.maybe_get_bdim(value), dim), True
 
 
-def place_of_vmap() -> tuple[Any, str]:
-    """Where every function that `torch.vmap` made goes through: (module, name)."""
-    return torch._functorch.apis, "vmap_impl"
-
-
-def place_of_differentiation() -> tuple[Any, str]:
-    """Where each input of a function that `torch.func` differentiates goes through: (module, name)."""
-    return torch._functorch.eager_transforms, "_wrap_tensor_for_grad"
-
-
 def vmap_inputs(in_dims: Any, args: tuple[Any, ...], func: Any) -> tuple[list[int | None], list[Any], Any]:
     """The dimension that is mapped of each input (None: none), the inputs as a flat list, and their structure."""
     _, flat_dims, flat, structure = torch._functorch.vmap._process_batched_inputs(in_dims, args, func)

@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from understudy._torch.identity import torch_recorder_class
-
-_tracer_lock = threading.Lock()
-_tracer_depth = 0
-_tracer_before: Any = None
-
-
-@contextmanager
-def announced_tracer(tracer: Any) -> Iterator[None]:
-    """torch's higher-order operators ask a process-wide name for the tracer that is at work. Counted, as the flags are."""
-    import torch.fx.experimental.proxy_tensor as tracing  # why: only the name in it is set
-
-    global _tracer_depth, _tracer_before
-    with _tracer_lock:
-        before = tracing._CURRENT_MAKE_FX_TRACER
-        _tracer_before = _tracer_before if _tracer_depth else before
-        tracing._CURRENT_MAKE_FX_TRACER = tracer
-        _tracer_depth += 1
-    try:
-        yield
-    finally:
-        with _tracer_lock:
-            _tracer_depth -= 1
-            here = tracer if before is _tracer_before else before  # another thread may have come later, and stay longer
-            tracing._CURRENT_MAKE_FX_TRACER = here if _tracer_depth else _tracer_before
 
 
 def recording_of(op: Any) -> Callable[..., Any] | None:
@@ -41,36 +16,18 @@ def recording_of(op: Any) -> Callable[..., Any] | None:
     return op.python_key_table.get(torch_recorder_class())
 
 
-_answered: dict[int, tuple[int, dict[str, Any]]] = {}
-"""By the identity of a module's names: how many handlers of it run, in all threads, and what it had before."""
-
-
-@contextmanager
-def answered_by(handler: Any, answers: dict[str, Callable[[Any], Any]]) -> Iterator[None]:
-    """While it runs, what the handler's module took from torch's tracing module by these names is replaced.
-
-    `answers`: name → function from torch's own object to the one in its place, which other threads meet as well.
-    """
+def tracing_functions_of(handler: Any, names: Iterable[str]) -> list[tuple[dict[str, Any], str]]:
+    """Which of these functions the handler's module took from torch's tracing module: (its names, name)."""
     import torch.fx.experimental.proxy_tensor as tracing  # why: only to find the names that were taken from it
 
     while hasattr(handler, "__wrapped__") or hasattr(handler, "__func__"):
         handler = getattr(handler, "__func__", None) or handler.__wrapped__
-    names = getattr(handler, "__globals__", {})
-    with _tracer_lock:
-        count, originals = _answered.get(id(names), (0, {}))
-        if count == 0:
-            originals = {name: names[name] for name in answers if names.get(name) is getattr(tracing, name)}
-            names.update({name: answers[name](original) for name, original in originals.items()})
-        _answered[id(names)] = count + 1, originals
-    try:
-        yield
-    finally:
-        with _tracer_lock:
-            count, originals = _answered.pop(id(names))
-            if count > 1:
-                _answered[id(names)] = count - 1, originals
-            else:
-                names.update(originals)
+    space = getattr(handler, "__globals__", {})
+    # Another thread may have replaced it just now: what it stands for is behind `__wrapped__`.
+    return [
+        (space, name) for name in names
+        if name in space and inspect.unwrap(space[name]) is inspect.unwrap(getattr(tracing, name))
+    ]  # fmt: skip
 
 
 def indexing_by_tensors() -> Any:

@@ -7,6 +7,7 @@ out as *reached modules*: objects of a subclass made for the occasion, on the sa
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ from typing import Any
 
 import torch
 from torch.nn import Module
+
+from understudy.patching import MODULE_PATHS, active, patch
 
 Entry = tuple[str, str]
 """A path and the name of a class."""
@@ -76,37 +79,19 @@ class ModuleStack:
 ACTIVE: ContextVar[ModuleStack | None] = ContextVar("module_stack", default=None)
 
 
-class _PatchedModuleCall:
-    """`Module.__call__`, replaced for as long as any thread records the modules that it calls."""
+@patch("torch.nn.Module.__call__", during=MODULE_PATHS)
+def record_module_path(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Nodes say which modules were being called, also those that the program calls as functions."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._depth = 0
-        self._original: Callable[..., Any] = Module.__call__
+    @functools.wraps(original)
+    def call(self: Module, *args: Any, **kwargs: Any) -> Any:
+        stack = ACTIVE.get()
+        if stack is None:
+            return original(self, *args, **kwargs)
+        with stack.inside(self):
+            return original(self, *args, **kwargs)
 
-    def listen(self) -> None:
-        with self._lock:
-            if self._depth == 0:
-                original = self._original = Module.__call__
-
-                def call(self: Module, *args: Any, **kwargs: Any) -> Any:
-                    stack = ACTIVE.get()
-                    if stack is None:
-                        return original(self, *args, **kwargs)
-                    with stack.inside(self):
-                        return original(self, *args, **kwargs)
-
-                Module.__call__ = call  # type: ignore[method-assign]
-            self._depth += 1
-
-    def leave(self) -> None:
-        with self._lock:
-            self._depth -= 1
-            if self._depth == 0:
-                Module.__call__ = self._original  # type: ignore[method-assign]
-
-
-_CALLS = _PatchedModuleCall()
+    return call
 
 
 @contextmanager
@@ -115,15 +100,13 @@ def recorded_modules(root: Module | None) -> Iterator[ModuleStack | None]:
     if root is None:
         yield None
         return
-    stack = ModuleStack(root)
-    token = ACTIVE.set(stack)
-    _CALLS.listen()
+    stack, before = ModuleStack(root), ACTIVE.get()
     try:
-        with _GIVEN_OUT.by_path(root) if stack.is_ambiguous else nothing():
+        ACTIVE.set(stack)
+        with active(MODULE_PATHS), _GIVEN_OUT.by_path(root) if stack.is_ambiguous else nothing():
             yield stack
     finally:
-        _CALLS.leave()
-        ACTIVE.reset(token)
+        ACTIVE.set(before)
 
 
 @contextmanager

@@ -121,20 +121,34 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
 
     def __enter__(self) -> ProxyTorchDispatchMode:
         stack = self._entered.__dict__.setdefault("stack", [])
-        graph = self.tracer.graph
+        depth, graph = len(stack), self.tracer.graph
         opened = None if stack or graph in OPEN else graph
-        if opened is not None:
-            OPEN.add(graph)
-        stack.append((_torch.push_recorder(self), opened))
-        return self
+        entry = _torch.RecorderEntry(self)
+        try:
+            stack.append((entry, opened))
+            if opened is not None:
+                OPEN.add(graph)
+            entry.enter()
+            return self
+        except BaseException:  # an interrupt
+            self._leave(depth, entry, opened)
+            raise
 
     def __exit__(self, *exception: Any) -> None:
-        stack = self._entered.stack  # kept until the end: who was interrupted in here comes again
-        before, opened = stack[-1]
-        _torch.pop_recorder(before)
+        depth = len(self._entered.stack) - 1
+        entry, opened = self._entered.stack[depth]
+        try:
+            self._leave(depth, entry, opened)
+        except BaseException:  # an interrupt
+            self._leave(depth, entry, opened)
+            raise
+
+    def _leave(self, depth: int, entry: _torch.RecorderEntry, opened: Any) -> None:
+        """May be called twice."""
+        entry.leave()
         if opened is not None:
             OPEN.remove(opened)
-        stack.pop()
+        del self._entered.stack[depth:]
 
     def leave(self) -> None:
         """If an interrupt came while it was being left."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import ExitStack
+from contextvars import ContextVar
 from types import CodeType
 from typing import Any
 
@@ -21,6 +22,7 @@ from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_values import NodeMeta
 from understudy.graph.symbol_nodes import SymbolNodes
 from understudy.lines import user_line
+from understudy.patching import RECORDING, Hold, patch_found
 from understudy.shapes.node import SymNode
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -93,20 +95,15 @@ class PythonKeyTracer(torch.fx.Tracer):
         """As torch has it. A graph module that comes out of a pickle is made by this, from its code."""
         if not isinstance(root, _torch.CodeOnlyModule):
             return super().trace(root, concrete_args)
-        with KeepUnusedCalls(self), ExitStack() as stack:
-            for place, name in (*BESIDES_TENSORS, *_higher_order_in(root.forward.__code__)):
-                self._keep(stack, place, name)
-            return super().trace(root, concrete_args)
-
-    def _keep(self, stack: ExitStack, place: Any, name: str) -> None:
-        """What torch has in this place is a function of which no mode hears: calls of it are calls of the graph."""
-        original = getattr(place, name)
-
-        def recorded(*args: Any, **kwargs: Any) -> Proxy:
-            return self.create_proxy("call_function", original, args, kwargs)
-
-        stack.callback(setattr, place, name, original)
-        setattr(place, name, recorded)
+        before = READS_CODE.get()
+        try:
+            READS_CODE.set(self)
+            with Hold() as hold, KeepUnusedCalls(self):
+                for owner, name in (*BESIDES_TENSORS, *_higher_order_in(root.forward.__code__)):
+                    hold.replace(owner, name, keep_call)
+                return super().trace(root, concrete_args)
+        finally:
+            READS_CODE.set(before)
 
     def placeholder(self, name: str, default: tuple[Any, ...] = ()) -> Node:
         return self.graph.create_node("placeholder", name, default, {}, name=name)
@@ -268,9 +265,27 @@ def _higher_order_in(code: CodeType) -> Iterator[tuple[Any, str]]:
             yield torch.ops.higher_order, name
 
 
+READS_CODE: ContextVar[PythonKeyTracer | None] = ContextVar("reads_code", default=None)
+"""The tracer that reads the code of a graph in this thread."""
+
+
+@patch_found("functions of the random state and higher-order operators that the code of a graph names", during=RECORDING)
+def keep_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A graph module that comes out of a pickle is made from its code. No mode is told of these calls: they are calls of the
+    graph."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tracer = READS_CODE.get()
+        if tracer is None:
+            return original(*args, **kwargs)
+        return tracer.create_proxy("call_function", inspect.unwrap(original), args, kwargs)
+
+    return call
+
+
 BESIDES_TENSORS = (
-    *((torch.random, name) for name in _torch.RANDOM_STATE),
-    _torch.PLACES["torch._C.Generator"],
+    *((torch.random, name) for name in ("get_rng_state", "set_rng_state", "manual_seed")),
+    _torch.place_of_generator(),
 )
 """As the code of a graph names them."""
 CHANGES_OF_STATE = (_torch.set_grad_enabled, _torch.enter_autocast, _torch.exit_autocast)

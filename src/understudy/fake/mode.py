@@ -40,6 +40,7 @@ from understudy.infer.plan import (
 )
 from understudy.infer.shared import SharedPlans, SharedQuestion
 from understudy.ops.traits.caching import why_not_cached
+from understudy.patching import ANY_MODE, SYMBOLS, combine
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import from_torch, to_torch
@@ -47,6 +48,8 @@ from understudy.spec import TensorSpec
 from understudy.spec.call import Call, flat, map_structure
 from understudy.spec.error_context import with_context
 
+PLAIN_SCOPES, SYMBOLIC_SCOPES = combine(ANY_MODE), combine(ANY_MODE, SYMBOLS)
+"""Which patches of torch a mode needs."""
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 SymInt = torch.SymInt
 default_dtype = torch.get_default_dtype
@@ -107,6 +110,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         self._shared: Any = None if shape_env is None else SharedPlans(shape_env, cache)
         self.fake_tensor_converter = FakeTensorConverter()
         self._entered = threading.local()
+        self.patch_scopes = PLAIN_SCOPES if shape_env is None else SYMBOLIC_SCOPES
         if shape_env is not None:
             take_symbols()
 
@@ -140,15 +144,34 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
     def __enter__(self) -> FakeTensorMode:
         stack = self._entered.__dict__.setdefault("stack", [])
-        stack.append(None if _torch.active_fake_mode() is self else _torch.push_fake_mode(self))
-        return self
+        depth = len(stack)
+        entry = None if _torch.active_fake_mode() is self else _torch.FakeModeEntry(self)
+        try:
+            stack.append(entry)
+            if entry is not None:
+                entry.enter(self.patch_scopes)
+            return self
+        except BaseException:  # an interrupt
+            if entry is not None:
+                entry.leave()
+            del stack[depth:]
+            raise
 
     def __exit__(self, *exception: Any) -> None:
-        stack = self._entered.stack  # kept until the end: who was interrupted in here comes again
-        if stack[-1] is not None:
-            autocast.forget_casts()
-            _torch.pop_fake_mode(stack[-1])
-        stack.pop()
+        stack = self._entered.stack
+        depth = len(stack) - 1
+        entry = stack[depth]
+        try:
+            if entry is not None:
+                entry.leave()
+                autocast.forget_casts()
+            stack.pop()
+        except BaseException:  # an interrupt
+            if entry is not None:
+                entry.leave()
+                autocast.forget_casts()
+            del stack[depth:]
+            raise
 
     # --- one operator call ---------------------------------------------------------------------------------
 

@@ -1,16 +1,13 @@
 """What is replaced while a program is traced: calls of modules, and functions that are to be kept whole.
 
-Python has no hook for these that belongs to a thread. So each replacement asks first whether *this* thread traces, and
-does what the original does if not. They are counted, and gone when the last trace is over, however it ended.
+Each replacement asks first whether *this* thread traces, and does what the original does if not.
 """
 
 from __future__ import annotations
 
-import builtins
 import functools
 import math
-import threading
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -20,6 +17,7 @@ from torch.fx import Proxy
 
 from understudy import _torch
 from understudy.meta.proxies import SYMBOLIC, DeviceOf
+from understudy.patching import TRACING, Hold, patch, patch_found
 from understudy.shapes.algebra.floats import FUNCTIONS
 from understudy.shapes.node import SymNode
 
@@ -30,87 +28,30 @@ current_tracer: ContextVar[MetaTracer | None] = ContextVar("current_tracer", def
 """Which trace this thread is in."""
 OF_SYMBOLS = {getattr(math, name): _torch.symbolic_function(name) for name in FUNCTIONS}
 """Functions of Python that want a number, and those that give a symbolic one for a symbolic one."""
-_MISSING: Any = object()
-Place = tuple[int, str]
-
-
-class SharedPatches:
-    """Replacements that several threads may want at once: made by the first, taken back by the last."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._held: dict[Place, tuple[int, Any, Any]] = {}
-
-    def hold(self, owner: Any, name: str, replacement: Callable[[Any], Any]) -> None:
-        with self._lock:
-            place = (id(owner), name)
-            count, original, mine = self._held.get(place, (0, None, None))
-            if not count:
-                original = _read(owner, name)
-                mine = replacement(_find_builtin(owner, name, original))
-                _write(owner, name, mine)
-            self._held[place] = (count + 1, original, mine)
-
-    def release(self, owner: Any, name: str) -> None:
-        with self._lock:
-            place = (id(owner), name)
-            count, original, mine = self._held.pop(place)
-            if count > 1:
-                self._held[place] = (count - 1, original, mine)
-            elif _read(owner, name) is mine:  # else somebody replaced it once more, and will restore ours
-                _write(owner, name, original)
-
-
-def _read(owner: Any, name: str) -> Any:
-    return owner.get(name, _MISSING) if isinstance(owner, dict) else vars(owner).get(name, _MISSING)
-
-
-def _find_builtin(owner: Any, name: str, value: Any) -> Any:
-    """A name that a module does not define itself is one of Python's own: `len`."""
-    return getattr(builtins, name) if value is _MISSING else value
-
-
-def _write(owner: Any, name: str, value: Any) -> None:
-    if isinstance(owner, MutableMapping):
-        if value is _MISSING:
-            del owner[name]
-        else:
-            owner[name] = value
-    else:
-        setattr(owner, name, value)
-
-
-PATCHES = SharedPatches()
 
 
 @contextmanager
 def patch_calls(tracer: MetaTracer, functions: list[tuple[Any, str]]) -> Iterator[None]:
-    """In this thread, calls of modules and of these functions (namespace, name) go to the tracer."""
-    wanted: list[tuple[Any, str, Any]] = [
-        (torch.nn.Module, "__call__", _module_call),
-        (torch.nn.Parameter, "__new__", _parameter_made),
-        (torch.jit.ScriptFunction, "__call__", _script_call),
-        (torch.autograd.Function, "apply", _autograd_call),
-        (torch.SymInt, "__hash__", _hash),
-        (torch.nn.functional, "scaled_dot_product_attention", _with_plain_conditions),
-        (*_torch.place_of_vmap(), _vmap_call),
-        (*_torch.place_of_differentiation(), _wrap_differentiation),
-    ]
-    wanted += [(owner, name, _whole_function) for owner, name in functions]
-    held: list[tuple[Any, str]] = []
-    token = current_tracer.set(tracer)
+    """In this thread, calls of modules and of these functions (namespace, name) go to the tracer.
+
+    The scopes of its fake mode are held as well: the mode is entered for each call, and finds its patches there.
+    """
+    before = current_tracer.get()
     try:
-        for owner, name, replacement in wanted:
-            PATCHES.hold(owner, name, replacement)
-            held.append((owner, name))
-        yield
+        current_tracer.set(tracer)
+        with Hold() as hold:
+            hold.enter(TRACING.bit | tracer.derivation.mode.patch_scopes)
+            for owner, name in functions:
+                hold.replace(owner, name, keep_whole)
+            yield
     finally:
-        current_tracer.reset(token)
-        for owner, name in reversed(held):
-            PATCHES.release(owner, name)
+        current_tracer.set(before)
 
 
-def _module_call(original: Callable[..., Any]) -> Callable[..., Any]:
+@patch("torch.nn.Module.__call__", during=TRACING)
+def record_module_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A module is a node, or its calls are recorded under its path."""
+
     @functools.wraps(original)
     def call(self: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         tracer = current_tracer.get()
@@ -121,7 +62,9 @@ def _module_call(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _whole_function(original: Callable[..., Any]) -> Callable[..., Any]:
+@patch_found("functions that torch.fx.wrap, autowrap_modules (math) and autowrap_functions name", during=TRACING)
+def keep_whole(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A call with values of the trace is one node, and the function is not entered."""
     of_symbols = OF_SYMBOLS.get(original)
 
     @functools.wraps(original)
@@ -158,7 +101,8 @@ def gen_constructor_wrapper(target: Callable[..., Any]) -> tuple[Callable[..., A
     return call, target
 
 
-def _hash(original: Callable[..., Any]) -> Callable[..., Any]:
+@patch("torch.SymInt.__hash__", during=TRACING)
+def hash_as_number(original: Callable[..., Any]) -> Callable[..., Any]:
     """A size that is the key of a dict has to be a number: it is the one at hand from there on."""
 
     def __hash__(self: Any) -> int:
@@ -168,7 +112,8 @@ def _hash(original: Callable[..., Any]) -> Callable[..., Any]:
     return __hash__
 
 
-def _with_plain_conditions(original: Callable[..., Any]) -> Callable[..., Any]:
+@patch("torch.nn.functional.scaled_dot_product_attention", during=TRACING)
+def decide_conditions(original: Callable[..., Any]) -> Callable[..., Any]:
     """Programs ask `is_causal = length > 1 and …`, which is a condition on symbols if that is false, and C++ takes none."""
 
     @functools.wraps(original)
@@ -185,20 +130,22 @@ def _with_plain_conditions(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _parameter_made(original: Any) -> Any:
+@patch("torch.nn.Parameter.__new__", during=TRACING)
+def refuse_new_parameters(original: Any) -> Any:
     """A parameter that the program makes has no place in a graph: nothing would train it."""
 
-    @functools.wraps(original.__func__)
+    @functools.wraps(original)
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
         tracer = current_tracer.get()
         if tracer is not None and not tracer.is_deriving and tracer.handles((data,), {}):
             raise tracer.has_made_a_parameter()
-        return original.__func__(cls, data, requires_grad)
+        return original(cls, data, requires_grad)
 
     return staticmethod(new)
 
 
-def _script_call(original: Callable[..., Any]) -> Callable[..., Any]:
+@patch("torch.jit.ScriptFunction.__call__", during=TRACING)
+def record_script_call(original: Callable[..., Any]) -> Callable[..., Any]:
     """TorchScript runs in C++, and would look into the empty tensors that values of a trace are made of."""
 
     @functools.wraps(original)
@@ -211,18 +158,24 @@ def _script_call(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _autograd_call(original: Any) -> Any:
+@patch("torch.autograd.Function.apply", during=TRACING)
+def record_autograd_function(original: Any) -> Any:
+    """The call is one node: `forward` works on a context, which a graph does not have."""
+
     @functools.wraps(original.__func__)
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         tracer = current_tracer.get()
         if tracer is None or tracer.is_deriving or not tracer.handles(args, kwargs):
-            return original.__get__(None, cls)(*args, **kwargs)
+            return original.__func__(cls, *args, **kwargs)
         return tracer.called_autograd_function(cls, args, kwargs)
 
     return classmethod(apply)
 
 
-def _wrap_differentiation(original: Callable[..., Any]) -> Callable[..., Any]:
+@patch("torch._functorch.eager_transforms._wrap_tensor_for_grad", during=TRACING)
+def refuse_differentiation(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Each input of a function that `torch.func` differentiates comes here, and a value of the trace has no gradient."""
+
     @functools.wraps(original)
     def wrap(value: Any, level: int) -> Any:
         tracer = current_tracer.get()
@@ -235,7 +188,10 @@ def _wrap_differentiation(original: Callable[..., Any]) -> Callable[..., Any]:
     return wrap
 
 
-def _vmap_call(original: Callable[..., Any]) -> Callable[..., Any]:
+@patch("torch._functorch.apis.vmap_impl", during=TRACING)
+def record_vmap(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Every function that `torch.vmap` made comes here: it is recorded with its body as a graph of its own."""
+
     @functools.wraps(original)
     def call(
         func: Any, in_dims: Any, out_dims: Any, randomness: Any, chunk_size: Any, *args: Any, **kwargs: Any

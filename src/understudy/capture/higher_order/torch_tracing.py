@@ -8,25 +8,25 @@ answer is `TracerOfThisThread`, which hands them graphs of ours.
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torch.fx import GraphModule
-
 from understudy import _torch
-from understudy._torch import while_active
 from understudy.capture import proxy_slots
 from understudy.capture.tracer import PythonKeyTracer
 from understudy.errors import Context, UnderstudyError, UnsupportedOperatorException
 from understudy.fake.mode import FakeTensorMode
 from understudy.lines import user_line
+from understudy.patching import RECORDING, Hold, active, patch, patch_found
 
 if TYPE_CHECKING:
     from understudy.capture.make_fx import Capture
     from understudy.capture.recorder import ProxyTorchDispatchMode
+
 
 class _CurrentCaptures(threading.local):
     def __init__(self) -> None:
@@ -53,12 +53,14 @@ def capture_of_branches() -> Capture:
 
 @contextmanager
 def running(capture: Capture) -> Iterator[None]:
-    _running.captures.append(capture)
+    """What torch asks its current tracer for is answered by this capture."""
+    depth = len(_running.captures)
     try:
-        with _torch.announced_tracer(TRACER):
+        _running.captures.append(capture)
+        with active(RECORDING):
             yield
     finally:
-        _running.captures.pop()
+        del _running.captures[depth:]
 
 
 @contextmanager
@@ -75,24 +77,31 @@ def branches_below_autograd() -> Iterator[None]:
         yield
 
 
+@patch("torch.fx.experimental.proxy_tensor._CURRENT_MAKE_FX_TRACER", during=RECORDING)
 class TracerOfThisThread:
-    """What torch's higher-order operators need of the tracer that is at work."""
+    """torch's higher-order operators ask this name for the tracer that is at work, and make graphs of functions by it."""
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
 
     @property
     def fake_tensor_mode(self) -> Any:
         capture = current_capture()
-        return None if capture is None else capture.fake_mode
+        if capture is None:
+            return getattr(self._original, "fake_tensor_mode", None)
+        return capture.fake_mode
 
-    def trace_subgraph(self, f: Callable[..., Any], *args: Any) -> GraphModule:
+    def trace_subgraph(self, f: Callable[..., Any], *args: Any) -> Any:
+        if current_capture() is None and self._original is not None:  # torch's own tracer is at work in this thread
+            return self._original.trace_subgraph(f, *args)
         return capture_of_branches().subgraph(f, args)
 
     def trace_subgraph_custom_decomp(
         self, f: Callable[..., Any], decomp_table: Mapping[Any, Callable[..., Any]], *args: Any
-    ) -> GraphModule:
+    ) -> Any:
+        if current_capture() is None and self._original is not None:
+            return self._original.trace_subgraph_custom_decomp(f, decomp_table, *args)
         return capture_of_branches().subgraph(f, args, decomp_table)
-
-
-TRACER = TracerOfThisThread()
 
 
 # --- Where torch's own rules trace a function by themselves, and a capture of ours or a fake mode of ours is active ---
@@ -106,9 +115,14 @@ def make_fx_of_ours(f: Function, *args: Any, **options: Any) -> Function:
     return make_fx(f, *args, **{"_allow_fake_constant": True, **options})
 
 
-@while_active("linearize")
-@while_active("graphs of flex attention")
-def traced_by_us(original: Function) -> Function:
+@patch(
+    "torch._functorch.eager_transforms.make_fx", "torch._higher_order_ops.flex_attention.make_fx", during=RECORDING
+)
+@patch_found("make_fx in the module of a higher-order operator that records itself", during=RECORDING)
+def trace_with_our_make_fx(original: Function) -> Function:
+    """The function belongs to the graph that this thread records."""
+
+    @functools.wraps(original)
     def make_fx(f: Function, *args: Any, **options: Any) -> Function:
         is_ours = current_capture() is not None or type(_torch.active_fake_mode()) is FakeTensorMode
         return (make_fx_of_ours if is_ours else original)(f, *args, **options)
@@ -116,22 +130,8 @@ def traced_by_us(original: Function) -> Function:
     return make_fx
 
 
-@while_active("what dynamo leaves alone")
-def left_alone(original: Function) -> Function:
-    """Dynamo takes only functions of torch here; it does not look into ours anyway."""
-
-    def disallow(function: Function) -> Function:
-        return function if _is_ours(function) else original(function)
-
-    return disallow
-
-
-def _is_ours(function: Any) -> bool:
-    return str(getattr(function, "__module__", "")).startswith("understudy.")
-
-
-@while_active("graphs of functionalization")
-def graph_of_branch(original: Function) -> Function:
+@patch("torch._higher_order_ops.utils._maybe_fake_tracing", during=RECORDING)
+def trace_branch_for_functionalization(original: Function) -> Function:
     """Functionalization looks through a graph of each branch for writes to its operands."""
 
     def trace(function: Function, inputs: Any, pre_dispatch: bool) -> Any:
@@ -149,7 +149,11 @@ def graph_of_branch(original: Function) -> Function:
 # It is called with ours, which has the same face; what it takes from torch's tracing module on the way is answered by us.
 
 
-def _track_by_us(original: Any) -> Any:
+@patch_found("track_tensor_tree in the module of a higher-order operator that records itself", during=RECORDING)
+def track_with_our_tracer(original: Any) -> Any:
+    """torch's function writes into torch's own tracer."""
+
+    @functools.wraps(original)
     def track_tensor_tree(inner_res: Any, proxy_res: Any, *, constant: Any, tracer: Any) -> Any:
         track = proxy_slots.track_tensor_tree if isinstance(tracer, PythonKeyTracer) else original
         return track(inner_res, proxy_res, constant=constant, tracer=tracer)
@@ -157,14 +161,22 @@ def _track_by_us(original: Any) -> Any:
     return track_tensor_tree
 
 
-def _slot(original: Any) -> Any:
+@patch_found("get_proxy_slot in the module of a higher-order operator that records itself", during=RECORDING)
+def read_slot_of_our_tracer(original: Any) -> Any:
+    """torch's function reads from torch's own tracer."""
+
+    @functools.wraps(original)
     def get_proxy_slot(obj: Any, tracer: Any, *rest: Any) -> Any:
         return (proxy_slots.get_proxy_slot if isinstance(tracer, PythonKeyTracer) else original)(obj, tracer, *rest)
 
     return get_proxy_slot
 
 
-ANSWERS = {"track_tensor_tree": _track_by_us, "get_proxy_slot": _slot, "make_fx": traced_by_us}
+TRACING_FUNCTIONS = {
+    "track_tensor_tree": track_with_our_tracer,
+    "get_proxy_slot": read_slot_of_our_tracer,
+    "make_fx": trace_with_our_make_fx,
+}
 """By the names under which torch's tracing module has them."""
 
 
@@ -179,5 +191,7 @@ def record(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any) ->
                 hint=f"register a function for it: {op}.py_impl(torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode)",
             ),
         )
-    with _torch.answered_by(handler, ANSWERS):
+    with Hold() as hold:
+        for names, name in _torch.tracing_functions_of(handler, TRACING_FUNCTIONS):
+            hold.replace(names, name, TRACING_FUNCTIONS[name])
         return handler(recorder, *args, **kwargs)

@@ -20,11 +20,11 @@ import torch
 from torch.fx import Graph, Node
 
 from understudy import _torch
-from understudy._torch import while_active
 from understudy.capture.unrecorded_effects import data_reads
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_values import set_val
 from understudy.ops.traits.writes import draws_numbers
+from understudy.patching import RECORDING, patch
 
 if TYPE_CHECKING:
     from understudy.capture.tracer import PythonKeyTracer
@@ -41,34 +41,53 @@ def active_tracer() -> Any:
 
 # --- the random generator --------------------------------------------------------------------------------------
 
-STATES = tuple(getattr(torch, name) for name in _torch.RANDOM_STATE)
+STATES = (torch.get_rng_state, torch.set_rng_state, torch.manual_seed)
+CHANGES_OF_STATE = "The call is a node of the graph: operators that are recorded after it depend on it."
 
 
-def _record_calls_of(place: str, target: Function) -> None:
-    @while_active(place)
-    def patch(original: Function) -> Function:
-        @functools.wraps(original)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            tracer = active_tracer()
-            if tracer is None:
-                return original(*args, **kwargs)
-            node_args = tracer.argument(args)
-            node_kwargs = {name: tracer.argument(value) for name, value in kwargs.items()}
-            with _torch.no_modes():
-                result = original(*args, **kwargs)
-            node = tracer.append_call(target, node_args, node_kwargs)
-            if isinstance(result, torch.Tensor):
-                set_val(node, result)
-                tracer.remember(result, node)
-            return result
-
-        return called
+@patch("torch.get_rng_state", "torch.random.get_rng_state", during=RECORDING, reason=CHANGES_OF_STATE)
+def record_get_rng_state(original: Function) -> Function:
+    return _record_calls(torch_get_rng_state, original)
 
 
-for _function in STATES:
-    for _module in ("torch", "torch.random"):
-        _record_calls_of(f"{_module}.{_function.__name__}", _function)
-_record_calls_of("set_default_dtype", torch.set_default_dtype)
+@patch("torch.set_rng_state", "torch.random.set_rng_state", during=RECORDING, reason=CHANGES_OF_STATE)
+def record_set_rng_state(original: Function) -> Function:
+    return _record_calls(torch_set_rng_state, original)
+
+
+@patch("torch.manual_seed", "torch.random.manual_seed", during=RECORDING, reason=CHANGES_OF_STATE)
+def record_manual_seed(original: Function) -> Function:
+    return _record_calls(torch_manual_seed, original)
+
+
+@patch("torch.set_default_dtype", during=RECORDING, reason=CHANGES_OF_STATE)
+def record_set_default_dtype(original: Function) -> Function:
+    return _record_calls(torch_set_default_dtype, original)
+
+
+torch_get_rng_state, torch_set_rng_state, torch_manual_seed = STATES
+torch_set_default_dtype = torch.set_default_dtype
+
+
+def _record_calls(target: Function, original: Function) -> Function:
+    """`target`: the function as the graph names it."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tracer = active_tracer()
+        if tracer is None:
+            return original(*args, **kwargs)
+        node_args = tracer.argument(args)
+        node_kwargs = {name: tracer.argument(value) for name, value in kwargs.items()}
+        with _torch.no_modes():
+            result = original(*args, **kwargs)
+        node = tracer.append_call(target, node_args, node_kwargs)
+        if isinstance(result, torch.Tensor):
+            set_val(node, result)
+            tracer.remember(result, node)
+        return result
+
+    return call
 
 
 def forget_needless_states(graph: Graph) -> None:
@@ -87,9 +106,9 @@ def forget_needless_states(graph: Graph) -> None:
 # --- tensors that are others -----------------------------------------------------------------------------------
 
 
-@while_active("making a subclass")
-def subclass_of(original: Function) -> Any:
-    """`torch.nn.Parameter(x)` is made so, too."""
+@patch("torch.Tensor._make_subclass", during=RECORDING)
+def record_subclass(original: Function) -> Any:
+    """`torch.nn.Parameter(x)` is made by it, on the memory of x, without an operator."""
 
     @functools.wraps(original)
     def made(kind: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
@@ -107,9 +126,10 @@ def subclass_of(original: Function) -> Any:
     return staticmethod(made)
 
 
-@while_active("torch.from_dlpack")
-@while_active("torch.utils.dlpack.from_dlpack")
-def from_dlpack(original: Function) -> Function:
+@patch("torch.from_dlpack", "torch.utils.dlpack.from_dlpack", during=RECORDING)
+def record_from_dlpack(original: Function) -> Function:
+    """The result shares its memory with the argument, without an operator."""
+
     @functools.wraps(original)
     def converted(ext_tensor: Any, *, device: Any = None, copy: bool | None = None) -> Any:
         tracer = active_tracer() if isinstance(ext_tensor, torch.Tensor) else None
@@ -128,43 +148,41 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not has_bits and not tensor.requires_grad
 
 
-@while_active("torch.to_dlpack")
-@while_active("torch.utils.dlpack.to_dlpack")
-def to_dlpack(original: Function) -> Function:
+@patch("torch.to_dlpack", "torch.utils.dlpack.to_dlpack", during=RECORDING)
+def check_to_dlpack(original: Function) -> Function:
+    """The program reads data of a tensor that the graph computes."""
+
     @functools.wraps(original)
-    def handed_out(tensor: torch.Tensor) -> Any:
-        if type(tensor) is FakeTensor:
-            return tensor.__dlpack__()  # which says that there is no data
-        tracer = active_tracer()
+    def to_dlpack(tensor: torch.Tensor) -> Any:
+        tracer = active_tracer() if type(tensor) is not FakeTensor else None
         if tracer is not None:
             data_reads.check(tracer, torch.Tensor.__dlpack__, (tensor,), {})
         return original(tensor)
 
-    return handed_out
+    return to_dlpack
 
 
-@while_active("as_subclass")
-def as_subclass(original: Function) -> Function:
-    """Called as well for what operators on tensors of a class without a dispatch of its own give."""
+@patch("torch.Tensor.as_subclass", during=RECORDING)
+def record_as_subclass(original: Function) -> Function:
+    """The result is the same value, in an object of another class, without an operator."""
 
     @functools.wraps(original)
-    def converted(tensor: torch.Tensor, kind: Any) -> Any:
-        if type(tensor) is FakeTensor and not issubclass(FakeTensor, kind):
-            claimed: Any = aten.alias.default(tensor)
-            if claimed.claim(kind):
-                return claimed
+    def as_subclass(tensor: torch.Tensor, kind: Any) -> Any:
         result = original(tensor, kind)
         tracer = active_tracer()
-        source = None if tracer is None or result is tensor else tracer.recorded(tensor)
-        if source is not None:
-            tracer.remember(result, source)
+        if tracer is not None and tracer.recorded(result) is None:
+            source = tracer.recorded(tensor)
+            if source is not None:
+                tracer.remember(result, source)
         return result
 
-    return converted
+    return as_subclass
 
 
-@while_active("applying a function of autograd")
-def apply_function(original: Any) -> Any:
+@patch("torch.autograd.Function.apply", during=RECORDING)
+def apply_to_fakes(original: Any) -> Any:
+    """An argument may be a real tensor that has a fake in the trace."""
+
     @functools.wraps(original)
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
         tracer = active_tracer()
@@ -175,8 +193,8 @@ def apply_function(original: Any) -> Any:
     return classmethod(applied)
 
 
-@while_active("tolist")
-def tolist(original: Function) -> Function:
+@patch("torch.Tensor.tolist", during=RECORDING)
+def check_tolist(original: Function) -> Function:
     """Functions of torch that are written in Python read lists, too, and of those a mode for functions does not hear."""
 
     @functools.wraps(original)
@@ -271,7 +289,7 @@ def node_of_generator(generator: Any, tracer: PythonKeyTracer) -> Node | None:
     return tracer.generators.get(_torch.generator_id(generator), (None, None))[1]
 
 
-@while_active("torch.Generator")
-@while_active("torch._C.Generator")
-def recorded_class(original: Any) -> Callable[..., Any]:
+@patch("torch.Generator", "torch._C.Generator", during=RECORDING)
+def record_generators(original: Any) -> Callable[..., Any]:
+    """A generator that the program makes is made by the graph, too."""
     return RecordedGenerator

@@ -3,75 +3,48 @@
 `GRU`, `RNN` and the `LSTM`s that oneDNN does not take are loops over their steps. How many steps there are stays a symbol:
 the layer is one node, the composite operator, as eager is given it. Only its gradient writes the steps out, as many as
 the example has.
-
-torch has these layers written out in Python as well. Between the layers of the real ones there is dropout in training; the
-Python version leaves it out for any number of layers. Here the layers are called one by one, with dropout between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.forward_ad import unpack_dual
 
 from understudy import _torch
-from understudy._torch import while_active
-from understudy.fake.patches.symbolic_sizes import in_python
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.nn import recurrent
+from understudy.patching import RECORDING, patch
 
 if TYPE_CHECKING:
     from understudy.capture.tracer import PythonKeyTracer
 
 aten = torch.ops.aten
 Function = Callable[..., Any]
-WHOLE = {name: getattr(aten, name).input for name in ("gru", "lstm", "rnn_tanh", "rnn_relu")}
-"""The operators of padded batches, by the name of the function that modules call."""
+ONE_NODE = "The number of steps may be a symbol: the layer is one node, the composite operator."
 
 
-@while_active("recurrent layers")
-def with_dropout(original: Function) -> Function:
-    def layers(
-        input: torch.Tensor, hidden: Sequence[Any], params: Sequence[Any], has_biases: bool, num_layers: int,
-        dropout: float, train: bool, bidirectional: bool, batch_first: bool, layer_fn: Function,
-    ) -> tuple[torch.Tensor, list[Any]]:  # fmt: skip
-        directions = 2 if bidirectional else 1
-        found: list[Any] = []
-
-        def run(input: torch.Tensor, layer: int) -> torch.Tensor:
-            own = slice(layer * directions, (layer + 1) * directions)
-            output: torch.Tensor
-            output, last = original(
-                input, hidden[own], params[own], has_biases, 1, 0.0, train, bidirectional, False, layer_fn
-            )
-            found.extend(last)
-            return output
-
-        input = input.transpose(0, 1) if batch_first else input
-        input = recurrent.layer_by_layer(input, num_layers, dropout, train, run)
-        return input.transpose(0, 1) if batch_first else input, found
-
-    return layers
+@patch("torch._VF.lstm", during=RECORDING, reason=ONE_NODE)
+def record_lstm(original: Function) -> Function:
+    return functools.wraps(original)(lambda *args, **kwargs: _call_layer(aten.lstm.input, original, args, kwargs))
 
 
-# --- one node for a layer ----------------------------------------------------------------------------------------
+@patch("torch._VF.gru", during=RECORDING, reason=ONE_NODE)
+def record_gru(original: Function) -> Function:
+    return functools.wraps(original)(lambda *args, **kwargs: _call_layer(aten.gru.input, original, args, kwargs))
 
 
-def _called_by_modules(place: str) -> None:
-    @while_active(place)
-    def patch(original: Function) -> Function:
-        otherwise = in_python(place, original)
-
-        def called(*args: Any, **kwargs: Any) -> Any:
-            return _call_layer(WHOLE[place], otherwise, args, kwargs)
-
-        return called
+@patch("torch._VF.rnn_tanh", during=RECORDING, reason=ONE_NODE)
+def record_rnn_tanh(original: Function) -> Function:
+    return functools.wraps(original)(lambda *args, **kwargs: _call_layer(aten.rnn_tanh.input, original, args, kwargs))
 
 
-for _place in WHOLE:
-    _called_by_modules(_place)
+@patch("torch._VF.rnn_relu", during=RECORDING, reason=ONE_NODE)
+def record_rnn_relu(original: Function) -> Function:
+    return functools.wraps(original)(lambda *args, **kwargs: _call_layer(aten.rnn_relu.input, original, args, kwargs))
 
 
 def operator_called(tracer: PythonKeyTracer, op: Any, args: Any, kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ from understudy.capture.unrecorded_effects import data_reads, recurrent_layers
 from understudy.capture.unrecorded_effects.global_state import SET_DATA, set_data
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.data_dependent import with_tensors_of_lengths
+from understudy.ops.nn import recurrent
 from understudy.spec.call import flat
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ SPECIAL = {
     torch.ctc_loss: _with_lengths,
     torch.nn.functional.ctc_loss: _with_lengths,
     SET_DATA: _set_data,
-    **dict.fromkeys(recurrent_layers.WHOLE.values(), recurrent_layers.operator_called),
+    **dict.fromkeys(recurrent.PADDED_LAYERS, recurrent_layers.operator_called),
     **dict.fromkeys(data_reads.READS, _read),
     **dict.fromkeys(data_reads.MAKERS, data_reads.make_from_list),
 }

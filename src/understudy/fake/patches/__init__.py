@@ -1,4 +1,4 @@
-"""What torch answers otherwise while a fake mode is active, and why.
+"""What torch answers otherwise while a fake mode is active. `understudy.patching` applies it.
 
 Each function takes the object of torch and gives the one that replaces it: an answer for threads in which a fake mode is
 active, or for fakes, and torch's own answer for all others.

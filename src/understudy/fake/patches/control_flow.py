@@ -1,30 +1,25 @@
-"""What torch answers otherwise for as long as a fake mode is active, and why.
-
-Each function takes torch's own object and gives the one that stands in its place: an answer for threads in which a fake
-mode is active, or for stand-ins, and torch's own answer for all others.
-"""
+"""Functions that torch runs, compiles, scripts or traces in a way of its own."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 from understudy import _torch
-from understudy._torch import active_fake_mode, while_active
+from understudy._torch import active_fake_mode
 from understudy.fake import higher_order as _higher_order  # noqa: F401  (registers how each is run)
-from understudy.fake.kernels.transforms import with_rules
+from understudy.fake.kernels import transforms
 from understudy.ops import hops
+from understudy.patching import ANY_MODE, RECORDING, SYMBOLS, patch
 
 Function = Callable[..., Any]
 
-for _place in ("levels of vmap", "levels of grad", "levels of jvp"):
-    while_active(_place)(with_rules)
 
-
-@while_active("compile")
-def compiled_elsewhere(original: Function) -> Function:
-    """torch's compiler does not know stand-ins, and there is nothing to win: what they run is run as it is.
-    Higher-order operators that are called eagerly compile themselves."""
+@patch("torch.compile", during=ANY_MODE)
+def skip_compilation(original: Function) -> Function:
+    """torch's compiler does not know fakes, and there is nothing to win: the function runs as it is. Higher-order operators
+    that are called eagerly compile themselves."""
 
     def compile(model: Any = None, **options: Any) -> Any:
         if active_fake_mode() is None and not _records_branches(_torch.active_recorder()):
@@ -34,9 +29,10 @@ def compiled_elsewhere(original: Function) -> Function:
     return compile
 
 
-@while_active("higher-order operators")
-def run_in_the_open(original: Function) -> Function:
-    """torch's own way makes graphs of the functions that the operator is given, with its own mode and tracer."""
+@patch("torch._ops.HigherOrderOperator.dispatch", during=ANY_MODE)
+def run_higher_order_operators(original: Function) -> Function:
+    """torch makes graphs of the functions that such an operator is given, with its own mode and tracer. Under a fake mode of
+    ours they run as plain code; a recorder of ours records them itself."""
 
     def dispatch(self: Any, key: Any, /, *args: Any, **kwargs: Any) -> Any:
         key = _torch.key_without_spare(self, key, args, kwargs)
@@ -58,28 +54,68 @@ def run_in_the_open(original: Function) -> Function:
 
 
 def _records_branches(recorder: Any) -> bool:
-    """Whether this is a recorder of ours: it wants to hear of a higher-order operator before autograd does."""
+    """Whether this is a recorder of ours: it is asked about a higher-order operator before autograd is."""
     return hasattr(type(recorder), "call_higher_order")
 
 
-@while_active("operands of cond")
-def any_structure(original: Function) -> Function:
-    """Operands may be structures: for torch its compiler has taken them apart before, for us the recorder does."""
+@patch("torch._higher_order_ops.cond.validate_subgraph_args_types", during=RECORDING)
+def accept_structures_in_cond(original: Function) -> Function:
+    """Operands of `cond` may be structures: torch's compiler flattens them before, our recorder does it itself."""
 
-    def check(operands: Any) -> None:
+    def validate(operands: Any) -> None:
         if not _records_branches(_torch.active_recorder()):
             original(operands)
 
-    return check
+    return validate
 
 
-@while_active("scripted functions")
-def as_python_has_it(original: Function) -> Function:
-    """TorchScript knows sizes as integers only, and makes real tensors of numbers. What it was made of does neither."""
+@patch("torch.jit.ScriptFunction.__call__", during=ANY_MODE)
+def run_python_of_scripted_function(original: Function) -> Function:
+    """TorchScript knows sizes as integers only, and makes real tensors of numbers. The Python function does neither."""
 
-    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         is_watched = active_fake_mode() is not None or _torch.active_recorder() is not None
         written = _torch.function_behind(self) if is_watched else None
         return original(self, *args, **kwargs) if written is None else written(*args, **kwargs)
 
-    return called
+    return call
+
+
+@patch(
+    "torch._functorch.vmap.vmap_increment_nesting",
+    "torch._functorch.eager_transforms.grad_increment_nesting",
+    "torch._functorch.eager_transforms.jvp_increment_nesting",
+    during=SYMBOLS,
+)
+def add_batching_rules(original: Function) -> Function:
+    """C++ batching rules read sizes as integers. Ours are registered while a transform of torch.func runs."""
+    return transforms.with_rules(original)
+
+
+@patch(
+    "torch._functorch.eager_transforms.make_fx", "torch._higher_order_ops.flex_attention.make_fx", during=ANY_MODE
+)
+def trace_fakes_with_our_make_fx(original: Function) -> Function:
+    """`torch.func.linearize` and flex attention trace a function themselves, and torch's tracer does not know our fakes."""
+
+    def make_fx(f: Function, *args: Any, **options: Any) -> Function:
+        mode = active_fake_mode()
+        if mode is None or type(mode) is _torch.torch_fake_mode_class():
+            return original(f, *args, **options)
+        public = importlib.import_module("understudy")  # the room that records is loaded by whoever needs it
+        traced: Function = public.make_fx(f, *args, **{"_allow_fake_constant": True, **options})
+        return traced
+
+    return make_fx
+
+
+@patch("torch._functorch.eager_transforms.lazy_dynamo_disallow", during=ANY_MODE)
+def keep_our_functions_from_dynamo(original: Function) -> Function:
+    """`linearize` tells dynamo to leave its tracer alone. Dynamo takes only functions of torch there, and does not look into
+    ours anyway."""
+
+    def disallow(function: Any) -> Any:
+        is_ours = str(getattr(function, "__module__", "")).startswith("understudy.")
+        return function if is_ours else original(function)
+
+    return disallow

@@ -1,44 +1,51 @@
-"""What torch answers otherwise for as long as a fake mode is active, and why.
-
-Each function takes torch's own object and gives the one that stands in its place: an answer for threads in which a fake
-mode is active, or for stand-ins, and torch's own answer for all others.
-"""
+"""Questions about devices that are not here, and real tensors beside fakes."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from understudy import _torch
-from understudy._torch import active_fake_mode, while_active
+from understudy._torch import active_fake_mode
 from understudy.errors import Context, MixedTensorsError
 from understudy.fake.kernels import autocast
 from understudy.fake.tensor import FakeTensor
 from understudy.lines import user_line
+from understudy.patching import ANY_MODE, patch
 
 Function = Callable[..., Any]
 
 
-def _answer(place: str, answer: bool) -> None:
-    @while_active(place)
-    def patch(original: Function) -> Function:
-        def asked(*args: Any, **kwargs: Any) -> Any:
-            return answer if active_fake_mode() is not None else original(*args, **kwargs)
-
-        return asked
+@patch("torch.cuda.amp.common.amp_definitely_not_available", during=ANY_MODE)
+def keep_cuda_autocast(original: Function) -> Function:
+    """`torch.autocast("cuda")` switches itself off where there is no CUDA."""
+    return _answer_in_mode(original, False)
 
 
-# torch.autocast("cuda") switches itself off, or refuses bfloat16, where there is no CUDA.
-_answer("cuda autocast is unavailable", False)
-_answer("cuda has bfloat16", True)
-# Warns, for every recurrent module on a CUDA device, that this build has no cuDNN.
-_answer("cudnn takes a tensor", False)
+@patch("torch.cuda.is_bf16_supported", during=ANY_MODE)
+def allow_bfloat16_on_cuda(original: Function) -> Function:
+    """`torch.autocast("cuda")` refuses bfloat16 where there is no CUDA."""
+    return _answer_in_mode(original, True)
 
 
-@while_active("leaving autocast")
-def forget_casts(original: Function) -> Function:
+@patch("torch.backends.cudnn.is_acceptable", during=ANY_MODE)
+def do_not_ask_for_cudnn(original: Function) -> Function:
+    """torch warns, for every recurrent module on a CUDA device, that this build has no cuDNN."""
+    return _answer_in_mode(original, False)
+
+
+def _answer_in_mode(original: Function, answer: bool) -> Function:
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        return answer if active_fake_mode() is not None else original(*args, **kwargs)
+
+    return ask
+
+
+@patch("torch.amp.autocast_mode.autocast.__exit__", during=ANY_MODE)
+def forget_casts_on_exit(original: Function) -> Function:
     """Weights that were cast in a region are cast again in the next one."""
 
     def leave(*args: Any, **kwargs: Any) -> Any:
@@ -52,23 +59,22 @@ def forget_casts(original: Function) -> Function:
     return leave
 
 
-@while_active("grouping by device")
-def group_by_device_that_is_meant(original: Function) -> Function:
+@patch("torch._C._group_tensors_by_device_and_dtype", during=ANY_MODE)
+def group_by_simulated_device(original: Function) -> Function:
     """Optimizers and the clipping of gradients choose their kernels by the device of each group."""
 
-    def grouped(*args: Any, **kwargs: Any) -> Any:
+    def group(*args: Any, **kwargs: Any) -> Any:
         meant = _torch.stand_in_devices
         return {
             (meant.get(device, device), dtype): rest
             for (device, dtype), rest in original(*args, **kwargs).items()
         }
 
-    return grouped
+    return group
 
 
-@while_active("deepcopy of a Parameter")
-@while_active("deepcopy of a Tensor")
-def real_stays_real(original: Function) -> Function:
+@patch("torch.Tensor.__deepcopy__", "torch.nn.Parameter.__deepcopy__", during=ANY_MODE)
+def copy_real_tensors_outside_of_mode(original: Function) -> Function:
     """`copy.deepcopy` of a real tensor copies its storage by operators; in a fake mode, too, it gives a real one."""
 
     def deepcopy(self: torch.Tensor, memo: Any) -> Any:
@@ -80,9 +86,10 @@ def real_stays_real(original: Function) -> Function:
     return deepcopy
 
 
+@patch("torch.Tensor.data", during=ANY_MODE)
 class RealTensorData:
-    """`tensor.data`: C++ gives a real tensor the storage of a stand-in, past every dispatch, and who reads it then reads
-    memory that is not there. Asked of the class, it is torch's own, which torch functions are known by."""
+    """C++ gives a real tensor the storage of a fake in `real.data = fake`, past every dispatch; a later read then reads
+    memory that is not there. Asked of the class, it is torch's own: torch functions are identified by it."""
 
     def __init__(self, original: Any) -> None:
         self._original = original
@@ -105,9 +112,6 @@ class RealTensorData:
         self._original.__set__(tensor, data)
 
 
-while_active("data")(RealTensorData)
-
-
 def _is_real(tensor: Any) -> bool:
     if _torch.is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
@@ -115,11 +119,10 @@ def _is_real(tensor: Any) -> bool:
     return not _torch.uses_python_dispatch(type(tensor))
 
 
-# The wrappers of torch.func are plain tensors, and C++ answers for them with the device that stands for another.
+@patch("torch.Tensor.device", during=ANY_MODE)
+def report_simulated_device(original: Any) -> Any:
+    """The wrappers of torch.func are plain tensors: C++ answers for them with the device that stands for another."""
 
-
-@while_active("device")
-def device_that_is_meant(original: Any) -> Any:
     def device(tensor: torch.Tensor) -> torch.device:
         answer = original.__get__(tensor)
         return _torch.stand_in_devices.get(answer, answer)
@@ -127,10 +130,42 @@ def device_that_is_meant(original: Any) -> Any:
     return property(device)
 
 
-@while_active("is_cuda")
-def is_meant_as_cuda(original: Any) -> Any:
+@patch("torch.Tensor.is_cuda", during=ANY_MODE)
+def report_simulated_cuda(original: Any) -> Any:
+    """As `device`, for the wrappers of torch.func."""
+
     def is_cuda(tensor: torch.Tensor) -> bool:
         meant = _torch.stand_in_devices.get(_torch.native_device(tensor))
         return original.__get__(tensor) if meant is None else meant.type == "cuda"
 
     return property(is_cuda)
+
+
+# --- other ways to the memory of a fake -----------------------------------------------------------------------------
+
+
+@patch("torch.Tensor.as_subclass", during=ANY_MODE)
+def claim_subclass(original: Function) -> Function:
+    """A fake can't be an object of another class; it can claim to be one. torch also calls this for the results of operators
+    on tensors of a class without a dispatch of its own."""
+
+    @functools.wraps(original)
+    def as_subclass(tensor: torch.Tensor, kind: Any) -> Any:
+        if type(tensor) is FakeTensor and not issubclass(FakeTensor, kind):
+            claimed: Any = torch.ops.aten.alias.default(tensor)
+            if claimed.claim(kind):
+                return claimed
+        return original(tensor, kind)
+
+    return as_subclass
+
+
+@patch("torch.to_dlpack", "torch.utils.dlpack.to_dlpack", during=ANY_MODE)
+def refuse_memory_of_fakes(original: Function) -> Function:
+    """C++ would hand out memory that is not there."""
+
+    @functools.wraps(original)
+    def to_dlpack(tensor: torch.Tensor) -> Any:
+        return tensor.__dlpack__() if type(tensor) is FakeTensor else original(tensor)  # which raises NoDataError
+
+    return to_dlpack

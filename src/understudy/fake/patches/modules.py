@@ -1,8 +1,4 @@
-"""What torch answers otherwise for as long as a fake mode is active, and why.
-
-Each function takes torch's own object and gives the one that stands in its place: an answer for threads in which a fake
-mode is active, or for stand-ins, and torch's own answer for all others.
-"""
+"""Modules, their initial values, and how data is loaded."""
 
 from __future__ import annotations
 
@@ -14,16 +10,18 @@ from typing import Any
 import torch
 
 from understudy import _torch
-from understudy._torch import while_active
 from understudy.fake import initial_values
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.nn.attention import drops_padding, encode
+from understudy.patching import ANY_MODE, patch
 
 Function = Callable[..., Any]
 
 
-@while_active("encoders with padding")
-def with_whole_batches(original: Function) -> Function:
+@patch("torch.nn.TransformerEncoder.forward", during=ANY_MODE)
+def encode_padded_batch(original: Function) -> Function:
+    """Eager leaves padding out of the batch by a nested tensor, whose sizes are data. The whole batch gives the same."""
+
     @functools.wraps(original)
     def forward(
         self: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool | None = None
@@ -36,8 +34,8 @@ def with_whole_batches(original: Function) -> Function:
     return forward
 
 
-@while_active("initial trunc_normal")
-def draw_once(original: Function) -> Function:
+@patch("torch.nn.init._no_grad_trunc_normal_", during=ANY_MODE)
+def draw_truncated_normal_once(original: Function) -> Function:
     """torch draws again until no value is outside of the bounds, and asks the values whether there is one."""
 
     def draw(tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None) -> Any:
@@ -51,34 +49,44 @@ def draw_once(original: Function) -> Function:
     return draw
 
 
-def _at_once(place: str, write: Callable[..., bool]) -> None:
-    @while_active(place)
-    def patch(original: Function) -> Function:
-        """What torch.nn.init does with gradients switched off: switching costs more than the rest."""
-
-        def initialise(tensor: Any, *numbers: Any, **others: Any) -> Any:
-            is_usual = type(tensor) is FakeTensor and not others
-            return tensor if is_usual and write(tensor, *numbers) else original(tensor, *numbers, **others)
-
-        return initialise
+WITHOUT_SWITCHING = "torch.nn.init switches gradients off and on, which costs more than the rest of the call on a fake."
 
 
-_at_once("initial normal", initial_values.draw_normal)
-_at_once("initial uniform", initial_values.draw_uniform)
-_at_once("initial fill", initial_values.fill)
-_at_once("initial zero", initial_values.zero)
+@patch("torch.nn.init._no_grad_normal_", during=ANY_MODE, reason=WITHOUT_SWITCHING)
+def init_normal(original: Function) -> Function:
+    return _write_at_once(initial_values.draw_normal, original)
+
+
+@patch("torch.nn.init._no_grad_uniform_", during=ANY_MODE, reason=WITHOUT_SWITCHING)
+def init_uniform(original: Function) -> Function:
+    return _write_at_once(initial_values.draw_uniform, original)
+
+
+@patch("torch.nn.init._no_grad_fill_", during=ANY_MODE, reason=WITHOUT_SWITCHING)
+def init_constant(original: Function) -> Function:
+    return _write_at_once(initial_values.fill, original)
+
+
+@patch("torch.nn.init._no_grad_zero_", during=ANY_MODE, reason=WITHOUT_SWITCHING)
+def init_zero(original: Function) -> Function:
+    return _write_at_once(initial_values.zero, original)
+
+
+def _write_at_once(write: Callable[..., bool], original: Function) -> Function:
+    def initialise(tensor: Any, *numbers: Any, **others: Any) -> Any:
+        is_usual = type(tensor) is FakeTensor and not others
+        return tensor if is_usual and write(tensor, *numbers) else original(tensor, *numbers, **others)
+
+    return initialise
 
 
 _kaiming, _uniform = torch.nn.init.kaiming_uniform_, torch.nn.init.uniform_
 
 
-@while_active("initial Linear")
-@while_active("initial _ConvNd")
-def layer_at_once(original: Function) -> Function:
-    """A layer draws from an interval that its sizes give; without values, there is no need to work it out.
-
-    Who exchanges the functions of torch.nn.init (not to initialise at all, say) is asked.
-    """
+@patch("torch.nn.Linear.reset_parameters", "torch.nn.modules.conv._ConvNd.reset_parameters", during=ANY_MODE)
+def initialise_layer_at_once(original: Function) -> Function:
+    """A layer draws from an interval that its sizes give; without values, there is no need to compute it. Functions of
+    torch.nn.init that the user has replaced (to skip initialisation, say) are called."""
 
     def reset_parameters(self: Any) -> None:
         init, weight, bias = torch.nn.init, self.weight, self.bias
@@ -105,9 +113,14 @@ def layer_at_once(original: Function) -> Function:
 # of a run without it, and the data that is loaded is what the data set gives inside of the mode.
 
 
-def order_drawn(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`sampler.__iter__`, which goes over numbers."""
+DRAWN_FOR_REAL = "Which examples are taken, and in which order, is drawn and read: in a fake mode as in a run without it."
 
+
+@patch(
+    "torch.utils.data.RandomSampler.__iter__", "torch.utils.data.SubsetRandomSampler.__iter__",
+    "torch.utils.data.DistributedSampler.__iter__", during=ANY_MODE, reason=DRAWN_FOR_REAL,
+)  # fmt: skip
+def list_order_outside_of_mode(original: Function) -> Function:
     @functools.wraps(original)
     def __iter__(self: Any) -> Iterator[Any]:
         if _torch.active_fake_mode() is None:
@@ -118,9 +131,11 @@ def order_drawn(original: Callable[..., Any]) -> Callable[..., Any]:
     return __iter__
 
 
-def draw_for_real(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that draws, called where nothing is fake."""
-
+@patch(
+    "torch.utils.data.dataloader._BaseDataLoaderIter.__init__", "torch.utils.data.dataset.randperm",
+    during=ANY_MODE, reason=DRAWN_FOR_REAL,
+)  # fmt: skip
+def draw_outside_of_mode(original: Function) -> Function:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         if _torch.active_fake_mode() is None:
@@ -131,9 +146,9 @@ def draw_for_real(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def in_this_process(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The iterator of a `DataLoader`: workers are for what takes time, and stand-ins take none. No process knows those of
-    another."""
+@patch("torch.utils.data.DataLoader._get_iterator", during=ANY_MODE)
+def load_in_this_process(original: Function) -> Function:
+    """Workers are for what takes time, and fakes take none. No process knows the fakes of another."""
 
     @functools.wraps(original)
     def _get_iterator(self: Any) -> Any:
@@ -147,10 +162,3 @@ def in_this_process(original: Callable[..., Any]) -> Callable[..., Any]:
             self.num_workers, self.timeout = before
 
     return _get_iterator
-
-
-for _sampler in _torch.SAMPLERS:
-    while_active(f"order of {_sampler}")(order_drawn)
-while_active("loading by workers")(in_this_process)
-while_active("beginning to load data")(draw_for_real)
-while_active("splitting data")(draw_for_real)

@@ -1,33 +1,32 @@
-"""What torch answers otherwise for as long as a fake mode is active, and why.
-
-Each function takes torch's own object and gives the one that stands in its place: an answer for threads in which a fake
-mode is active, or for stand-ins, and torch's own answer for all others.
-"""
+"""Functions of torch whose C++ or Python side reads sizes as plain integers, or lengths from memory."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from understudy import _torch
-from understudy._torch import active_fake_mode, while_active
+from understudy._torch import active_fake_mode
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.data_dependent import with_tensors_of_lengths
 from understudy.ops import factories
 from understudy.ops.indexing.advanced import among_classes
 from understudy.ops.nn import pooling_symbolic, recurrent
-from understudy.ops.nn import recurrent as nn_recurrent
 from understudy.ops.nn.class_losses import loss_of_classes
-from understudy.ops.nn.upsampling import upsample_to_symbols
+from understudy.ops.nn.upsampling import UPSAMPLINGS, UPSAMPLINGS_WITH_CORNERS, upsample_to_symbols
+from understudy.patching import ANY_MODE, RECORDING, SYMBOLS, patch
 from understudy.spec.call import flat
 
 Function = Callable[..., Any]
 
-@while_active("ctc_loss")
-def lengths_in_tensors(original: Function) -> Function:
+
+@patch("torch.ctc_loss", during=ANY_MODE)
+def pass_lengths_as_tensors(original: Function) -> Function:
+    """C++ makes lists of lengths out of tensors, by reading their memory."""
+
     @functools.wraps(original)
     def loss(*args: Any, **kwargs: Any) -> Any:
         if active_fake_mode() is not None:
@@ -37,7 +36,7 @@ def lengths_in_tensors(original: Function) -> Function:
     return loss
 
 
-@while_active("broadcasting a mask")
+@patch("torch.masked._ops._input_mask", during=SYMBOLS)
 def broadcast_if_ranks_differ(original: Function) -> Function:
     """torch.masked compares the shapes of mask and input. Python compares their sizes one by one before it looks how many
     there are, which asks of symbols whether they are equal where no answer matters."""
@@ -51,8 +50,10 @@ def broadcast_if_ranks_differ(original: Function) -> Function:
     return input_mask
 
 
-@while_active("linear_cross_entropy")
-def loss_by_ranks(original: Function) -> Function:
+@patch("torch.nn.functional.linear_cross_entropy", during=SYMBOLS)
+def compare_ranks_of_loss(original: Function) -> Function:
+    """torch compares shapes of input and target, where only their ranks matter: symbols would become equal or different."""
+
     def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
         mode = active_fake_mode()
         if mode is not None and mode.shape_env is not None and len(args) == 3:
@@ -64,31 +65,73 @@ def loss_by_ranks(original: Function) -> Function:
     return linear_cross_entropy
 
 
-@while_active("least size in torch._lowrank")
-@while_active("least size in torch.nn.functional")
-def smaller_whichever(original: None) -> Function:
-    """For `q <= min(m, n)` Python's own `min` asks which of the two is the smaller, where that is all that matters."""
+@patch("torch._lowrank.min", "torch.nn.functional.min", during=(SYMBOLS, RECORDING))
+def take_symbolic_minimum(original: Function) -> Function:
+    """For `q <= min(m, n)` Python's own `min` asks which of the two is smaller. Nothing depends on it, and it is a guard."""
     return lambda *numbers: functools.reduce(torch.sym_min, numbers if len(numbers) > 1 else numbers[0])
 
 
-def in_python(place: str, original: Function) -> Function:
-    """C++ reads the sizes of its inputs as integers here, which symbols are not."""
+INTEGERS_IN_C = "C++ reads the sizes of its inputs as plain integers. torch has a version in Python, which takes symbols."
 
-    def called(*args: Any, **kwargs: Any) -> Any:
-        mode = active_fake_mode()
-        if mode is None or mode.shape_env is None or not _has_symbols(args):
+
+@patch("torch._VF.gru", "torch._VF.rnn_tanh", "torch._VF.rnn_relu", during=SYMBOLS, reason=INTEGERS_IN_C)
+def run_python_version(original: Function) -> Function:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not _takes_symbols(args):
             return original(*args, **kwargs)
-        if "upsample" in place:
-            result = upsample_to_symbols(place, args, kwargs)
-            if result is not NotImplemented:
-                return result
-        is_whole = kwargs or _torch.is_recorded_above_autograd()
-        if place == "lstm" and not is_whole and recurrent.takes_onednn(args):
-            return recurrent.by_onednn(*args)
         with _torch.python_versions():
             return original(*args, **kwargs)
 
-    return called
+    return call
+
+
+@patch("torch._VF.lstm", "torch.lstm", during=SYMBOLS, reason=INTEGERS_IN_C)  # modules call the one of torch._VF
+def run_python_version_of_lstm(original: Function) -> Function:
+    in_python = run_python_version(original)
+
+    @functools.wraps(original)
+    def lstm(*args: Any, **kwargs: Any) -> Any:
+        is_whole = kwargs or _torch.is_recorded_above_autograd()
+        if not is_whole and _takes_symbols(args) and recurrent.takes_onednn(args):
+            return recurrent.by_onednn(*args)
+        return in_python(*args, **kwargs)
+
+    return lstm
+
+
+@patch("torch._decomp.decompositions._rnn_helper", during=(SYMBOLS, RECORDING))
+def add_dropout_between_layers(original: Function) -> Function:
+    """Between the layers of a recurrent module there is dropout in training; torch's Python version leaves it out. Here the
+    layers are called one by one, with dropout between them."""
+
+    def layers(
+        input: torch.Tensor, hidden: Sequence[Any], params: Sequence[Any], has_biases: bool, num_layers: int,
+        dropout: float, train: bool, bidirectional: bool, batch_first: bool, layer_fn: Function,
+    ) -> tuple[torch.Tensor, list[Any]]:  # fmt: skip
+        directions = 2 if bidirectional else 1
+        found: list[Any] = []
+
+        def run(input: torch.Tensor, layer: int) -> torch.Tensor:
+            own = slice(layer * directions, (layer + 1) * directions)
+            output: torch.Tensor
+            output, last = original(
+                input, hidden[own], params[own], has_biases, 1, 0.0, train, bidirectional, False, layer_fn
+            )
+            found.extend(last)
+            return output
+
+        input = input.transpose(0, 1) if batch_first else input
+        input = recurrent.layer_by_layer(input, num_layers, dropout, train, run)
+        return input.transpose(0, 1) if batch_first else input, found
+
+    return layers
+
+
+def _takes_symbols(args: Any) -> bool:
+    """Whether a mode with a ShapeEnv is active in this thread, and the sizes are not all numbers."""
+    mode = active_fake_mode()
+    return mode is not None and mode.shape_env is not None and _has_symbols(args)
 
 
 def _has_symbols(args: Any) -> bool:
@@ -101,28 +144,59 @@ def _has_symbols(args: Any) -> bool:
     )
 
 
-for _place in _torch.WITH_CONCRETE_SIZES:
-    while_active(_place)(functools.partial(in_python, _place))
-while_active("torch.lstm")(functools.partial(in_python, "lstm"))  # modules call the one of torch._VF
+def _patch_upsampling(name: str) -> None:
+    @patch(f"torch._C._nn.{name}", during=SYMBOLS)
+    def resample_to_symbols(original: Function) -> Function:
+        """C++ computes the output's size in plain integers. For inputs of symbolic size the decomposition of the operator
+        uses symbols; inside of torch.func, and where only the output's size is a symbol, no kernel of ours is reached."""
+        in_python = run_python_version(original)
+
+        @functools.wraps(original)
+        def upsample(*args: Any, **kwargs: Any) -> Any:
+            result = upsample_to_symbols(name, args, kwargs) if _takes_symbols(args) else NotImplemented
+            return in_python(*args, **kwargs) if result is NotImplemented else result
+
+        return upsample
 
 
-def _to_symbols(place: str) -> None:
-    @while_active(place)
-    def patch(original: Function) -> Function:
-        def called(*args: Any, **kwargs: Any) -> Any:
-            is_plain = not kwargs and active_fake_mode() is not None
-            result = pooling_symbolic.pool_to_symbols(place, args) if is_plain else NotImplemented
-            return original(*args, **kwargs) if result is NotImplemented else result
-
-        return called
+for _name in (*UPSAMPLINGS, *UPSAMPLINGS_WITH_CORNERS, "_upsample_lanczos2d_aa"):
+    _patch_upsampling(_name)
 
 
-for _place in _torch.POOLING_TO_INTEGERS:
-    _to_symbols(_place)
+INTEGER_OUTPUT = "The schema of the operator takes the output's size as plain integers."
 
 
-@while_active("adaptive_avg_pool1d")
-def averaged_to_symbols(original: Function) -> Function:
+@patch("torch._C._nn.adaptive_max_pool2d", during=SYMBOLS, reason=INTEGER_OUTPUT)
+def adaptive_max_pool2d(original: Function) -> Function:
+    return _pool_to_symbols("adaptive_max_pool2d", original)
+
+
+@patch("torch._C._nn.adaptive_max_pool3d", during=SYMBOLS, reason=INTEGER_OUTPUT)
+def adaptive_max_pool3d(original: Function) -> Function:
+    return _pool_to_symbols("adaptive_max_pool3d", original)
+
+
+@patch("torch._C._nn.fractional_max_pool2d", during=SYMBOLS, reason=INTEGER_OUTPUT)
+def fractional_max_pool2d(original: Function) -> Function:
+    return _pool_to_symbols("fractional_max_pool2d", original)
+
+
+@patch("torch._C._nn.fractional_max_pool3d", during=SYMBOLS, reason=INTEGER_OUTPUT)
+def fractional_max_pool3d(original: Function) -> Function:
+    return _pool_to_symbols("fractional_max_pool3d", original)
+
+
+def _pool_to_symbols(name: str, original: Function) -> Function:
+    def pool(*args: Any, **kwargs: Any) -> Any:
+        is_plain = not kwargs and active_fake_mode() is not None
+        result = pooling_symbolic.pool_to_symbols(name, args) if is_plain else NotImplemented
+        return original(*args, **kwargs) if result is NotImplemented else result
+
+    return pool
+
+
+@patch("torch.nn.functional.adaptive_avg_pool1d", during=SYMBOLS, reason=INTEGER_OUTPUT)
+def average_to_symbols(original: Function) -> Function:
     def adaptive_avg_pool1d(*args: Any, **kwargs: Any) -> Any:
         is_plain = not kwargs and len(args) == 2 and active_fake_mode() is not None
         result = pooling_symbolic.average_to_symbols(*args) if is_plain else NotImplemented
@@ -131,12 +205,20 @@ def averaged_to_symbols(original: Function) -> Function:
     return adaptive_avg_pool1d
 
 
-@while_active("share of fractional_max_pool2d")
-@while_active("share of fractional_max_pool3d")
-def shares_as_symbols(original: Function) -> Function:
-    """torch makes an integer of the share of each size that is to be left."""
-    dims = 3 if "3d" in original.__name__ else 2
+CUT_TO_INTEGERS = "torch makes an integer of the share of each size that is to be left."
 
+
+@patch("torch.nn.functional.fractional_max_pool2d", during=SYMBOLS, reason=CUT_TO_INTEGERS)
+def keep_symbolic_shares_in_2d(original: Function) -> Function:
+    return _keep_symbolic_shares(2, original)
+
+
+@patch("torch.nn.functional.fractional_max_pool3d", during=SYMBOLS, reason=CUT_TO_INTEGERS)
+def keep_symbolic_shares_in_3d(original: Function) -> Function:
+    return _keep_symbolic_shares(3, original)
+
+
+def _keep_symbolic_shares(dims: int, original: Function) -> Function:
     def fractional_max_pool(
         input: Any, kernel_size: Any, output_size: Any = None, output_ratio: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
@@ -147,24 +229,23 @@ def shares_as_symbols(original: Function) -> Function:
     return fractional_max_pool
 
 
-@while_active("places of torch.tensor_split")
-@while_active("places of Tensor.tensor_split")
-def split_at_what_can_be_read(original: Function) -> Function:
-    """C++ reads a tensor of places from memory, past every dispatch."""
+@patch("torch.tensor_split", "torch.Tensor.tensor_split", during=ANY_MODE)
+def split_at_numbers(original: Function) -> Function:
+    """C++ reads a tensor of split points from memory, past every dispatch."""
 
     def tensor_split(input: Any, indices_or_sections: Any = None, *args: Any, **kwargs: Any) -> Any:
-        places = kwargs.pop("tensor_indices_or_sections", indices_or_sections)
-        if type(places) is FakeTensor:
-            places = places.tolist() if places.ndim else int(places.item())
-        places = () if places is None else (places,)
-        return original(input, *places, *args, **kwargs)
+        points = kwargs.pop("tensor_indices_or_sections", indices_or_sections)
+        if type(points) is FakeTensor:
+            points = points.tolist() if points.ndim else int(points.item())
+        points = () if points is None else (points,)
+        return original(input, *points, *args, **kwargs)
 
     return tensor_split
 
 
-@while_active("one_hot")
-def one_hot_of_symbols(original: Function) -> Function:
-    """C++ takes how many classes there are for a plain number. Where only data tells, or it is a symbol: the same steps."""
+@patch("torch.nn.functional.one_hot", during=SYMBOLS)
+def take_symbolic_classes(original: Function) -> Function:
+    """C++ reads the number of classes as a plain integer. Where it is a symbol, or only data tells: the same steps."""
 
     def one_hot(tensor: Any, num_classes: Any = -1) -> Any:
         mode = active_fake_mode()
@@ -176,44 +257,41 @@ def one_hot_of_symbols(original: Function) -> Function:
     return one_hot
 
 
-@while_active("symbols among arguments")
-def no_function_of_its_own(original: None) -> Any:
-    """C++ asks every symbol among the arguments of a call for this. A symbol has none, and to find that out costs a fifth
-    of the call: Python writes a message each time, which nobody reads. That one says the same at once."""
+@patch("torch.SymInt.__torch_function__", during=SYMBOLS, is_new=True)
+def say_symbols_have_no_function(original: None) -> Any:
+    """C++ asks every symbol among the arguments of a call for this. A symbol has none, and finding that out costs a fifth
+    of the call: Python writes the message of an error each time, which nobody reads. This one says the same at once."""
     return _torch.no_torch_function
 
 
-@while_active("unpacking a sequence")
-def unpacked_by_operators(original: Function) -> Function:
+@patch("torch._VF._pad_packed_sequence", during=ANY_MODE)
+def pad_packed_sequence(original: Function) -> Function:
+    """C++ reads the batch sizes from memory."""
+
     def pad(data: Any, batch_sizes: Any, batch_first: bool, value: Any, total_length: int) -> Any:
         if not _torch.is_stand_in(data):
             return original(data, batch_sizes, batch_first, value, total_length)
-        return nn_recurrent.pad_packed(data, batch_sizes.tolist(), batch_first, value, total_length)
+        return recurrent.pad_packed(data, batch_sizes.tolist(), batch_first, value, total_length)
 
     return pad
 
 
-@while_active("padding sequences")
-def padded_by_operators(original: Function) -> Function:
-    """C++ reads the lengths as plain numbers."""
+@patch("torch._C._nn.pad_sequence", during=SYMBOLS)
+def pad_sequences_of_symbolic_length(original: Function) -> Function:
+    """C++ reads the lengths as plain integers."""
 
     def pad_sequence(sequences: Any, *args: Any, **kwargs: Any) -> Any:
-        mode = active_fake_mode()
-        if mode is None or mode.shape_env is None or not _has_symbols((sequences,)):
+        if not _takes_symbols((sequences,)):
             return original(sequences, *args, **kwargs)
-        return nn_recurrent.pad_sequence(sequences, *args, **kwargs)
+        return recurrent.pad_sequence(sequences, *args, **kwargs)
 
     return pad_sequence
 
 
-@while_active("linspace")
-def spaced_by_symbols(original: Function) -> Any:
-    """C++ takes how many points there are for a plain number."""
-    return SymbolicLinspace(original)
-
-
+@patch("torch.linspace", during=SYMBOLS)
 class SymbolicLinspace:
-    """`torch.linspace`, and equal to it: `torch.device("cuda")` as a context looks functions up that make tensors."""
+    """C++ reads the number of points as a plain integer. Equal to `torch.linspace`: `torch.device("cuda")`, as a context,
+    looks up functions that make tensors."""
 
     def __init__(self, original: Function) -> None:
         functools.update_wrapper(self, original)

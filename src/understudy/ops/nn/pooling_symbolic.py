@@ -20,7 +20,9 @@ from understudy.spec import spec_of
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
-DIMENSIONS = {name: 3 if name.endswith("3d") else 2 for name in _torch.POOLING_TO_INTEGERS}
+TO_INTEGERS = ("adaptive_max_pool2d", "adaptive_max_pool3d", "fractional_max_pool2d", "fractional_max_pool3d")
+"""Operators whose schemas take the output's size as plain integers."""
+DIMENSIONS = {name: 3 if name.endswith("3d") else 2 for name in TO_INTEGERS}
 
 
 def pool_to_symbols(name: str, args: Sequence[Any]) -> Any:

@@ -15,6 +15,8 @@ from understudy.spec import TensorSpec, spec_of
 from understudy.spec.call import flat
 
 Maybe = TensorSpec | None
+PADDED_LAYERS = tuple(getattr(torch.ops.aten, name).input for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
+"""The composite operators of recurrent modules, for padded batches."""
 
 
 @rule("mkldnn_rnn_layer")

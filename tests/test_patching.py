@@ -1,0 +1,470 @@
+"""The patch engine: scopes, composition, what the user changes meanwhile, interrupts, and the list of all patches."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType, ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+
+from understudy import FakeTensor, FakeTensorMode, ShapeEnv, make_fx, patching, symbolic_trace
+from understudy.patching import (
+    ANY_MODE,
+    ENGINE,
+    RECORDING,
+    SYMBOLS,
+    TRACING,
+    Hold,
+    combine,
+    find_place,
+    patch,
+    patch_found,
+)
+
+patching.load_all_patches()
+SPACE = ModuleType("understudy_test_space")
+"""A module to patch."""
+sys.modules[SPACE.__name__] = SPACE
+Function = Callable[..., Any]
+
+
+PLACES = {patch.place: found for patch in ENGINE.registered if (found := find_place(patch)) is not None}
+
+
+def state_of_torch() -> dict[str, Any]:
+    return {place: vars(owner).get(name) for place, (owner, name) in PLACES.items()}
+
+
+@pytest.fixture(autouse=True)
+def torch_is_as_before() -> Iterator[None]:
+    before = state_of_torch()
+    yield
+    assert state_of_torch() == before
+    assert not ENGINE.holds and ENGINE.active == 0 and ENGINE.is_settled
+
+
+@pytest.fixture
+def patches() -> Iterator[None]:
+    """What a test registers is forgotten."""
+    found_before = list(ENGINE.found_places)
+    yield
+    ENGINE.found_places[:] = found_before
+    mine = {patch for patch in ENGINE.registered if patch.place.startswith(SPACE.__name__)}
+    for patches in (ENGINE.registered, ENGINE._unresolved):
+        patches[:] = [patch for patch in patches if patch not in mine]
+    for key, place in list(ENGINE._places.items()):
+        if mine & set(place.patches):
+            del ENGINE._places[key]
+    ENGINE._prepared.clear()
+    vars(SPACE).pop("f", None)
+
+
+def adding(letter: str) -> Function:
+    def patched(original: Function) -> Function:
+        """A reason."""
+        return lambda: original() + letter
+
+    return patched
+
+
+# --- composition ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("patches")
+def test_patches_of_one_place_compose_in_the_order_of_the_scopes() -> None:
+    SPACE.f = lambda: "torch"  # type: ignore[attr-defined]
+    original = SPACE.f
+    patch(f"{SPACE.__name__}.f", during=RECORDING)(adding("R"))
+    patch(f"{SPACE.__name__}.f", during=ANY_MODE)(adding("A"))
+    patch(f"{SPACE.__name__}.f", during=(SYMBOLS, TRACING))(adding("S"))
+    for scopes, expected in [
+        ((ANY_MODE,), "torchA"),
+        ((RECORDING,), "torchR"),
+        ((RECORDING, ANY_MODE), "torchAR"),
+        ((TRACING, RECORDING, ANY_MODE), "torchASR"),
+        ((TRACING, SYMBOLS), "torchS"),
+    ]:
+        with patching.active(*scopes):
+            assert SPACE.f() == expected
+        assert SPACE.f is original
+    with patching.active(RECORDING):
+        with patching.active(ANY_MODE):
+            assert SPACE.f() == "torchAR"
+        assert SPACE.f() == "torchR"
+
+
+@pytest.mark.usefixtures("patches")
+def test_scopes_can_be_left_in_any_order() -> None:
+    SPACE.f = lambda: "torch"  # type: ignore[attr-defined]
+    patch(f"{SPACE.__name__}.f", during=ANY_MODE)(adding("A"))
+    patch(f"{SPACE.__name__}.f", during=RECORDING)(adding("R"))
+    first, second, third = Hold(), Hold(), Hold()
+    first.enter(combine(ANY_MODE))
+    second.enter(combine(RECORDING))
+    third.enter(combine(ANY_MODE))
+    first.leave()
+    assert SPACE.f() == "torchAR"
+    third.leave()
+    assert SPACE.f() == "torchR"
+    second.leave()
+    assert SPACE.f() == "torch"
+
+
+@pytest.mark.usefixtures("patches")
+def test_two_patches_of_one_place_and_scope_are_an_error() -> None:
+    SPACE.f = lambda: "torch"  # type: ignore[attr-defined]
+    patch(f"{SPACE.__name__}.f", during=(ANY_MODE, RECORDING))(adding("A"))
+    with pytest.raises(TypeError, match=r"understudy_test_space\.f is patched twice in the same scope: by .*adding"):
+        patch(f"{SPACE.__name__}.f", during=RECORDING)(adding("B"))
+
+
+def test_a_patch_says_why() -> None:
+    with pytest.raises(TypeError, match="patches torch, and does not say why: give it a docstring"):
+        patch("torch.relu", during=ANY_MODE)(lambda original: original)
+
+
+@pytest.mark.usefixtures("patches")
+def test_a_patch_that_is_registered_late_is_applied_at_once() -> None:
+    SPACE.f = lambda: "torch"  # type: ignore[attr-defined]
+    with FakeTensorMode():
+        patch(f"{SPACE.__name__}.f", during=ANY_MODE)(adding("A"))
+        assert SPACE.f() == "torchA"
+    assert SPACE.f() == "torch"
+
+
+@pytest.mark.usefixtures("patches")
+def test_static_class_and_inherited_members() -> None:
+    class Base:
+        @staticmethod
+        def inherited() -> str:
+            return "inherited"
+
+    class Owner(Base):
+        @staticmethod
+        def static() -> str:
+            return "static"
+
+        @classmethod
+        def of_class(cls) -> str:
+            return cls.__name__
+
+    SPACE.Owner = Owner  # type: ignore[attr-defined]
+    before = dict(vars(Owner))
+    for name in ("inherited", "static"):
+        patch(f"{SPACE.__name__}.Owner.{name}", during=ANY_MODE, reason="…")(
+            lambda original: staticmethod(lambda: original() + "!")
+        )
+    patch(f"{SPACE.__name__}.Owner.of_class", during=ANY_MODE, reason="…")(
+        lambda original: classmethod(lambda cls: original.__func__(cls) + "!")
+    )
+    with FakeTensorMode():
+        assert (Owner.static(), Owner().inherited(), Owner.of_class()) == ("static!", "inherited!", "Owner!")
+    assert dict(vars(Owner)) == before and Base.inherited() == "inherited"
+
+
+# --- what the user changes meanwhile ----------------------------------------------------------------------------------
+
+
+def mine(*args: Any, **kwargs: Any) -> str:
+    return "mine"
+
+
+@pytest.fixture
+def compile_of_torch() -> Iterator[Function]:
+    original = torch.compile
+    yield original
+    torch.compile = original
+
+
+def test_what_the_user_patches_inside_stays(compile_of_torch: Function) -> None:
+    with FakeTensorMode():
+        torch.compile = mine  # type: ignore[assignment]
+    assert torch.compile is mine
+    with FakeTensorMode():
+        assert torch.compile is not mine and torch.compile(len) is len
+    assert torch.compile is mine
+    torch.compile = compile_of_torch
+    with FakeTensorMode():
+        assert torch.compile(len) is len
+    assert torch.compile is compile_of_torch
+
+
+def test_what_the_user_patches_inside_is_not_covered_by_inner_modes(compile_of_torch: Function) -> None:
+    with FakeTensorMode():
+        torch.compile = mine  # type: ignore[assignment]
+        with FakeTensorMode(shape_env=ShapeEnv()):
+            assert torch.compile is mine
+        make_fx(lambda x: x + 1)(torch.ones(2))
+        assert torch.compile is mine
+    assert torch.compile is mine
+
+
+def test_what_the_user_patches_and_restores_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeTensorMode():
+        with monkeypatch.context() as changed:
+            changed.setattr(torch, "compile", mine)
+            assert torch.compile() == "mine"  # type: ignore[call-overload]
+        assert torch.compile(len) is len
+
+
+def test_what_the_user_restores_too_late_is_taken_back(compile_of_torch: Function) -> None:
+    with FakeTensorMode():
+        ours = torch.compile
+        torch.compile = mine  # type: ignore[assignment]
+    torch.compile = ours
+    assert torch.compile(len, backend="eager") is not len, "without a mode, ours does what torch's does"
+    with FakeTensorMode():
+        assert torch.compile(len) is len
+    assert torch.compile is compile_of_torch
+
+
+def test_ours_inside_of_a_wrapper_of_the_user(compile_of_torch: Function) -> None:
+    with FakeTensorMode():
+        ours = torch.compile
+        torch.compile = wrapper = lambda *args, **kwargs: ("wrapped", ours(*args, **kwargs))  # type: ignore[assignment]
+        assert torch.compile(len) == ("wrapped", len)
+    assert torch.compile is wrapper
+    assert torch.compile(len, backend="eager")[1] is not len
+
+
+def test_a_method_of_a_class_that_the_user_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = torch.nn.Linear.reset_parameters
+    with FakeTensorMode():
+        torch.nn.Linear.reset_parameters = mine  # type: ignore[method-assign, assignment]
+    assert torch.nn.Linear.reset_parameters is mine
+    torch.nn.Linear.reset_parameters = original  # type: ignore[method-assign]
+
+
+# --- only what is needed ---------------------------------------------------------------------------------------------
+
+
+def changed() -> set[str]:
+    before = state_of_torch.before  # type: ignore[attr-defined]
+    return {place for place, value in state_of_torch().items() if value is not before[place]}
+
+
+state_of_torch.before = state_of_torch()  # type: ignore[attr-defined]
+
+
+def places_of(*scopes: patching.Scope) -> set[str]:
+    return {patch.place for patch in ENGINE.registered if patch.mask & combine(*scopes)}
+
+
+def test_a_mode_changes_what_it_needs() -> None:
+    with FakeTensorMode():
+        assert changed() == places_of(ANY_MODE)
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        assert changed() == places_of(ANY_MODE, SYMBOLS)
+    assert not changed()
+    assert not places_of(ANY_MODE) & {"torch._VF.gru", "torch.linspace", "torch.manual_seed", "torch.nn.Module.__call__"}
+
+
+def test_a_trace_changes_each_place_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fake mode is entered for each call of the program, and finds its patches there."""
+    moves: list[tuple[int, int]] = []
+    change = ENGINE._change_prepared
+
+    def count(before: int, after: int) -> None:
+        moves.append((before, after))
+        change(before, after)
+
+    monkeypatch.setattr(ENGINE, "_change_prepared", count)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
+    symbolic_trace(model, {"input": torch.ones(2, 4)})
+    scopes = combine(ANY_MODE, SYMBOLS, TRACING)
+    assert moves == [(0, scopes), (scopes, 0)]
+
+
+def test_the_lower_room_does_not_depend_on_the_higher() -> None:
+    """`torch.func.linearize` and recurrent layers under a mode, in a process that has not loaded the capture."""
+    code = """
+import sys, torch
+from understudy import FakeTensorMode, ShapeEnv
+with FakeTensorMode():
+    value, derivative = torch.func.linearize(torch.sin, torch.ones(3))
+    assert derivative(torch.ones(3)).shape == (3,)
+assert "understudy.meta" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)
+    code = """
+import sys, torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from understudy import FakeTensorMode, ShapeEnv
+drops = []
+class Log(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        drops.append("dropout" in str(func) or "bernoulli" in str(func))
+        return func(*args, **(kwargs or {}))
+mode = FakeTensorMode(shape_env=ShapeEnv())
+x = mode.from_tensor(torch.ones(5, 2, 3), static_shapes=False)
+with mode:
+    gru = torch.nn.GRU(3, 4, num_layers=3, dropout=0.5)
+    with Log():
+        gru(x)
+assert "understudy.capture" not in sys.modules
+assert sum(drops) == 2, drops
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)
+
+
+def test_replacements_ask_for_this_thread() -> None:
+    inside, done = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with FakeTensorMode(shape_env=ShapeEnv()):
+            inside.set()
+            assert done.wait(60)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert inside.wait(60)
+    try:
+        assert changed() == places_of(ANY_MODE, SYMBOLS)
+        x = torch.nn.init.uniform_(torch.empty(3))
+        assert type(x) is torch.Tensor and torch.compile(len, backend="eager") is not len
+        assert torch.linspace(0, 1, 3).tolist() == [0, 0.5, 1] and list(torch.utils.data.RandomSampler([1])) == [0]
+    finally:
+        done.set()
+        thread.join()
+
+
+# --- places that only the program tells --------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("patches")
+def test_found_places_are_held_and_given_back() -> None:
+    make = patch_found("a place of the test", during=TRACING)(adding("F"))
+    names: dict[str, Any] = {"f": lambda: "own"}
+    original = names["f"]
+    first, second = Hold(), Hold()
+    first.replace(names, "f", make)
+    second.replace(names, "f", make)
+    first.leave()
+    assert names["f"]() == "ownF"
+    second.leave()
+    assert names["f"] is original
+    second.replace(names, "len", lambda original: lambda value: original(value) + 1)
+    assert names["len"]([]) == 1
+    second.leave()
+    assert "len" not in names
+
+
+@pytest.mark.usefixtures("patches")
+def test_found_places_compose_with_the_others() -> None:
+    """A namespace and its module are the same owner."""
+    SPACE.f = lambda: "torch"  # type: ignore[attr-defined]
+    original = SPACE.f
+    patch(f"{SPACE.__name__}.f", during=ANY_MODE)(adding("A"))
+    found = patch_found("a place of the test", during=TRACING)(adding("F"))
+    hold = Hold()
+    for order in (0, 1):
+        mode = FakeTensorMode()
+        hold.replace(vars(SPACE), "f", found)
+        assert SPACE.f() == "torchF"
+        mode.__enter__()
+        assert SPACE.f() == "torchAF"
+        (hold.leave if order else mode.__exit__)()
+        assert SPACE.f() == ("torchA" if order else "torchF")
+        (mode.__exit__ if order else hold.leave)()
+        assert SPACE.f is original
+
+
+# --- interrupts ----------------------------------------------------------------------------------------------------------
+
+
+def interrupted(run: Callable[[], Any], at: int) -> int:
+    """Run it, with an interrupt at this line of the library's, counted from its first one; how many there were."""
+    count = 0
+
+    def line(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        if event == "line":
+            count += 1
+            if count == at:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return line
+
+    def call(frame: FrameType, event: str, _: Any) -> Any:
+        return line if "understudy/" in frame.f_code.co_filename.replace("\\", "/") else None
+
+    before = sys.gettrace()
+    sys.settrace(call)
+    try:
+        run()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_an_interrupt_while_a_mode_is_entered_or_left(symbolic: bool) -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv() if symbolic else None)
+
+    def enter_and_leave() -> None:
+        with mode:
+            pass
+
+    enter_and_leave()
+    before = state_of_torch()
+    count = interrupted(enter_and_leave, at=-1)
+    assert count > 100
+    missed = []
+    for at in range(1, count + 1):
+        interrupted(enter_and_leave, at)
+        if torch._C._len_torch_dispatch_stack():
+            missed.append(at)
+            mode.__exit__()
+        assert state_of_torch() == before, at
+        assert not ENGINE.holds, at
+    # Before the first line of __exit__ that can be protected, the mode stays entered: Python offers no way around it.
+    assert len(missed) <= 4, missed
+    with mode:
+        assert type(torch.ones(2)) is FakeTensor
+    assert state_of_torch() == before
+
+
+# --- the list ------------------------------------------------------------------------------------------------------------
+
+
+def test_this_torch_has_every_place() -> None:
+    assert [patch.place for patch in ENGINE.registered if find_place(patch) is None] == []
+
+
+def test_the_list_names_every_patch() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "understudy.patching"], capture_output=True, text=True, timeout=120, check=True
+    )
+    text = done.stdout
+    for registered in (*ENGINE.registered, *ENGINE.found_places, *ENGINE.switches):
+        if not registered.make.__module__.startswith("understudy."):  # of the documentation
+            continue
+        assert f"  {registered.place}" in text
+        assert "".join(registered.reason.split()) in "".join(text.split())
+    assert "(symbols):" in text and "also while recording" in text and "not in this release" not in text
+
+
+def test_nothing_is_changed_at_import() -> None:
+    code = """
+import torch, torch._dynamo, torch.fx.experimental.proxy_tensor
+def everything():
+    import sys
+    owners = {n: m for n, m in list(sys.modules.items()) if n.startswith("torch") and m is not None}
+    return {(n, k): v for n, m in owners.items() for k, v in list(vars(m).items()) if callable(v)}
+before = everything()
+members = {(c, k): v for c in (torch.Tensor, torch.nn.Module, torch.nn.Linear, torch.SymInt) for k, v in vars(c).items()}
+from understudy import patching
+patching.load_all_patches()
+after = everything()
+assert all(after[key] is value for key, value in before.items()), [k for k, v in before.items() if after[k] is not v]
+assert all(vars(owner)[name] is value for (owner, name), value in members.items())
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)
