@@ -169,11 +169,11 @@ def size_of(env: Any, policy: Policy, example: int, source: str) -> Any:
 
 def _unbacked_size(env: Any, policy: Policy, source: str) -> Any:
     """A size without example; those with the same name, torch's `shape_id`, are one."""
-    size = env.unbacked_by_name.get(policy.name)
+    size = env.symbols.unbacked_by_name.get(policy.name)
     if size is None:
         size = env.create_unbacked_symint(low=policy.low or 0, high=policy.high, what=source).node
         if policy.name is not None:
-            env.unbacked_by_name[policy.name] = size
+            env.symbols.unbacked_by_name[policy.name] = size
     return size
 
 

@@ -34,7 +34,7 @@ def is_packed(
     condition = _condition(env, sizes, steps, order, empty_is_packed)
     if empty_is_packed:
         condition = conditions.join("or", [*(conditions.eq(size, 0) for size in sizes), condition])
-    return bool(env.decide(condition, fallback=False))
+    return bool(env.decisions.decide(condition, fallback=False))
 
 
 def _condition(
@@ -71,7 +71,7 @@ def _suffix_products(env: Any, sizes: Sequence[Any], order: Sequence[int], at_le
 
 
 def _count(env: Any, size: Any, at_least_one: bool) -> Any:
-    if not at_least_one or env.is_known(conditions.ge(size, 1)):
+    if not at_least_one or env.decisions.is_known(conditions.ge(size, 1)):
         return size
     return env.algebra.maximum(size, 1) if isinstance(size, Expr) else max(size, 1)
 
@@ -84,7 +84,7 @@ def _is_surely(env: Any, condition: Any) -> bool:
     """Whether it is proved to hold; what does not hold at hand is not even tried."""
     if isinstance(condition, bool):
         return condition
-    return env.hint_of(condition) is not False and bool(env.is_known(condition))
+    return env.decisions.get_hint(condition) is not False and bool(env.decisions.is_known(condition))
 
 
 # --- Whether symbolic sizes and strides leave no gaps, as C++ asks when it makes a tensor of them -----------

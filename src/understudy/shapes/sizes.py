@@ -20,7 +20,7 @@ def surely_equal(a: Any, b: Any) -> bool:
         return True
     if type(a) is int and type(b) is int:
         return a == b
-    return not differ_at_hand(a, b) and bool(_env_of(a, b).is_known(conditions.eq(value_of(a), value_of(b))))
+    return not differ_at_hand(a, b) and bool(_env_of(a, b).decisions.is_known(conditions.eq(value_of(a), value_of(b))))
 
 
 def surely_differ(a: Any, b: Any) -> bool:
@@ -30,7 +30,7 @@ def surely_differ(a: Any, b: Any) -> bool:
     first, second = _hint(a), _hint(b)
     if first is not None and first == second:  # a search for a proof would be in vain
         return False
-    return bool(_env_of(a, b).is_known(conditions.ne(value_of(a), value_of(b))))
+    return bool(_env_of(a, b).decisions.is_known(conditions.ne(value_of(a), value_of(b))))
 
 
 def differ_at_hand(a: Any, b: Any) -> bool:
@@ -46,7 +46,7 @@ def is_or_is_one(size: Any, wanted: Any) -> bool:
     if _hint(size) is None or _hint(wanted) is None:
         return bool(size == wanted or size == 1)
     env, size, wanted = _env_of(size, wanted), value_of(size), value_of(wanted)
-    return bool(env.decide(conditions.either(conditions.eq(size, wanted), conditions.eq(size, 1))))
+    return bool(env.decisions.decide(conditions.either(conditions.eq(size, wanted), conditions.eq(size, 1))))
 
 
 def are_equal_or_one(size: Any, other: Any) -> bool:
@@ -55,7 +55,7 @@ def are_equal_or_one(size: Any, other: Any) -> bool:
         return size == other or 1 in (size, other)
     env, size, other = _env_of(size, other), value_of(size), value_of(other)
     ways = [conditions.eq(size, other), conditions.eq(size, 1), conditions.eq(other, 1)]
-    return bool(env.decide(conditions.join("or", ways)))
+    return bool(env.decisions.decide(conditions.join("or", ways)))
 
 
 def is_any_of(size: Any, *others: Any) -> bool:
@@ -70,7 +70,7 @@ def is_any_positive(numbers: Sequence[Any]) -> bool:
     env = next((number.shape_env for number in numbers if type(number) is SymNode), None)
     if env is None or lies_in_data(*numbers):
         return any(number > 0 for number in numbers)
-    return bool(env.decide(conditions.join("or", [conditions.gt(value_of(number), 0) for number in numbers])))
+    return bool(env.decisions.decide(conditions.join("or", [conditions.gt(value_of(number), 0) for number in numbers])))
 
 
 def at_hand(size: Any) -> Any:
@@ -85,7 +85,7 @@ def surely_less(a: Any, b: Any) -> bool:
     first, second = _hint(a), _hint(b)
     if first is not None and second is not None and first >= second:
         return False
-    return bool(_env_of(a, b).is_known(conditions.lt(value_of(a), value_of(b))))
+    return bool(_env_of(a, b).decisions.is_known(conditions.lt(value_of(a), value_of(b))))
 
 
 def by_example(stride: Sequence[Any], shape: Sequence[Any]) -> list[int]:
@@ -120,7 +120,7 @@ def at_least_one(size: Any) -> Any:
         return max(size, 1)
     env, value = size.shape_env, size.value
     is_declared = type(value) is Expr and value.low is not None and value.low >= 1
-    return size if is_declared or env.is_known(conditions.ge(value, 1)) else env.size("max", size, 1)
+    return size if is_declared or env.decisions.is_known(conditions.ge(value, 1)) else env.numbers.compute("max", size, 1)
 
 
 def smaller(a: Any, b: Any) -> Any:
@@ -128,7 +128,7 @@ def smaller(a: Any, b: Any) -> Any:
     if type(a) is int and type(b) is int:
         return min(a, b)
     known = _smaller_if_known(a, b)
-    return _env_of(a, b).size("min", a, b) if known is None else known
+    return _env_of(a, b).numbers.compute("min", a, b) if known is None else known
 
 
 def larger(a: Any, b: Any) -> Any:
@@ -138,7 +138,7 @@ def larger(a: Any, b: Any) -> Any:
     known = _smaller_if_known(a, b)
     if known is not None:
         return b if known is a else a
-    return _env_of(a, b).size("max", a, b)
+    return _env_of(a, b).numbers.compute("max", a, b)
 
 
 def _smaller_if_known(a: Any, b: Any) -> Any:
@@ -146,7 +146,7 @@ def _smaller_if_known(a: Any, b: Any) -> Any:
     if lies_in_data(a, b):
         env = _env_of(a, b)
         for one, other in ((a, b), (b, a)):
-            if env.is_known(conditions.le(value_of(one), value_of(other))):
+            if env.decisions.is_known(conditions.le(value_of(one), value_of(other))):
                 return one
     return None
 
@@ -172,7 +172,8 @@ def has_place(size: Any, index: Any) -> bool:
         return bool(-size <= index < size)
     env = next(number.shape_env for number in (size, index) if type(number) is SymNode)
     wanted = (("<", index, size), ("<=", -size, index))
-    return all(env.expect(env.condition(relation, *map(env.node_of, sides))) for relation, *sides in wanted)
+    numbers = env.numbers
+    return all(env.expect(numbers.build_condition(relation, *map(numbers.as_node, sides))) for relation, *sides in wanted)
 
 
 def expect_sizes(shape: Sequence[Any]) -> None:
@@ -187,15 +188,16 @@ def from_start(index: Any, size: Any) -> Any:
     if not lies_in_data(index):
         return index + size if index < 0 else index
     env = index.shape_env
-    is_counted_so = env.comparison(">=", index, env.node(0, int))
-    return env.chosen(is_counted_so, index, env.node_of(index + size))
+    numbers = env.numbers
+    is_counted_so = numbers.compare(">=", index, numbers.node(0, int))
+    return numbers.choose(is_counted_so, index, numbers.as_node(index + size))
 
 
 def is_not_one_unless(size: Any, a: Any, b: Any) -> bool:
     """Whether size != 1, or a == b, as one question. At least one of these is a symbol."""
     env = next(number.shape_env for number in (size, a, b) if type(number) is SymNode)
     condition = conditions.either(conditions.ne(value_of(size), 1), conditions.eq(value_of(a), value_of(b)))
-    return bool(env.decide(condition, fallback=False))
+    return bool(env.decisions.decide(condition, fallback=False))
 
 
 def is_symbolic(sizes: Sequence[Any]) -> bool:
