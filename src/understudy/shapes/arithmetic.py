@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from understudy.shapes.algebra import conditions
@@ -147,6 +147,10 @@ class Arithmetic:
         if operation not in FLAT and isinstance(result, Expr) and (result.weight > HEAVIEST or result.depth > DEEPEST):
             return self.define(self.make_float(operation, left, right))
         return self.node(result, int)
+
+    def add_all(self, nodes: Sequence[SymNode]) -> SymNode:
+        """The sum of integers: in one step, where one after the other would take the square of their number."""
+        return self.node(self.algebra.add_all([self._to_number(node) for node in nodes]), int)
 
     def _apply_bitwise(self, operation: str, a: SymNode, b: SymNode) -> SymNode:
         if a.kind is bool and b.kind is bool:

@@ -131,11 +131,21 @@ class InputSizes:
     names: list[str] = field(default_factory=list)
     sizes: list[InputSize] = field(default_factory=list)
     ranks: list[int | None] = field(default_factory=list)
+    metadata: dict[str, tuple[Size, ...]] = field(default_factory=dict)
+    """By name: the sizes, strides and offset of a tensor; of a number, nothing."""
+
+    def is_same(self, name: str, shape: Sequence[Size], stride: Sequence[Size], offset: Size) -> bool:
+        """Whether the input of this name has this metadata. Symbols are compared by identity, which assumes nothing."""
+        known, given = self.metadata[name], (*shape, *stride, offset)
+        return len(known) == len(given) and all(
+            a is b or (isinstance(a, int) and isinstance(b, int) and a == b) for a, b in zip(known, given, strict=True)
+        )
 
     def add(self, name: str, shape: Sequence[Size], stride: Sequence[Size], offset: Size) -> None:
         position = len(self.names)
         self.names.append(name)
         self.ranks.append(len(shape))
+        self.metadata[name] = (*shape, *stride, offset)
         for what, sizes in (("size", shape), ("stride", stride)):
             for dim, size in enumerate(sizes):
                 self.sizes.append(InputSize(name, position, dim, what, size))
@@ -145,3 +155,4 @@ class InputSizes:
         self.sizes.append(InputSize(name, len(self.names), 0, "number", number))
         self.names.append(name)
         self.ranks.append(None)
+        self.metadata[name] = ()

@@ -308,6 +308,8 @@ class SymNode:
         return self.wrap_int(2).pow(places)
 
     def sym_sum(self, parts: list[SymNode]) -> SymNode:
+        if all(part.kind is not float for part in parts):
+            return self.shape_env.numbers.add_all(parts)
         total = self.wrap_int(0)
         for part in parts:
             total = total.add(part)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,16 @@ from understudy.shapes.algebra.expr import Expr
 from understudy.shapes.arithmetic import LEAST
 from understudy.shapes.checking import origins
 from understudy.shapes.guards import Specialisation, SymbolOrigin
-from understudy.shapes.input_dims import DUCK, STATIC, UNBACKED, from_torch, name_of, size_of, symbolic_sizes
+from understudy.shapes.input_dims import (
+    DUCK,
+    STATIC,
+    UNBACKED,
+    SizeSource,
+    from_torch,
+    name_of,
+    size_of,
+    symbolic_sizes,
+)
 from understudy.shapes.node import SymNode, value_of
 from understudy.shapes.sizes import to_torch
 
@@ -38,6 +46,7 @@ class Symbols:
         self.unbacked_by_name: dict[str, SymNode] = {}
         self._ignores_fresh = 0
         self._counters: dict[str, int] = {}
+        self._reported: set[Specialisation] = set()
 
     def create_symbol(
         self, example: int, source: Any = None, dynamic_dim: Any = None, constraint_dim: Any = None,
@@ -65,7 +74,10 @@ class Symbols:
         if self.env.settings.specialize_zero_one and example in (0, 1) and not keep_dynamic:
             what = str(source) if source is not None else "a size"
             reason = "sizes of 0 and 1 stay numbers: specialize_zero_one"
-            self.env.specialisations.append(Specialisation(what, example, user_line(), reason))
+            specialisation = Specialisation(what, example, user_line(), reason)
+            if specialisation not in self._reported:
+                self._reported.add(specialisation)
+                self.env.specialisations.append(specialisation)
             return example
         shared = self.env.settings.duck_shape if duck is None else duck
         if shared and name is None and example in self.by_hint:
@@ -105,6 +117,7 @@ class Symbols:
 
     def create_symint(self, example: int, name: str, **options: Any) -> Any:
         """A number among the inputs that may vary, as a `SymInt`: `n = env.create_symint(16, "n")`."""
+        options.setdefault("positive", example >= 0)  # a number that is no size may be negative
         size = self.create_symbol(example, name, name=name, **options)
         self.inputs.add_number(name, size)
         return size.symbolic if type(size) is SymNode else size
@@ -174,9 +187,8 @@ class Symbols:
         return symbol
 
     def _choose_name(self, source: Any) -> str:
-        """`x_0` for `x.size(0)`, and for `L['x'].size(0)`, which is how torch says it, if nothing has that name."""
-        place = re.fullmatch(r"(?:L\[')?([A-Za-z_]\w*)(?:'\])?\.size\((\d+)\)", source) if isinstance(source, str) else None
-        name = f"{place[1]}_{place[2]}" if place else ""
+        """`x_0` for `x.size(0)`, if nothing has that name."""
+        name = source.symbol_name if isinstance(source, SizeSource) else ""
         return name if name and name not in self.algebra.symbols else self._make_fresh_name("s")
 
     def _make_fresh_name(self, prefix: str) -> str:
@@ -189,7 +201,9 @@ class Symbols:
 
     def add_input(self, name: str, shape: Any, stride: Any, offset: Any = 0) -> None:
         """What stands for the metadata of an input: needed to check other inputs, and to bind symbols to them."""
-        while name in self.inputs.names:
+        while name in self.inputs.metadata:
+            if self.inputs.is_same(name, shape, stride, offset):
+                return  # converted once more: there is nothing new to check
             name += "_"
         self.inputs.add(name, shape, stride, offset)
 

@@ -10,7 +10,7 @@ the sizes at which it can be computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from understudy.shapes.algebra import polynomials
@@ -283,15 +283,7 @@ class Algebra:
             for atom, exponent in monomial:
                 term = self.mul(term, self.pow(change(atom), exponent))
             parts.append(term)
-        if len(parts) <= MANY:
-            total: Integer = 0
-            for part in parts:
-                total = self.add(total, part)
-            return total
-        table: dict[Monomial, int] = {}
-        for part in parts:
-            polynomials.accumulate(table, terms_of(part))
-        return self.normal(table)
+        return self.add_all(parts)
 
     # -- operations --------------------------------------------------------------------------------
 
@@ -305,6 +297,18 @@ class Algebra:
         polynomials.accumulate(table, terms_of(b))
         result = self._sums[a, b] = self.normal(table)
         return result
+
+    def add_all(self, parts: Sequence[Integer]) -> Integer:
+        """The sum of them: as long as it is, but not as long as all of its beginnings together."""
+        if len(parts) <= MANY:
+            total: Integer = 0
+            for part in parts:
+                total = self.add(total, part)
+            return total
+        table: dict[Monomial, int] = {}
+        for part in parts:
+            polynomials.accumulate(table, terms_of(part))
+        return self.normal(table)
 
     def sub(self, a: Integer, b: Integer) -> Integer:
         found = self._differences.get((a, b))

@@ -72,7 +72,7 @@ class Writer(Generic[T]):
 
 
 def sides(kind: str, terms: Terms) -> tuple[list[Term], str, list[Term]]:
-    """A relation of a sum to zero as a comparison, with positive terms on both sides."""
+    """A relation of a sum to zero as a comparison, with positive terms on both sides as far as possible."""
     left = [(m, c) for m, c in terms if c > 0]
     right = [(m, -c) for m, c in terms if c < 0]
     relation = {"eq": "==", "ne": "!=", "ge": ">="}[kind]
@@ -80,6 +80,8 @@ def sides(kind: str, terms: Terms) -> tuple[list[Term], str, list[Term]]:
     if has_strict_form:  # a >= b + 1
         right.remove(((), 1))
         relation = ">"
+    if not right and len(left) > 1 and not left[-1][0]:  # n == -1, rather than n + 1 == 0
+        right = [((), -left.pop()[1])]
     first_is_right = any(m for m, _ in right) and not any(m for m, _ in left)
     leading = terms[0]
     if first_is_right or (leading[1] < 0 and leading[0]):
