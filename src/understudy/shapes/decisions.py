@@ -25,7 +25,7 @@ from understudy.shapes.algebra.floats import (
     evaluate,
 )
 from understudy.shapes.arithmetic import LEAST, MOST, NUMBERS, NotRemembered
-from understudy.shapes.autograd_formulas import whole_question
+from understudy.shapes.autograd_formulas import find_whole_question
 from understudy.shapes.guards import Guard, Specialisation
 from understudy.shapes.node import Scalar, value_of
 
@@ -93,7 +93,7 @@ class Decisions:
             answer = self.find_truth(condition)
         if answer is None:
             answer = self.get_hint(condition)
-            whole = None if answer is None else whole_question(condition, answer)
+            whole = None if answer is None else find_whole_question(condition, answer)
             if whole is None:
                 return self.decide(condition)
             self.decide(whole)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -26,7 +26,8 @@ from understudy.shapes.input_dims import (
     size_of,
     symbolic_sizes,
 )
-from understudy.shapes.node import SymNode, value_of
+from understudy.shapes.node import Size, SymNode, value_of
+from understudy.shapes.sizes import from_torch as from_torch_number
 from understudy.shapes.sizes import to_torch
 
 if TYPE_CHECKING:
@@ -49,11 +50,11 @@ class Symbols:
         self._reported: set[Specialisation] = set()
 
     def create_symbol(
-        self, example: int, source: Any = None, dynamic_dim: Any = None, constraint_dim: Any = None,
-        positive: bool | None = True, do_not_specialize_zero_one: bool = False, symbolic_context: Any = None, *,
+        self, example: int, source: object = None, dynamic_dim: object = None, constraint_dim: object = None,
+        positive: bool | None = True, do_not_specialize_zero_one: bool = False, symbolic_context: object = None, *,
         name: str | None = None, low: int | None = None, high: int | None = None, duck: bool | None = None,
         keep_dynamic: bool = False,
-    ) -> Any:  # fmt: skip
+    ) -> Size:  # fmt: skip
         """A size that is `example` at hand: a node, or the number itself if it must not vary.
 
         A size of 0 or 1 stays a number, unless `specialize_zero_one` is off or `keep_dynamic` asks for a symbol.
@@ -96,7 +97,7 @@ class Symbols:
             self.by_hint[example] = symbol
         return self.numbers.node(symbol, int)
 
-    def _reuse(self, name: str, example: int, source: Any) -> SymNode:
+    def _reuse(self, name: str, example: int, source: object) -> SymNode:
         """A dimension whose name was used before is the same size."""
         symbol = self.by_name[name]
         if self.hints[symbol] != example:
@@ -105,33 +106,33 @@ class Symbols:
             )
         return self.numbers.node(symbol, int)
 
-    def create_symintnode(self, symbol: Any, *, hint: int | None = None, source: Any = None) -> Any:
+    def create_symintnode(self, symbol: Any, *, hint: int | None = None, source: object = None) -> Any:
         """The `SymInt` of a symbol, of an expression or of a node; a plain int as it is."""
         return self.numbers.node(value_of(self.env.from_sympy(symbol)), int).symbolic
 
-    def create_symfloatnode(self, symbol: Any, *, hint: float | None = None, source: Any = None) -> Any:
+    def create_symfloatnode(self, symbol: Any, *, hint: float | None = None, source: object = None) -> Any:
         """The `SymFloat` of a number in sympy's words, or of a node; a plain one as it is."""
         value = value_of(self.env.from_sympy(symbol))
         number = self.numbers.make_float("to_float", value) if isinstance(value, Expr) else value
         return self.numbers.node(number, float).symbolic
 
-    def create_symint(self, example: int, name: str, **options: Any) -> Any:
+    def create_symint(self, example: int, name: str, **options: Any) -> int | torch.SymInt:
         """A number among the inputs that may vary, as a `SymInt`: `n = env.create_symint(16, "n")`."""
         options.setdefault("positive", example >= 0)  # a number that is no size may be negative
         size = self.create_symbol(example, name, name=name, **options)
         self.inputs.add_number(name, size)
-        return size.symbolic if type(size) is SymNode else size
+        return size if isinstance(size, int) else cast(torch.SymInt, size.symbolic)
 
     def create_symbolic_sizes_strides_storage_offset(
-        self, example: torch.Tensor, source: Any, *, symbolic_context: Any = None
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
+        self, example: torch.Tensor, source: object, *, symbolic_context: Any = None
+    ) -> tuple[tuple[int | torch.SymInt, ...], tuple[int | torch.SymInt, ...], int | torch.SymInt]:
         """What stands for the metadata of an input: sizes, strides and offset, as numbers and `SymInt`s."""
         name, shape, stride = symbolic_sizes(self.env, example, source, symbolic_context)
-        self.add_input(name, shape, stride, example.storage_offset())
+        self.add_input(name, shape, stride, from_torch_number(example.storage_offset()))
         return tuple(map(to_torch, shape)), tuple(map(to_torch, stride)), example.storage_offset()
 
     def create_unspecified_symbol(
-        self, example: int, source: Any, dynamic_dim: Any = None, constraint_dim: Any = None, **options: Any
+        self, example: int, source: object, dynamic_dim: object = None, constraint_dim: object = None, **options: Any
     ) -> Any:
         """As `create_symbol`, for a number of which nothing is known: it may be 0, 1 or negative."""
         return self.create_symbol(
@@ -145,7 +146,7 @@ class Symbols:
         )
 
     def create_unspecified_symint_and_symbol(
-        self, value: int, source: Any, dynamic_dim: Any = None, excluded_value: int | None = None
+        self, value: int, source: object, dynamic_dim: Any = None, excluded_value: int | None = None
     ) -> Any:
         """The `SymInt` of such a number."""
         return self.create_symintnode(self.create_unspecified_symbol(value, source, dynamic_dim), hint=value)
@@ -155,21 +156,21 @@ class Symbols:
         return self.numbers.node(value_of(self.env.from_sympy(condition)), bool).symbolic
 
     def create_unbacked_symint(
-        self, source: Any = None, *, low: int | None = None, high: int | None = None,
+        self, source: object = None, *, low: int | None = None, high: int | None = None,
         what: str = "create_unbacked_symint",
     ) -> torch.SymInt:  # fmt: skip
         """A whole number that only data tells, within `low` and `high`."""
         return self.numbers.node(self._make_unbacked("u", LEAST if low is None else low, high, what), int).symbolic
 
     def create_unbacked_symfloat(
-        self, source: Any = None, *, what: str = "create_unbacked_symfloat"
+        self, source: object = None, *, what: str = "create_unbacked_symfloat"
     ) -> torch.SymFloat:
         """A float that only data tells."""
         symbol = self._make_unbacked("zuf", None, None, what)
         return self.numbers.node(self.numbers.make_float("value", symbol), float).symbolic
 
     def create_unbacked_symbool(
-        self, source: Any = None, *, what: str = "create_unbacked_symbool"
+        self, source: object = None, *, what: str = "create_unbacked_symbool"
     ) -> torch.SymBool:
         """A truth value that only data tells."""
         symbol = self._make_unbacked("u", 0, 1, what)
@@ -186,7 +187,7 @@ class Symbols:
         symbol.is_unbacked = True
         return symbol
 
-    def _choose_name(self, source: Any) -> str:
+    def _choose_name(self, source: object) -> str:
         """`x_0` for `x.size(0)`, if nothing has that name."""
         name = source.symbol_name if isinstance(source, SizeSource) else ""
         return name if name and name not in self.algebra.symbols else self._make_fresh_name("s")
@@ -199,7 +200,7 @@ class Symbols:
             if name not in self.algebra.symbols:
                 return name
 
-    def add_input(self, name: str, shape: Any, stride: Any, offset: Any = 0) -> None:
+    def add_input(self, name: str, shape: Sequence[Size], stride: Sequence[Size], offset: Size = 0) -> None:
         """What stands for the metadata of an input: needed to check other inputs, and to bind symbols to them."""
         while name in self.inputs.metadata:
             if self.inputs.is_same(name, shape, stride, offset):

@@ -389,7 +389,7 @@ def _with_atoms(condition: bool | Condition, values: Mapping[Expr, int]) -> bool
         return join(condition.kind, [_with_atoms(part, values) for part in condition.parts])
     if all(atom not in values for atom in condition.expr.atoms):
         return condition
-    return relation(condition.kind, condition.algebra.mapped(condition.expr, lambda atom: values.get(atom, atom)))
+    return relation(condition.kind, condition.algebra.map_atoms(condition.expr, lambda atom: values.get(atom, atom)))
 
 
 def negate(a: bool | Condition) -> bool | Condition:

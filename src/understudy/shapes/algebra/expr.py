@@ -10,7 +10,7 @@ the sizes at which it can be computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from understudy.shapes.algebra import polynomials
@@ -62,40 +62,40 @@ class Expr:
         self._interval: Interval | None = None
         self._text = ""
 
-    def __add__(self, other: Any) -> Integer:
+    def __add__(self, other: object) -> Integer:
         return self.algebra.add(self, other) if isinstance(other, OPERANDS) else NotImplemented
 
-    def __radd__(self, other: Any) -> Integer:
+    def __radd__(self, other: object) -> Integer:
         return self.algebra.add(other, self) if isinstance(other, int) else NotImplemented
 
-    def __sub__(self, other: Any) -> Integer:
+    def __sub__(self, other: object) -> Integer:
         return self.algebra.sub(self, other) if isinstance(other, OPERANDS) else NotImplemented
 
-    def __rsub__(self, other: Any) -> Integer:
+    def __rsub__(self, other: object) -> Integer:
         return self.algebra.sub(other, self) if isinstance(other, int) else NotImplemented
 
-    def __mul__(self, other: Any) -> Integer:
+    def __mul__(self, other: object) -> Integer:
         return self.algebra.mul(self, other) if isinstance(other, OPERANDS) else NotImplemented
 
-    def __rmul__(self, other: Any) -> Integer:
+    def __rmul__(self, other: object) -> Integer:
         return self.algebra.mul(other, self) if isinstance(other, int) else NotImplemented
 
-    def __floordiv__(self, other: Any) -> Integer:
+    def __floordiv__(self, other: object) -> Integer:
         return self.algebra.floordiv(self, other) if isinstance(other, OPERANDS) else NotImplemented
 
-    def __rfloordiv__(self, other: Any) -> Integer:
+    def __rfloordiv__(self, other: object) -> Integer:
         return self.algebra.floordiv(other, self) if isinstance(other, int) else NotImplemented
 
-    def __mod__(self, other: Any) -> Integer:
+    def __mod__(self, other: object) -> Integer:
         return self.algebra.mod(self, other) if isinstance(other, OPERANDS) else NotImplemented
 
-    def __rmod__(self, other: Any) -> Integer:
+    def __rmod__(self, other: object) -> Integer:
         return self.algebra.mod(other, self) if isinstance(other, int) else NotImplemented
 
-    def __pow__(self, other: Any) -> Integer:
+    def __pow__(self, other: object) -> Integer:
         return self.algebra.pow(self, other) if isinstance(other, OPERANDS) else NotImplemented
 
-    def __rpow__(self, other: Any) -> Integer:
+    def __rpow__(self, other: object) -> Integer:
         return self.algebra.pow(other, self) if isinstance(other, int) else NotImplemented
 
     def __neg__(self) -> Integer:
@@ -148,7 +148,7 @@ class Expr:
             return values[self]
         algebra = self.algebra
         if self.kind == "sum":
-            return algebra.mapped(self, lambda atom: atom.substitute(values))
+            return algebra.map_atoms(self, lambda atom: atom.substitute(values))
         return algebra.apply(
             self.kind, *[a if isinstance(a, int) else a.substitute(values) for a in self.args]
         )
@@ -275,7 +275,7 @@ class Algebra:
     def monomial(self, monomial: Monomial, coefficient: int = 1) -> Integer:
         return self.normal({monomial: coefficient})
 
-    def mapped(self, expr: Expr, change: Any) -> Integer:
+    def map_atoms(self, expr: Expr, change: Callable[[Expr], Integer]) -> Integer:
         """The sum with each atom changed."""
         parts: list[Integer] = []
         for monomial, coefficient in expr.terms:

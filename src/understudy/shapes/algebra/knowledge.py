@@ -98,7 +98,7 @@ class Store:
         found = self._inside.get(size)
         if found is None:
             if size.kind == "sum":
-                found = self.algebra.mapped(size, self.inside)
+                found = self.algebra.map_atoms(size, self.inside)
             elif size.is_symbol:
                 found = self.replacements.get(size, size)
             else:
@@ -116,7 +116,7 @@ class Store:
         while not isinstance(shown, int):
             hidden = [atom for atom in shown.atoms if atom.is_hidden]
             if not hidden:
-                return self.algebra.mapped(shown, lambda atom: atom if atom.is_symbol else self.outside(atom))
+                return self.algebra.map_atoms(shown, lambda atom: atom if atom.is_symbol else self.outside(atom))
             shown = self._without(shown, max(hidden, key=lambda atom: atom.order))
         return shown
 

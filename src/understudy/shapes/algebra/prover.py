@@ -212,7 +212,7 @@ def by_cases(search: Search, p: Expr, depth: int) -> bool:
 
 
 def with_atom(p: Expr, atom: Expr, value: Integer) -> Integer:
-    return p.algebra.mapped(p, lambda other: value if other is atom else other)
+    return p.algebra.map_atoms(p, lambda other: value if other is atom else other)
 
 
 def by_residues(search: Search, p: Expr, depth: int) -> bool:
@@ -248,7 +248,7 @@ def rewritten(store: Store, size: Integer, x: Expr, value: Integer) -> Integer:
     if size.is_symbol:
         return value
     if size.kind == "sum":
-        return store.algebra.mapped(size, lambda atom: rewritten(store, atom, x, value))
+        return store.algebra.map_atoms(size, lambda atom: rewritten(store, atom, x, value))
     return store.apply(size.kind, *[rewritten(store, arg, x, value) for arg in size.args])
 
 
