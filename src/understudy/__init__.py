@@ -70,8 +70,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "understudy.meta.tracer": ("MetaTracer", "symbolic_trace"),
     "understudy.meta.derivation": ("manual_meta_overrides",),
     # symbolic sizes
-    "understudy.shapes.env": ("ShapeEnv",),
-    "understudy.shapes.arithmetic": ("Settings",),
+    "understudy.shapes.env": ("Settings", "ShapeEnv"),
     "understudy.shapes.input_dims": ("Dim", "dims"),
     "understudy.shapes.torch_api.names": (
         "Constraint", "DimDynamic", "RelaxedUnspecConstraint", "StatefulSymbolicContext",

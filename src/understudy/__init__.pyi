@@ -80,7 +80,6 @@ from understudy.prop.edits import PropagateUnbackedSymInts as PropagateUnbackedS
 
 # fake values for the nodes of a graph
 from understudy.prop.propagation import FakeTensorProp as FakeTensorProp
-from understudy.shapes.arithmetic import Settings as Settings
 from understudy.shapes.bindings import KeyPath as KeyPath
 from understudy.shapes.bindings import bind_symbols as bind_symbols
 from understudy.shapes.bindings import compute_unbacked_bindings as compute_unbacked_bindings
@@ -101,6 +100,7 @@ from understudy.shapes.bindings import statically_known_false as statically_know
 from understudy.shapes.bindings import statically_known_true as statically_known_true
 
 # symbolic sizes
+from understudy.shapes.env import Settings as Settings
 from understudy.shapes.env import ShapeEnv as ShapeEnv
 from understudy.shapes.input_dims import Dim as Dim
 from understudy.shapes.input_dims import dims as dims

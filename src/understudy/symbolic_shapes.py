@@ -15,7 +15,6 @@ from understudy.errors import (
     PendingUnbackedSymbolNotFound,
 )
 from understudy.prop.edits import PropagateUnbackedSymInts
-from understudy.shapes.arithmetic import Settings as ShapeEnvSettings
 from understudy.shapes.bindings import (
     bind_symbols,
     compute_unbacked_bindings,
@@ -35,6 +34,7 @@ from understudy.shapes.bindings import (
     statically_known_false,
     statically_known_true,
 )
+from understudy.shapes.env import Settings as ShapeEnvSettings
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.guards import Guard as RuntimeAssert
 from understudy.shapes.torch_api.names import (

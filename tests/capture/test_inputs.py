@@ -332,3 +332,17 @@ def test_a_subclass_that_nobody_can_handle(mode: str, caplog: pytest.LogCaptureF
     with caplog.at_level(logging.DEBUG, logger="understudy"), pytest.raises(TypeError):
         make_fx(lambda x: torch.add(x, strange), tracing_mode=mode)(torch.randn(3))
     assert "Strange" in caplog.text and "__torch_dispatch__" in caplog.text
+
+
+@pytest.mark.parametrize("number", [-1, -7, 5])
+def test_any_integer_among_the_inputs_may_vary(number: int) -> None:
+    x = torch.arange(12.0).view(3, 4)
+    graph = make_fx(lambda x, n: x * n["deep"][0] + n["deep"][0], tracing_mode="symbolic")(x, {"deep": [number]})
+    for other in (number, 2 * number):
+        assert torch.equal(graph(x, {"deep": [other]}), x * other + other)
+
+
+def test_a_negative_dimension_is_a_guard() -> None:
+    graph = make_fx(lambda x, dim: x.sum(dim), tracing_mode="symbolic")(torch.ones(3, 4), -1)
+    assert graph(torch.ones(3, 4), -1).shape == (3,)
+    assert [guard.text for guard in graph.shape_env.guards] == ["dim == -1"]

@@ -161,7 +161,7 @@ def numbers(env: ShapeEnv) -> tuple[Any, Any]:
         lambda a, b: a * b * b - 3 * a + 7,
         lambda a, b: (a + b) // 3 * b,
         lambda a, b: (a * 5) % (b + 1) - a // 4,
-        lambda a, b: a.shape_env.size("max", a // 2, b % 5),
+        lambda a, b: a.shape_env.numbers.compute("max", a // 2, b % 5),
     ],
 )
 def test_an_expression_in_another_environment(compute: Callable[[Any, Any], Any]) -> None:

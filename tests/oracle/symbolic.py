@@ -31,6 +31,7 @@ from tests.oracle.run import Verdict, _said, _text
 from understudy import FakeTensorMode
 from understudy.errors import GuardOnDataDependentSymNode
 from understudy.shapes.env import ShapeEnv
+from understudy.shapes.guards import Guard
 from understudy.shapes.input_dims import DYNAMIC
 from understudy.shapes.sizes import from_torch
 
@@ -111,16 +112,20 @@ class WatchedEnv(ShapeEnv):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.askers: dict[int, str] = {}
+        self.guards: WatchedGuards = WatchedGuards()
 
-    def _assume(self, condition: Any, is_specialisation: bool = False) -> None:
-        before = len(self.guards)
-        super()._assume(condition, is_specialisation)
-        if len(self.guards) > before:
-            self.askers[len(self.guards) - 1] = asker(sys._getframe(1))
+    def asker_of(self, guard: Guard) -> str:
+        return self.guards.askers[next(i for i, other in enumerate(self.guards) if other is guard)]
 
-    def asker_of(self, guard: Any) -> str:
-        return self.askers[next(i for i, other in enumerate(self.guards) if other is guard)]
+
+class WatchedGuards(list[Guard]):
+    def __init__(self) -> None:
+        super().__init__()
+        self.askers: list[str] = []
+
+    def append(self, guard: Guard) -> None:
+        super().append(guard)
+        self.askers.append(asker(sys._getframe(1)))
 
 
 def asker(frame: Any) -> str:

@@ -19,6 +19,7 @@ from understudy import (
     statically_known_true,
 )
 from understudy.shapes.algebra.facts import Proof
+from understudy.shapes.env import DELEGATES
 from understudy.shapes.node import SymNode
 
 
@@ -246,3 +247,69 @@ def test_an_environment_is_pickled_with_its_numbers() -> None:
     for rows in (4, 5):
         assert list(map(str, other.check(torch.randn(rows, 6)))) == list(map(str, env.check(torch.randn(rows, 6))))
     assert same_number % 2 == 0 and len(env.guards) == 1  # the copy goes on by itself
+
+
+# --- how it is composed --------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
+    message = r"ShapeEnv has no option duck_shapes; its options are settings, allow_scalar_outputs, .*duck_shape"
+    with pytest.raises(TypeError, match=message):
+        ShapeEnv(duck_shapes=False)
+
+
+def test_options_of_torch_that_are_none_are_the_defaults() -> None:
+    assert ShapeEnv(duck_shape=None, specialize_zero_one=False).settings == Settings(specialize_zero_one=False)
+    assert ShapeEnv(settings=Settings(duck_shape=False), specialize_zero_one=False).settings == Settings(
+        duck_shape=False, specialize_zero_one=False
+    )
+
+
+def test_the_class_itself_is_small() -> None:
+    own = [name for name, value in vars(ShapeEnv).items() if callable(value) or isinstance(value, property)]
+    assert ShapeEnv.__mro__ == (ShapeEnv, object) and len(own) <= 60
+
+
+def test_each_delegate_is_answered_by_its_part() -> None:
+    env = ShapeEnv()
+    for name, part in DELEGATES.items():
+        assert hasattr(getattr(env, part), name), f"{part} has no {name}"
+        getattr(env, name)
+
+
+# --- a long life -----------------------------------------------------------------------------------------------------
+
+
+def test_an_environment_does_not_grow_with_inputs_that_come_again() -> None:
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+
+    def convert() -> int:
+        for _ in range(10):
+            mode.from_tensor(torch.randn(4, 1, 6), source="x")
+        return len(env.inputs.names) + len(env.inputs.sizes) + len(env.specialisations) + len(env.nodes)
+
+    assert convert() == convert()
+    assert env.inputs.names == ["x"]
+    assert len(env.specialisations) == 1 and not env.check(torch.randn(4, 1, 6))
+
+
+def test_an_input_of_the_same_name_with_other_sizes_is_another_input() -> None:
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+    for shape in ((4, 6), (4, 7), (4, 6), (4, 7)):
+        mode.from_tensor(torch.randn(shape), source="x")
+    assert env.inputs.names == ["x", "x_"]
+
+
+def test_many_sizes_are_added_in_one_step() -> None:
+    """One after the other, there would be as many sums, each of them as long as the number of sizes before it."""
+    env = ShapeEnv(duck_shape=False)
+    mode = FakeTensorMode(shape_env=env)
+    reals = [torch.empty(2 + i, 3) for i in range(200)]
+    rows = [mode.from_tensor(x, source=f"x{i}", symbolic_context=["dynamic", "static"]) for i, x in enumerate(reals)]
+    with mode:
+        joined = torch.cat(rows)
+    made = sum(len(expr.terms) for expr in env.algebra._interned.values())
+    assert len(joined.spec.shape[0].value.terms) == 200
+    assert made < 20 * len(rows)

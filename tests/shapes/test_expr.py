@@ -141,7 +141,7 @@ def test_value_is_that_of_python(tree: Tree) -> None:
 @given(trees(symbols=2), st.integers(0, 6), st.integers(0, 6))
 def test_value_is_that_of_sympy(tree: Tree, x: int, y: int) -> None:
     sympy = pytest.importorskip("sympy")
-    from understudy.shapes.sympy_writer import integers_to_sympy as to_sympy
+    from understudy.shapes.sympy_writer import SympyWriter
 
     own = Algebra()
     symbols = [own.symbol("a"), own.symbol("b")]
@@ -150,5 +150,5 @@ def test_value_is_that_of_sympy(tree: Tree, x: int, y: int) -> None:
     if expected is None or isinstance(expr, int):
         return
     named = {"a": x, "b": y}
-    converted = to_sympy(expr)
+    converted = SympyWriter({}).write(expr)
     assert converted.subs({s: sympy.Integer(named[s.name]) for s in converted.free_symbols}) == expected

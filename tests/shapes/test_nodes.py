@@ -14,6 +14,7 @@ import torch
 from torch.fx.experimental.sym_node import SymNode as TorchSymNode
 
 from understudy import ShapeEnv
+from understudy.shapes.decisions import Decisions
 from understudy.shapes.node import SymNode
 
 Numbers = tuple[Any, Any]
@@ -236,7 +237,7 @@ def test_what_is_settled_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> 
         raise AssertionError("asked again")
 
     for name in ("decide", "decide_in_kernel", "is_known"):
-        monkeypatch.setattr(ShapeEnv, name, refuse)
+        monkeypatch.setattr(Decisions, name, refuse)
     for node, truth in ((proved, True), (refuted, False), (assumed, answer)):
         questions = (node.guard_bool, node.guard_or_false, node.guard_or_true, node.statically_known_true)
         assert {ask("y.cpp", 2) for ask in questions} == {truth}

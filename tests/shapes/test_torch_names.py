@@ -181,7 +181,7 @@ def test_sympy_as_torch_writes_it_and_back(text: str, make: Any) -> None:
     node = make(n, m).node
     assert sympy.sympify(str(node.expr)) == sympy.sympify(text) or str(node.expr) == text
     again = sympy.sympify(node.expr)
-    env._from_sympy.clear()
+    env.torch_api._from_sympy.clear()
     assert env.from_sympy(again) is node.value
 
 

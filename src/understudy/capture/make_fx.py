@@ -323,16 +323,20 @@ class Capture:
         """The modules that `f` refers to and is given, with stand-ins for their tensors while stand-ins are traced."""
         state = BorrowedModules(self.fake_mode)
         try:
-            if self.outer is None:
-                given = [(module, False) for module in self._modules_given]
-                modules = [*modules_of(self.f), *given]
-                families = self._families(modules)
-                state.lend(modules, self.tracer.constants, waiting=families.later)
-                if families.blocks:
-                    RepeatedLayers(self.tracer, self.stand_ins, self.recorder).watch(families.blocks)
-            yield state
-        finally:
-            to_the_end(state.give_back)
+            try:
+                if self.outer is None:
+                    given = [(module, False) for module in self._modules_given]
+                    modules = [*modules_of(self.f), *given]
+                    families = self._families(modules)
+                    state.lend(modules, self.tracer.constants, waiting=families.later)
+                    if families.blocks:
+                        RepeatedLayers(self.tracer, self.stand_ins, self.recorder).watch(families.blocks)
+                yield state
+            finally:
+                to_the_end(state.give_back)
+        except BaseException:
+            state.give_back()  # an interrupt may come before the line above has begun
+            raise
 
     def _families(self, modules: list[Named]) -> LayerFamilies:
         """Layers that repeat are written down again instead of being run, where nothing can tell the difference."""

@@ -58,7 +58,7 @@ class TorchSymbols:
 
     def _symbol(self, env: Any, symbol: Any) -> Any:
         if symbol not in self._symbols:
-            hint = env.hint_of(symbol)
+            hint = env.get_hint(symbol)
             if hint is None:
                 self._symbols[symbol] = self._env.create_unbacked_symint()
                 if symbol.low is not None and symbol.low >= 0:

@@ -133,7 +133,7 @@ def is_told(spec: TensorSpec, template: FakeTensor) -> bool:
     Only if somebody asked before: there is nothing to prove then, and nothing to assume.
     """
     try:
-        with _env_of(spec).from_memory():
+        with _env_of(spec).decisions.limit_to_memory():
             template.is_contiguous()
     except NotRemembered:
         return False

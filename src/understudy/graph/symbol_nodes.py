@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +22,8 @@ from understudy import _torch
 from understudy.errors import UntrackedValueError
 from understudy.shapes.algebra.conditions import Condition
 from understudy.shapes.algebra.expr import Expr
-from understudy.shapes.algebra.floats import FUNCTIONS, Combination, FloatCondition, FloatExpr
+from understudy.shapes.algebra.floats import FUNCTIONS, FloatExpr, Operand
+from understudy.shapes.algebra.writers import Term, Writable, Writer
 from understudy.shapes.bindings import symbols_in
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.node import SymNode
@@ -33,14 +34,10 @@ SymbolSource = tuple[Any, tuple[Any, ...]]
 """A target and its arguments, the node that they read among them."""
 RELATIONS: dict[str, Callable[..., Any]] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
 }  # fmt: skip
-INTEGER_OPERATIONS: dict[str, Callable[..., Any]] = {
+OPERATIONS: dict[str, Callable[..., Any]] = {
     "floordiv": operator.floordiv, "mod": operator.mod, "min": torch.sym_min, "max": torch.sym_max,
     "abs": operator.abs, "pow": operator.pow,
-}  # fmt: skip
-FLOAT_OPERATIONS: dict[str, Callable[..., Any]] = {
-    **INTEGER_OPERATIONS,
     "to_float": torch.sym_float, "add": operator.add, "sub": operator.sub, "mul": operator.mul,
     "truediv": operator.truediv, "neg": operator.neg, "round": round,
     "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc,
@@ -59,7 +56,7 @@ class GraphBuilder(Protocol):
     def append_call(self, target: Any, args: Any, kwargs: Any) -> Node: ...
 
 
-class SymbolNodes:
+class SymbolNodes(Writer[Any]):
     """The nodes of one graph that are symbolic numbers."""
 
     def __init__(self, tracer: GraphBuilder) -> None:
@@ -68,6 +65,7 @@ class SymbolNodes:
         self._sources: dict[SymNode, SymbolSource] = {}
         self._promised: dict[SymNode, Callable[[], Any]] = {}
         self._foreign: TorchSymbolNames | None = None
+        self._number: Any = None  # the SymNode whose expression is being written
         self.simplifies = True
         """Whether a number is written as the plain one that it can only be."""
 
@@ -190,24 +188,27 @@ class SymbolNodes:
         return node
 
     def _computed(self, number: SymNode) -> Any:
+        """The nodes of an expression: the fold of `Writer`, in which each part is the number of a node."""
         value = number.value
-        if isinstance(value, Expr):
-            if value.is_symbol:
-                return self._of_symbol(number, value)
-            return self._of_sum(value) if value.kind == "sum" else self._of_atom(value, number)
-        if isinstance(value, FloatExpr):
-            return self._of_operation(FLOAT_OPERATIONS, value.operation, value.arguments, number)
-        if isinstance(value, FloatCondition):
-            sides = (self._part(value.left), self._part(value.right))
-            return self._made(RELATIONS[value.relation], sides, number)
-        if isinstance(value, (Condition, Combination)):
-            return self._of_condition(value, number)
-        raise UntrackedValueError(f"{number}: no way to compute this symbolic number in a graph")
+        if isinstance(value, Condition) and (found := self._find_condition(value, number)) is not None:
+            return found
+        before, self._number = self._number, number
+        try:
+            return value.write(self)
+        finally:
+            self._number = before
 
-    def _of_symbol(self, number: SymNode, symbol: Expr) -> Any:
-        env = number.shape_env
+    def write(self, value: Operand | Writable) -> Any:
+        """The node of a part of an expression."""
+        if isinstance(value, (int, float)):
+            return value
+        kind = int if isinstance(value, Expr) else float if isinstance(value, FloatExpr) else bool
+        return self.node_of(self._tracer.shape_env.node(value, kind))
+
+    def write_symbol(self, symbol: Expr) -> Any:
+        env = self._number.shape_env
         if symbol in env.definitions:
-            return self._part(env.definitions[symbol])
+            return self.write(env.definitions[symbol])
         solved = self._solved(env, symbol)
         if solved is not None:
             return solved
@@ -241,30 +242,20 @@ class SymbolNodes:
                 )
         return None
 
-    def _part(self, value: Any) -> Any:
-        """The node of a part of an expression."""
-        if isinstance(value, (int, float)):
-            return value
-        env = self._tracer.shape_env
-        kind = int if isinstance(value, Expr) else float if isinstance(value, FloatExpr) else bool
-        return self.node_of(env.node(value, kind))
-
-    def _of_atom(self, value: Expr, number: SymNode) -> Any:
-        return self._of_operation(INTEGER_OPERATIONS, value.kind, value.args, number)
-
-    def _of_operation(self, table: dict[str, Any], operation: str, arguments: Any, number: SymNode) -> Any:
-        parts = tuple(self._part(argument) for argument in arguments)
+    def write_operation(self, value: Writable, operation: str, operands: Sequence[Operand]) -> Any:
+        number = self._number
+        parts = tuple(map(self.write, operands))
         if operation == "value":
             return parts[0]
         if operation == "to_float" and isinstance(parts[0], int):
             return float(parts[0])
-        return self._made(table[operation], parts, number)
+        return self._made(OPERATIONS[operation], parts, number)
 
-    def _of_sum(self, value: Expr) -> Any:
+    def write_sum(self, terms: Sequence[Term]) -> Any:
         """Terms with symbols first, the constant last; what is subtracted is subtracted."""
         env = self._tracer.shape_env
-        terms = sorted(value.terms, key=lambda term: (not term[0], term[1] < 0))
-        total: Any = None
+        terms = sorted(terms, key=lambda term: (not term[0], term[1] < 0))
+        total: Any = 0 if not terms else None
         so_far: Any = 0
         for monomial, coefficient in terms:
             term: Any = 1
@@ -286,7 +277,7 @@ class SymbolNodes:
         so_far: Any = 1
         for atom, exponent in monomial:
             for _ in range(exponent):
-                factor = self._part(atom)
+                factor = self.write(atom)
                 so_far = so_far * atom
                 product = (
                     factor
@@ -307,49 +298,33 @@ class SymbolNodes:
             found = self._nodes[number] = self._made(target, parts, number)
         return found
 
-    def _of_condition(self, value: Any, number: SymNode) -> Any:
+    def _find_condition(self, condition: Condition, number: SymNode) -> Any:
+        """A condition that is in the graph already, or that is to be written as it was first asked."""
         env = number.shape_env
-        symbol = env.truths.get(value) if isinstance(value, Condition) else None
+        symbol = env.truths.get(condition)
         if symbol is not None and (known := self._nodes.get(env.node(symbol, int))) is not None:
             return self._made(operator.eq, (known, 1), number)
-        if getattr(value, "parts", ()):
-            join = operator.and_ if value.kind == "and" else operator.or_
-            total = self._part(value.parts[0])
-            for part in value.parts[1:]:
-                total = self._made(join, (total, self._part(part)), None)
-            total.meta["val"] = number.symbolic
-            return total
-        asked = env.as_asked(value)
-        if asked is not None:
-            relation, *asked_sides = asked
-            return self._compared(relation, tuple(map(self.node_of, asked_sides)), number)
-        relation, *sides = _without_minus(value)
-        return self._compared(relation, tuple(map(self._part, sides)), number)
+        asked = env.numbers.find_question(condition)
+        if asked is None:
+            return None
+        relation, *sides = asked
+        return self._write_comparison(relation, tuple(map(self.node_of, sides)), number)
 
-    def _compared(self, relation: str, sides: tuple[Any, ...], number: SymNode) -> Any:
+    def write_comparison(self, relation: str, left: Any, right: Any) -> Any:
+        return self._write_comparison(relation, (left, right), self._number)
+
+    def _write_comparison(self, relation: str, sides: tuple[Any, ...], number: SymNode) -> Any:
         if any(isinstance(side, Node) for side in sides):
             return self._made(RELATIONS[relation], sides, number)
         return RELATIONS[relation](*sides)  # guards have fixed both of them
 
-
-def _without_minus(condition: Condition) -> tuple[str, Any, Any]:
-    """A relation to zero as one between sums: `n - m == 0` as `n == m`, `4 - n >= 0` as `n <= 4`."""
-    constant = next((coefficient for monomial, coefficient in condition.expr.terms if not monomial), 0)
-    left: Any = 0
-    right: Any = 0
-    for monomial, coefficient in condition.expr.terms:
-        term: Any = abs(coefficient)
-        for atom, exponent in monomial:
-            term = term * atom**exponent
-        if monomial and coefficient > 0:
-            left = left + term
-        elif monomial:
-            right = right + term
-    if isinstance(left, int):
-        return ("le" if condition.kind == "ge" else condition.kind), right, constant
-    if condition.kind == "ge" and constant == -1 and not isinstance(right, int):
-        return "gt", left, right
-    return condition.kind, left, right - constant
+    def write_junction(self, kind: str, parts: Sequence[Writable]) -> Any:
+        number = self._number
+        total = self.write(parts[0])
+        for part in parts[1:]:
+            total = self._made(operator.and_ if kind == "and" else operator.or_, (total, self.write(part)), None)
+        total.meta["val"] = number.symbolic
+        return total
 
 
 # --- Symbolic numbers of torch's own shape environment in a graph -------------------------------------------
@@ -381,8 +356,8 @@ class TorchSymbolNames:
             return None
         known = self._env.algebra.symbols.get(expression.name)
         if known is None:
-            made: SymNode = self._env.create_symint(EXAMPLE, expression.name).node
-            return made
+            made = self._env.create_symint(EXAMPLE, expression.name)
+            return made.node if isinstance(made, torch.SymInt) else None
         return self._env.node(known, int)
 
     def node_of(self, symbolic: Any) -> Node | None:

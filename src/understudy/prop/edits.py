@@ -86,8 +86,8 @@ def in_known_names(mode: FakeTensorMode, value: Any) -> Any:
 
     def renamed_value(value: Any) -> Any:
         if isinstance(value, FloatExpr):
-            return env.float_expr(value.operation, *map(renamed_value, value.arguments))
-        return env.with_merged_symbols(value) if isinstance(value, Condition) else env.simplify(value)
+            return env.numbers.make_float(value.operation, *map(renamed_value, value.arguments))
+        return env.torch_api.merge_symbols(value) if isinstance(value, Condition) else env.simplify(value)
 
     def renamed(size: Any) -> Any:
         return env.node(renamed_value(size.value), size.kind) if type(size) is SymNode else size

@@ -9,7 +9,7 @@ made of are answered by the example.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import prod
 from types import FrameType
 from typing import Any
@@ -18,17 +18,18 @@ from torch import Tensor
 
 from understudy import _torch
 from understudy.shapes.algebra import conditions
+from understudy.shapes.algebra.floats import Truth
 from understudy.shapes.node import value_of
 from understudy.shapes.sizes import from_torch
 
 UNSIGNED = 1 << 64
 """Autograd shows -1 as the largest number of 64 bits."""
-Formula = Callable[[Any, Any, bool], Any]
+Formula = Callable[[Any, Truth, bool], Truth | None]
 """From a node of autograd, what C++ asks there, and the answer at hand: the question on which it depends how gradients
 are computed. None if that is what C++ asks."""
 
 
-def whole_question(asked: Any, answer: bool) -> Any:
+def find_whole_question(asked: Truth, answer: bool) -> Truth | None:
     """What is to be decided in the place of what C++ asks, whose answer at hand is this one; None if it is that itself."""
     running = _torch.running_node()
     formula = None if running is None else FORMULAS.get(running.name())
@@ -54,7 +55,7 @@ def _of_product(*operands: str) -> Formula:
     """The gradient of a matrix is laid out in columns if the matrix was: if one stride is 1 and the other one the number
     of rows."""
 
-    def formula(node: Any, asked: Any, answer: bool) -> Any:
+    def formula(node: Any, asked: Truth, answer: bool) -> Truth | None:
         for name in operands:
             rows = _sizes(getattr(node, f"_saved_{name}_sym_sizes"))[0]
             down, along = _sizes(getattr(node, f"_saved_{name}_sym_strides"))
@@ -66,7 +67,7 @@ def _of_product(*operands: str) -> Formula:
     return formula
 
 
-def _of_trace(node: Any, asked: Any, answer: bool) -> Any:
+def _of_trace(node: Any, asked: Truth, answer: bool) -> Truth | None:
     """Of a matrix with more rows than columns, the places of the diagonal are cut off behind the last column. With as
     many rows, or one more, all are taken either way."""
     rows, columns = _sizes(node._saved_self_sym_sizes)
@@ -75,7 +76,7 @@ def _of_trace(node: Any, asked: Any, answer: bool) -> Any:
     return conditions.ge(rows, columns) if answer else conditions.le(rows, columns + 1)
 
 
-def _of_running_sum(node: Any, asked: Any, answer: bool) -> Any:
+def _of_running_sum(node: Any, asked: Truth, answer: bool) -> Truth | None:
     """Of one element at most, and of one along the dimension, the gradient is the one that came."""
     shape = _sizes(_torch.shape_of_gradient(node))
     dim = node._saved_dim
@@ -86,7 +87,7 @@ def _of_running_sum(node: Any, asked: Any, answer: bool) -> Any:
     return conditions.join("or", questions) if asked in questions else None
 
 
-def _of_singular_vectors(node: Any, asked: Any, answer: bool) -> Any:
+def _of_singular_vectors(node: Any, asked: Truth, answer: bool) -> Truth | None:
     """Where gradients of U are wanted, matrices with more rows than columns are treated apart, and C++ asks for these
     first. Where none are, whatever the answer, it depends on whether there are at least as many rows."""
     rows = value_of(from_torch(_torch.shape_of_gradient(node, 0)[-2]))
@@ -118,7 +119,7 @@ def _may_have_gradient(node: Any, result: int) -> bool:
     return node not in seen  # then the pass came here on a way that can't be seen
 
 
-def _sizes(numbers: Any) -> list[Any]:
+def _sizes(numbers: Iterable[Any]) -> list[Any]:
     return [value_of(from_torch(number)) for number in numbers]
 
 

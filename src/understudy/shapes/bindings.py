@@ -226,8 +226,8 @@ def _readable(env: ShapeEnv, node: SymNode, path: KeyPath) -> Iterator[tuple[Exp
             if factor > 0 and len(monomial) == 1 and monomial[0][1] == 1 and monomial[0][0].is_symbol:
                 yield monomial[0][0], path.then("divided", factor)
     elif isinstance(value, FloatExpr):
-        if value.operation == "value":
-            yield value.arguments[0], path
+        if value.unbacked is not None:
+            yield value.unbacked, path
     elif value in env.truths:
         yield env.truths[value], path
 
@@ -257,7 +257,7 @@ def rebind_unbacked(shape_env: ShapeEnv | None, n: Any, result: Any) -> None:
             continue  # it became a number
         for new, rest in _readable(shape_env, now.node, KeyPath()):
             if not rest.steps:
-                shape_env.rename_unbacked(new, old)
+                shape_env.symbols.rename_unbacked(new, old)
 
 
 def read_along(path: Any, value: Any) -> Any:
@@ -307,13 +307,13 @@ def find_symbol_binding_fx_nodes(graph: Any) -> dict[Any, Any]:
 
 def bind_symbols(gm: Any, *args: Any) -> dict[Any, int]:
     """What each symbol of a graph's placeholders is for these arguments, by its sympy symbol."""
-    return _env_of(gm).bind_symbols(gm, *args)
+    return _env_of(gm).torch_api.bind_symbols(gm, *args)
 
 
 def eval_guards(gm: Any, *args: Any, ignore_static: bool = True) -> bool:
     """Whether the guards of a graph hold for these arguments."""
     env = _env_of(gm)
-    return env.evaluate_guards_for_args(fx_placeholder_vals(gm), args, ignore_static=ignore_static)
+    return env.checks.evaluate_guards_for_args(fx_placeholder_vals(gm), args, ignore_static=ignore_static)
 
 
 def _env_of(graph_module: Any) -> ShapeEnv:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import keyword
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from understudy.errors import SymbolMismatch
-from understudy.shapes.algebra.expr import Expr
-from understudy.shapes.algebra.floats import FUNCTIONS, OPERATIONS
-from understudy.shapes.arithmetic import Arithmetic
-from understudy.shapes.guards import Guard, InputSize, InputSizes, because
+from understudy.shapes.algebra.expr import Algebra, Expr
+from understudy.shapes.algebra.floats import FUNCTIONS, OPERATIONS, AnyCondition, Comparison, FloatExpr
+from understudy.shapes.algebra.writers import PythonWriter
+from understudy.shapes.guards import InputSize, InputSizes, because, holds_at
 from understudy.shapes.input_dims import range_of
 from understudy.shapes.node import value_of
+
+if TYPE_CHECKING:
+    from understudy.shapes.env import ShapeEnv
 
 MATHEMATICS = {name: OPERATIONS[name] for name in ("floor", "ceil", "trunc", *FUNCTIONS)}
 NOT_ONE = "a size of 0 or 1 is no example of it: specialize_zero_one"
@@ -27,25 +28,43 @@ NOT_ONE = "a size of 0 or 1 is no example of it: specialize_zero_one"
 class Requirement:
     """One thing that inputs must be for the recorded answers to hold."""
 
-    text: str  # in the names of the symbols
+    condition: AnyCondition
     why: str
     inputs: tuple[str, ...]
-    is_static: bool
-    holds: Callable[[Mapping[Expr, int], Sequence[Any]], bool]
+    is_static: bool = False
     place: InputSize | None = None
-    """The number of an input that the text begins with, if it does."""
+    """The number of an input that it is about, if it is about one."""
+    number: Expr | None = None
+    """What stands for that number in the condition."""
+
+    @property
+    def text(self) -> str:
+        """In the names of the symbols."""
+        return str(self.condition)
 
     def __str__(self) -> str:
         return because(self.text, self.why)
 
-    def as_code(self, symbols: Mapping[str, str], arguments: Mapping[str, str]) -> str:
-        """As Python reads it, where symbols and inputs are called otherwise."""
-        if "⟨" in self.text:
-            raise ValueError("a guard is too long to be written as code: ask ShapeEnv.check")
-        if self.place is None:
-            return rename_symbols(self.text, symbols)
-        asked = self.place.called(arguments.get(self.place.source, self.place.source))
-        return asked + rename_symbols(self.text[len(self.place.text) :], symbols)
+    def holds(self, values: Mapping[Expr, float], given: Sequence[Any]) -> bool:
+        if self.place is not None and self.number is not None:
+            values = {**values, self.number: self.place.read(given)}
+        return holds_at(self.condition, values)
+
+    def write_code(self, code: InputCode) -> str:
+        """As Python reads it, where symbols and inputs have these names."""
+        names = dict(code.symbols)
+        if self.place is not None and self.number is not None:
+            names[self.number] = self.place.write(code.inputs.get(self.place.source, self.place.source))
+        return PythonWriter(names, code.definitions).write(self.condition).text
+
+
+@dataclass(frozen=True, slots=True)
+class InputCode:
+    """How code calls symbols and inputs, and how it computes what has no name."""
+
+    symbols: Mapping[Expr, str]
+    definitions: Mapping[Expr, FloatExpr]
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +89,8 @@ class SymbolBindings:
 
     places: dict[Expr, tuple[InputSize, Expr]]
 
-    def values(self, inputs: Sequence[Any], definitions: Mapping[Expr, Any]) -> dict[Expr, int]:
-        values = {symbol: solve(expr, place.of(inputs)) for symbol, (place, expr) in self.places.items()}
+    def values(self, inputs: Sequence[Any], definitions: Mapping[Expr, FloatExpr]) -> dict[Expr, int]:
+        values = {symbol: solve(expr, place.read(inputs)) for symbol, (place, expr) in self.places.items()}
         for symbol, expression in definitions.items():
             if expression.symbols <= values.keys():
                 # What can't be computed has no value, and meets no guard.
@@ -79,12 +98,12 @@ class SymbolBindings:
                     values[symbol] = int(expression.evaluate(values))
         return values
 
-    def sources(self, symbols: frozenset[Expr], definitions: Mapping[Expr, Any]) -> list[InputSize]:
+    def sources(self, symbols: frozenset[Expr], definitions: Mapping[Expr, FloatExpr]) -> list[InputSize]:
         plain = {s for symbol in symbols for s in origins(symbol, definitions)}
         return [place for symbol, (place, _) in self.places.items() if symbol in plain]
 
 
-def origins(symbol: Expr, definitions: Mapping[Expr, Any]) -> Iterator[Expr]:
+def origins(symbol: Expr, definitions: Mapping[Expr, FloatExpr]) -> Iterator[Expr]:
     """The symbols that a symbol is computed from, each once; itself, unless it is defined by others."""
     waiting, seen = [symbol], {symbol}
     while waiting:
@@ -97,7 +116,7 @@ def origins(symbol: Expr, definitions: Mapping[Expr, Any]) -> Iterator[Expr]:
         waiting += new
 
 
-def linear(expr: Any) -> bool:
+def is_linear(expr: Any) -> bool:
     """Whether it is one symbol, times and plus numbers."""
     return isinstance(expr, Expr) and len(expr.symbols) == 1 and all(
         not monomial or (len(monomial) == 1 and monomial[0][1] == 1 and monomial[0][0].is_symbol)
@@ -112,65 +131,66 @@ def solve(expr: Expr, number: int) -> int:
     return (number - start) // (expr.evaluate({symbol: 1}) - start)
 
 
-class Checking(Arithmetic):
+class InputChecks:
     """Whether other inputs meet what was assumed."""
+
+    def __init__(self, env: ShapeEnv) -> None:
+        self.env = env
+        self.inputs, self.definitions = env.inputs, env.definitions
 
     # --- what is required ----------------------------------------------------------------------------------------
 
-    def requirements(self, inputs: InputSizes | None = None) -> list[Requirement]:
+    def list_requirements(self, inputs: InputSizes | None = None) -> list[Requirement]:
         """All that inputs must be: their static sizes, the ranges of the symbols, the guards."""
         inputs = self.inputs if inputs is None else inputs
-        bindings = bindings_of(inputs)
-        return [*_of_inputs(inputs, bindings), *_of_ranges(bindings), *self._of_guards(bindings)]
+        bindings = bind_inputs(inputs)
+        return [*_require_sizes(inputs, bindings), *_require_ranges(bindings), *self._require_guards(bindings)]
 
-    def _of_guards(self, bindings: SymbolBindings) -> Iterator[Requirement]:
-        for guard in (*self.guards, *self.runtime_asserts):  # promises are about inputs where they can be read off them
+    def _require_guards(self, bindings: SymbolBindings) -> Iterator[Requirement]:
+        for guard in (*self.env.guards, *self.env.runtime_asserts):  # asserts as far as they are about inputs
             plain = {s for symbol in guard.condition.symbols for s in origins(symbol, self.definitions)}
             if plain <= bindings.places.keys():
                 about = bindings.sources(guard.condition.symbols, self.definitions)
                 names = tuple(dict.fromkeys(place.source for place in about))
-
-                def holds(values: Mapping[Expr, int], _: Any, guard: Guard = guard) -> bool:
-                    return guard.holds(values)
-
-                yield Requirement(guard.text, guard.line, names, False, holds)
+                yield Requirement(guard.condition, guard.line, names)
 
     # --- checks --------------------------------------------------------------------------------------------------
 
     def check(self, *given: Any, **named: Any) -> list[BrokenGuard]:
         """What these inputs break, in the order of the run's or by name; nothing if its answers hold for them."""
-        arguments = self._in_order(given, named)
-        return self._broken(self.inputs, arguments)
+        return self._find_broken(self.inputs, self._put_in_order(given, named))
 
-    def _broken(self, inputs: InputSizes, given: Sequence[Any], static: bool = True) -> list[BrokenGuard]:
-        wrong = [_wrong_rank(inputs, position, value) for position, value in enumerate(given)]
+    def _find_broken(self, inputs: InputSizes, given: Sequence[Any], static: bool = True) -> list[BrokenGuard]:
+        wrong = [_check_rank(inputs, position, value) for position, value in enumerate(given)]
         if any(wrong):
             return [broken for broken in wrong if broken is not None]
-        bindings = bindings_of(inputs)
+        bindings = bind_inputs(inputs)
         values = bindings.values(given, self.definitions)
         broken: list[BrokenGuard] = []
-        for required in self.requirements(inputs):
-            if (static or not required.is_static) and not required.holds(values, given):
-                if ".stride(" in required.text and any(
-                    required.inputs == other.inputs and ".size(" in other.requirement.text for other in broken
-                ):
-                    continue  # strides follow from sizes, and these are not the run's
-                broken.append(BrokenGuard(required, self._found(required, inputs, bindings, values, given)))
+        for required in self.list_requirements(inputs):
+            if (required.is_static and not static) or required.holds(values, given):
+                continue
+            # Strides follow from sizes: where these are not the run's, it says nothing that those are not.
+            if not _is_about(required, "stride") or not any(
+                required.inputs == other.inputs and _is_about(other.requirement, "size") for other in broken
+            ):
+                broken.append(BrokenGuard(required, self._describe(required, bindings, values, given)))
         return broken
 
-    def _found(
-        self, required: Requirement, inputs: InputSizes, bindings: SymbolBindings, values: Mapping[Expr, int], given: Any
+    def _describe(
+        self, required: Requirement, bindings: SymbolBindings, values: Mapping[Expr, int], given: Sequence[Any]
     ) -> str:
-        asked = required.place
-        text = required.text if asked is None else required.text[len(asked.text) :]
+        """The sizes that the inputs have, of those that the requirement is about."""
+        about = {s for symbol in required.condition.symbols for s in origins(symbol, self.definitions)}
         shown = [
             f"{symbol.name} = {values[symbol]}" + (f" ({place.text})" if place.text != symbol.name else "")
             for symbol, (place, _) in bindings.places.items()
-            if re.search(rf"\b{re.escape(symbol.name)}\b", text)
+            if symbol in about
         ]
-        return ", ".join(shown if asked is None else [f"{asked.text} = {asked.of(given)}", *shown])
+        asked = required.place
+        return ", ".join(shown if asked is None else [f"{asked.text} = {asked.read(given)}", *shown])
 
-    def _in_order(self, given: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    def _put_in_order(self, given: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         names = self.inputs.names
         both = [*zip(names, given, strict=False), *named.items()]
         arguments = dict(both)
@@ -181,28 +201,24 @@ class Checking(Arithmetic):
             raise TypeError(f"the run had the inputs {had}: got {len(given)} and {sorted(named)}")
         return [arguments[name] for name in names]
 
-    def evaluate_guards(self, *given: Any, **named: Any) -> bool:
-        """Whether the recorded answers hold for these inputs."""
-        return not self.check(*given, **named)
-
     def evaluate_guards_for_args(
         self, placeholders: Sequence[Any], args: Sequence[Any], *, ignore_static: bool = True
     ) -> bool:
         """The same for stand-ins and what takes their place, input by input."""
-        return not self._broken(inputs_of(placeholders), list(args), static=not ignore_static)
+        return not self._find_broken(describe_inputs(placeholders), list(args), static=not ignore_static)
 
     def bind_symbols(self, placeholders: Any, *args: Any) -> dict[Expr, int]:
         """What each symbol is for these inputs: in place of stand-ins, a graph's placeholders, or (None) the run's."""
         if len(args) == 1 and isinstance(args[0], (list, tuple)):
             args = tuple(args[0])
-        inputs = self.inputs if placeholders is None else inputs_of(placeholders_of(placeholders))
+        inputs = self.inputs if placeholders is None else describe_inputs(list_placeholders(placeholders))
         if len(args) != len(inputs.names):
             raise TypeError(f"{len(inputs.names)} inputs are expected, got {len(args)}")
-        found = bindings_of(inputs).values(args, {})
+        found = bind_inputs(inputs).values(args, {})
         for place in inputs.sizes:
             value = value_of(place.size)
-            if isinstance(value, Expr) and value.symbols <= found.keys() and value.evaluate(found) != place.of(args):
-                expected, given = value.evaluate(found), place.of(args)
+            if isinstance(value, Expr) and value.symbols <= found.keys() and value.evaluate(found) != place.read(args):
+                expected, given = value.evaluate(found), place.read(args)
                 raise SymbolMismatch(f"{place.text} is {given}, where {value} is {expected}: {expected} != {given}")
         return found
 
@@ -217,12 +233,17 @@ class Checking(Arithmetic):
         `_simplified`: only what the program assumed, without what the inputs themselves say. What else torch's
         environments take here is about the ways in which these can be written: there is one.
         """
-        inputs = self.inputs if placeholders is None else inputs_of(placeholders_of(placeholders), sources)
-        bindings = bindings_of(inputs)
-        names = names_as_code(bindings)
-        required = self._of_guards(bindings) if _simplified else self.requirements(inputs)
-        wanted = [r for r in required if not (ignore_static and r.is_static)]
-        return [required.as_code(names, {}) for required in wanted]
+        inputs = self.inputs if placeholders is None else describe_inputs(list_placeholders(placeholders), sources)
+        code = InputCode(read_symbols(bind_inputs(inputs)), self.definitions)
+        required = self.choose_requirements(inputs, ignore_static=ignore_static, _simplified=_simplified)
+        return [r.write_code(code) for r in required]
+
+    def choose_requirements(
+        self, inputs: InputSizes, *, ignore_static: bool = False, _simplified: bool = False, **ignored: Any
+    ) -> list[Requirement]:
+        """Those that `produce_guards` writes."""
+        required = self._require_guards(bind_inputs(inputs)) if _simplified else self.list_requirements(inputs)
+        return [r for r in required if not (ignore_static and r.is_static)]
 
     def produce_guards_expression(
         self, placeholders: Sequence[Any], *, guards: Any = None, ignore_static: bool = True
@@ -236,12 +257,12 @@ class Checking(Arithmetic):
         """Whether the inputs meet such an expression; `L['t0']`, as torch writes the first of them, is understood, too."""
         return bool(eval(code, {**MATHEMATICS, "math": math, "args": args, "L": {f"t{i}": a for i, a in enumerate(args)}}))
 
-    def check_source(self, name: str = "check") -> str:
+    def write_function(self, name: str = "check") -> str:
         """The source of a function of the inputs that raises ValueError with the guards that they break."""
-        return source_of_check(name, self.inputs, bindings_of(self.inputs), self.requirements())
+        return _write_function(name, self.inputs, self.definitions, self.list_requirements())
 
 
-def inputs_of(placeholders: Sequence[Any], sources: Sequence[Any] | None = None) -> InputSizes:
+def describe_inputs(placeholders: Sequence[Any], sources: Sequence[Any] | None = None) -> InputSizes:
     """What stands in the metadata of stand-ins and symbolic numbers."""
     inputs = InputSizes()
     for position, placeholder in enumerate(placeholders):
@@ -258,95 +279,83 @@ def inputs_of(placeholders: Sequence[Any], sources: Sequence[Any] | None = None)
     return inputs
 
 
-def placeholders_of(graph_or_values: Any) -> Sequence[Any]:
+def list_placeholders(graph_or_values: Any) -> Sequence[Any]:
     graph = getattr(graph_or_values, "graph", None)
     if graph is None:
         return graph_or_values if isinstance(graph_or_values, (list, tuple)) else [graph_or_values]
     return [node.meta["val"] for node in graph.nodes if node.op == "placeholder"]
 
 
-def bindings_of(inputs: InputSizes) -> SymbolBindings:
+def bind_inputs(inputs: InputSizes) -> SymbolBindings:
     """A symbol is read where it stands alone, else where it can be solved for."""
     places: dict[Expr, tuple[InputSize, Expr]] = {}
     sizes = [(place, value_of(place.size)) for place in inputs.sizes]
-    for is_wanted in (lambda value: value.is_symbol, linear):
+    for is_wanted in (lambda value: value.is_symbol, is_linear):
         for place, value in sizes:
             if isinstance(value, Expr) and is_wanted(value):
                 places.setdefault(next(iter(value.symbols)), (place, value))
     return SymbolBindings(places)
 
 
-def _of_inputs(inputs: InputSizes, bindings: SymbolBindings) -> Iterator[Requirement]:
+def _require_sizes(inputs: InputSizes, bindings: SymbolBindings) -> Iterator[Requirement]:
+    """Static sizes, and sizes that are computed from others."""
+    algebra = Algebra()  # of the numbers that inputs have in the places of these sizes
     for place in inputs.sizes:
         value = value_of(place.size)
         if isinstance(value, Expr):
             if not value.symbols <= bindings.places.keys() or bindings.places.get(value, (None,))[0] is place:
                 continue
-
-            def equals(values: Mapping[Expr, int], given: Any, place: InputSize = place, value: Any = value) -> bool:
-                return bool(place.of(given) == value.evaluate(values))
-
-            yield Requirement(f"{place.text} == {value}", "", (place.source,), False, equals, place)
-        elif isinstance(value, (int, float)):
-
-            def is_number(_: Any, given: Any, place: InputSize = place, value: Any = value) -> bool:
-                return bool(place.of(given) == value)
-
-            yield Requirement(f"{place.text} == {value}", "", (place.source,), True, is_number, place)
+        elif not isinstance(value, (int, float)):
+            continue
+        number = algebra.free_symbol(place.text)
+        is_static = not isinstance(value, Expr)
+        yield Requirement(Comparison("==", number, value), "", (place.source,), is_static, place, number)
 
 
-def _of_ranges(bindings: SymbolBindings) -> Iterator[Requirement]:
+def _require_ranges(bindings: SymbolBindings) -> Iterator[Requirement]:
     for symbol, (place, _) in bindings.places.items():
         low, high = symbol.low, symbol.high
-
-        def is_within(values: Mapping[Expr, int], _: Any, s: Expr = symbol, least: Any = low, most: Any = None) -> bool:
-            return (least is None or values[s] >= least) and (most is None or values[s] <= most)
-
         if low is not None and low > 0:
             why = NOT_ONE if low == 2 else "its range"
-            yield Requirement(f"{symbol.name} >= {low}", why, (place.source,), False, is_within)
+            yield Requirement(Comparison(">=", symbol, low), why, (place.source,))
         if high is not None:
-            at_most = partial(is_within, least=None, most=high)
-            yield Requirement(f"{symbol.name} <= {high}", "its range", (place.source,), False, at_most)
+            yield Requirement(Comparison("<=", symbol, high), "its range", (place.source,))
 
 
-def _wrong_rank(inputs: InputSizes, position: int, value: Any) -> BrokenGuard | None:
+def _is_about(required: Requirement, what: str) -> bool:
+    return required.place is not None and required.place.what == what
+
+
+def _check_rank(inputs: InputSizes, position: int, value: Any) -> BrokenGuard | None:
     rank, name = inputs.ranks[position], inputs.names[position]
     if rank is None or value.dim() == rank:
         return None
-    required = Requirement(f"{name}.dim() == {rank}", "", (name,), True, lambda values, given: False)
-    return BrokenGuard(required, f"{name}.dim() = {value.dim()}")
+    number = Algebra().free_symbol(f"{name}.dim()")
+    required = Requirement(Comparison("==", number, rank), "", (name,), is_static=True)
+    return BrokenGuard(required, f"{number.name} = {value.dim()}")
 
 
 # --- code -------------------------------------------------------------------------------------------------------
 
 
-def rename_symbols(text: str, names: Mapping[str, str]) -> str:
-    """The text with symbols replaced by what they are read from."""
-    if not names:
-        return text
-    pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-    return re.sub(rf"(?<![\w.])(?:{pattern})(?!\w)", lambda found: names[found[0]], text)
-
-
-def place_as_code(place: InputSize, expr: Expr, source: str) -> str:
+def read_symbol(place: InputSize, expr: Expr, source: str) -> str:
     if expr.is_symbol:
-        return place.called(source)
+        return place.write(source)
     (symbol,) = expr.symbols
     start = expr.evaluate({symbol: 0})
-    return f"(({place.called(source)} - {start})//{expr.evaluate({symbol: 1}) - start})"
+    return f"(({place.write(source)} - {start})//{expr.evaluate({symbol: 1}) - start})"
 
 
-def names_as_code(bindings: SymbolBindings, arguments: Mapping[str, str] | None = None) -> dict[str, str]:
-    """How each symbol is read off the inputs."""
+def read_symbols(bindings: SymbolBindings, arguments: Mapping[str, str] | None = None) -> dict[Expr, str]:
+    """The code that reads each symbol off the inputs."""
     called = arguments or {}
     return {
-        symbol.name: place_as_code(place, expr, called.get(place.source, place.source))
+        symbol: read_symbol(place, expr, called.get(place.source, place.source))
         for symbol, (place, expr) in bindings.places.items()
     }
 
 
-def variable(name: str, taken: set[str], otherwise: str) -> str:
+def choose_variable(name: str, taken: set[str], otherwise: str) -> str:
     """The name, or another one, that nothing has and that Python takes for one."""
     found = name if name.isidentifier() and not keyword.iskeyword(name) else otherwise
     while found in taken:
@@ -377,35 +386,39 @@ def {name}({arguments}):
         if not fine:
             broken.append(guard)
     if broken:
-        sizes = {sizes}
-        raise ValueError("\\n  ".join(["these inputs break what the run assumed:", *broken, f"with {{sizes}}"]))
+        sizes = [f"{{what}} = {{size}}" for what, size in ({symbols})]
+        sizes += [f"{{what}}: {{shape}}" for what, shape in ({shapes})]
+        raise ValueError("\\n  ".join(["these inputs break what the run assumed:", *broken, "with " + ", ".join(sizes)]))
 '''
 
 
 NAMES_OF_TEMPLATE = (
-    "what tensor rank guards broken guard holds fine sizes tuple ValueError ArithmeticError TypeError".split()
+    "what tensor rank guards broken guard holds fine sizes size shape tuple ValueError ArithmeticError TypeError".split()
 )
 
 
-def source_of_check(name: str, inputs: InputSizes, bindings: SymbolBindings, required: list[Requirement]) -> str:
+def _write_function(
+    name: str, inputs: InputSizes, definitions: Mapping[Expr, FloatExpr], required: list[Requirement]
+) -> str:
     taken = {name, *NAMES_OF_TEMPLATE, *MATHEMATICS}
     arguments = {
-        source: variable(source, taken, f"arg{position}") for position, source in enumerate(inputs.names)
+        source: choose_variable(source, taken, f"arg{position}") for position, source in enumerate(inputs.names)
     }
-    places = names_as_code(bindings, arguments)
-    symbols = {symbol: variable(symbol, taken, "size") for symbol in places}
+    read = read_symbols(bind_inputs(inputs), arguments)
+    symbols = {symbol: choose_variable(symbol.name, taken, "size") for symbol in read}
+    code = InputCode(symbols, definitions, arguments)
     ranked = [(name, rank) for name, rank in zip(inputs.names, inputs.ranks, strict=True) if rank is not None]
-    quoted = {name: name.replace('"', "'") for name, _ in ranked}
-    shapes = [f"{quoted[name]}: {{tuple({arguments[name]}.shape)}}" for name, _ in ranked]
-    sizes = ", ".join([*(f"{symbol} = {{{symbols[symbol]}}}" for symbol in symbols), *shapes])
+    sizes = [(symbol.name, variable) for symbol, variable in symbols.items()]
+    shapes = [(name, f"tuple({arguments[name]}.shape)") for name, _ in ranked]
     return TEMPLATE.format(
         name=name,
         functions=", ".join(MATHEMATICS),
         arguments=", ".join(arguments.values()),
         ranks="".join(f"({name!r}, {arguments[name]}, {rank}), " for name, rank in ranked).rstrip(),
-        bindings="\n".join(f"    {symbols[symbol]} = {code}" for symbol, code in places.items()),
-        guards="\n".join(f"        ({str(r)!r}, lambda: {r.as_code(symbols, arguments)})," for r in required),
-        sizes=f'f"{sizes}"',
+        bindings="\n".join(f"    {symbols[symbol]} = {reading}" for symbol, reading in read.items()),
+        guards="\n".join(f"        ({str(r)!r}, lambda: {r.write_code(code)})," for r in required),
+        symbols="".join(f"({name!r}, {variable}), " for name, variable in sizes).rstrip(),
+        shapes="".join(f"({name!r}, {shape}), " for name, shape in shapes).rstrip(),
     )
 
 
@@ -414,17 +427,17 @@ def source_of_check(name: str, inputs: InputSizes, bindings: SymbolBindings, req
 ADVICE = "ask for no more than the program can keep: torch._dynamo.maybe_mark_dynamic, Dim.AUTO, or no constraint"
 
 
-def violations(env: Checking, inputs: InputSizes, contexts: Sequence[Any]) -> list[str]:
+def list_violations(env: ShapeEnv, inputs: InputSizes, contexts: Sequence[Any]) -> list[str]:
     """One line for each dimension of which more was asked than the run has left of it."""
     return [
         line
         for position, context in enumerate(contexts)
-        for place, constraint in _constrained_sizes(inputs, position, context)
-        for line in _broken(env, place, constraint)
+        for place, constraint in _list_constraints(inputs, position, context)
+        for line in _list_losses(env, place, constraint)
     ]
 
 
-def _constrained_sizes(inputs: InputSizes, position: int, context: Any) -> Iterator[tuple[InputSize, Any]]:
+def _list_constraints(inputs: InputSizes, position: int, context: Any) -> Iterator[tuple[InputSize, Any]]:
     """The places of one input of which something is asked. To warn is no more than to take note."""
     wanted = getattr(context, "constraint_sizes", None) or [getattr(context, "constraint", None)]
     for place in inputs.sizes:
@@ -434,7 +447,7 @@ def _constrained_sizes(inputs: InputSizes, position: int, context: Any) -> Itera
                 yield place, constraint
 
 
-def _broken(env: Checking, place: InputSize, constraint: Any) -> Iterator[str]:
+def _list_losses(env: ShapeEnv, place: InputSize, constraint: Any) -> Iterator[str]:
     has_range = hasattr(constraint, "vr")
     low, high = range_of(constraint)
     value = value_of(place.size)
@@ -443,8 +456,8 @@ def _broken(env: Checking, place: InputSize, constraint: Any) -> Iterator[str]:
         if not (value == low == high if has_range else value in (0, 1)):
             yield f"{place.text} was to be dynamic, and is {value} for good"
         return
-    about = [guard for guard in env.guards if _is_about(env, guard.condition.symbols, value)]
-    number = env.simplify(value)
+    about = [guard for guard in env.guards if _depends_on(env, guard.condition.symbols, value)]
+    number = env.facts.simplify(value)
     if isinstance(number, int):
         line = next((guard.line for guard in reversed(about)), "")
         yield because(f"{place.text} was to be dynamic, and has become {number}", line)
@@ -454,5 +467,5 @@ def _broken(env: Checking, place: InputSize, constraint: Any) -> Iterator[str]:
             yield f"{place.text} was to be any number in {sizes}, but it was assumed that {guard}"
 
 
-def _is_about(env: Checking, symbols: frozenset[Expr], value: Expr) -> bool:
+def _depends_on(env: ShapeEnv, symbols: frozenset[Expr], value: Expr) -> bool:
     return any(origin in value.symbols for symbol in symbols for origin in origins(symbol, env.definitions))

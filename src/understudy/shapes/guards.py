@@ -7,24 +7,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from understudy.shapes.algebra.expr import Expr
+from understudy.shapes.algebra.floats import AnyCondition, FloatExpr
+from understudy.shapes.node import Scalar, Size
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
     """A condition on sizes under which the recorded answers hold. `is_refused_else`: by the operator that it is about."""
 
-    condition: Any
+    condition: AnyCondition
     line: str = ""
     is_specialisation: bool = False
     is_refused_else: bool = False
-    definitions: Mapping[Expr, Any] = field(default_factory=dict, repr=False, compare=False)
+    definitions: Mapping[Expr, FloatExpr] = field(default_factory=dict, repr=False, compare=False)
 
     def holds(self, values: Mapping[Expr, int]) -> bool:
         """Whether it holds at these sizes. What can't be computed at them does not hold."""
-        try:
-            return bool(self.condition.evaluate(values))
-        except (ArithmeticError, ValueError, TypeError, KeyError):
-            return False
+        return holds_at(self.condition, values)
 
     @property
     def text(self) -> str:
@@ -34,9 +33,9 @@ class Guard:
     def expr(self) -> Any:
         """The condition in sympy's words, for tools that want it."""
         # why: sympy is slow, and only other tools want it
-        from understudy.shapes.sympy_writer import expand_definitions
+        from understudy.shapes.sympy_writer import SympyWriter
 
-        return expand_definitions(self.condition, self.definitions)
+        return SympyWriter(self.definitions).write(self.condition)
 
     @property
     def msg(self) -> str:
@@ -59,7 +58,7 @@ class Specialisation:
     """A size that could have varied and is one number from here on."""
 
     what: str
-    number: Any
+    number: int
     line: str = ""
     reason: str = ""
 
@@ -68,6 +67,14 @@ class Specialisation:
             self.reason if not self.line else f"{self.line}    ({self.reason})" if self.reason else self.line
         )
         return because(f"{self.what} = {self.number}", why)
+
+
+def holds_at(condition: AnyCondition, values: Mapping[Expr, Any]) -> bool:
+    """Whether a condition holds at these sizes. What can't be computed at them does not hold."""
+    try:
+        return bool(condition.evaluate(values))
+    except (ArithmeticError, ValueError, TypeError, KeyError):
+        return False
 
 
 def because(what: str, line: str) -> str:
@@ -93,16 +100,16 @@ class InputSize:
     position: int
     dim: int
     what: str
-    size: Any
+    size: Scalar
 
     @property
     def text(self) -> str:
         """As Python reads it off the input."""
-        return self.called(self.source)
+        return self.write(self.source)
 
     name = text  # torch's sources have one
 
-    def called(self, source: str) -> str:
+    def write(self, source: str) -> str:
         """The same where the input is called otherwise."""
         if self.what == "number":
             return source
@@ -112,7 +119,7 @@ class InputSize:
         """Whether nobody can be asked for it: torch calls such sources `<ephemeral…>`."""
         return self.source.startswith("<ephemeral")
 
-    def of(self, inputs: Sequence[Any]) -> Any:
+    def read(self, inputs: Sequence[Any]) -> Any:
         """The number that another input has in this place."""
         given = inputs[self.position]
         if self.what == "number":
@@ -129,17 +136,28 @@ class InputSizes:
     names: list[str] = field(default_factory=list)
     sizes: list[InputSize] = field(default_factory=list)
     ranks: list[int | None] = field(default_factory=list)
+    metadata: dict[str, tuple[Size, ...]] = field(default_factory=dict)
+    """By name: the sizes, strides and offset of a tensor; of a number, nothing."""
 
-    def add(self, name: str, shape: Any, stride: Any, offset: Any) -> None:
+    def is_same(self, name: str, shape: Sequence[Size], stride: Sequence[Size], offset: Size) -> bool:
+        """Whether the input of this name has this metadata. Symbols are compared by identity, which assumes nothing."""
+        known, given = self.metadata[name], (*shape, *stride, offset)
+        return len(known) == len(given) and all(
+            a is b or (isinstance(a, int) and isinstance(b, int) and a == b) for a, b in zip(known, given, strict=True)
+        )
+
+    def add(self, name: str, shape: Sequence[Size], stride: Sequence[Size], offset: Size) -> None:
         position = len(self.names)
         self.names.append(name)
         self.ranks.append(len(shape))
+        self.metadata[name] = (*shape, *stride, offset)
         for what, sizes in (("size", shape), ("stride", stride)):
             for dim, size in enumerate(sizes):
                 self.sizes.append(InputSize(name, position, dim, what, size))
         self.sizes.append(InputSize(name, position, 0, "offset", offset))
 
-    def add_number(self, name: str, number: Any) -> None:
+    def add_number(self, name: str, number: Scalar) -> None:
         self.sizes.append(InputSize(name, len(self.names), 0, "number", number))
         self.names.append(name)
         self.ranks.append(None)
+        self.metadata[name] = ()

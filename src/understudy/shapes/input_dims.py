@@ -5,12 +5,16 @@ from __future__ import annotations
 import keyword
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from understudy.shapes.algebra.floats import OPERATIONS
+from understudy.shapes.node import Shape, Size
 from understudy.shapes.sizes import at_least_one
+
+if TYPE_CHECKING:
+    from understudy.shapes.env import ShapeEnv
 
 STATIC, DYNAMIC, DUCK, UNBACKED = "static", "dynamic", "duck", "unbacked"
 KINDS = (STATIC, DYNAMIC, DUCK, UNBACKED)
@@ -151,7 +155,7 @@ def _number(bound: Any) -> int | None:
     return None if abs(number) >= 1 << 62 else number
 
 
-def size_of(env: Any, policy: Policy, example: int, source: str) -> Any:
+def size_of(env: ShapeEnv, policy: Policy, example: int, source: object) -> Size:
     """The size that stands for a dimension: a number, or a node of the environment."""
     if policy.kind == STATIC:
         if policy.low is not None and policy.low == policy.high != example:
@@ -167,17 +171,17 @@ def size_of(env: Any, policy: Policy, example: int, source: str) -> Any:
     )  # fmt: skip
 
 
-def _unbacked_size(env: Any, policy: Policy, source: str) -> Any:
+def _unbacked_size(env: ShapeEnv, policy: Policy, source: object) -> Size:
     """A size without example; those with the same name, torch's `shape_id`, are one."""
-    size = env.unbacked_by_name.get(policy.name)
+    size = env.symbols.unbacked_by_name.get(policy.name or "")
     if size is None:
-        size = env.create_unbacked_symint(low=policy.low or 0, high=policy.high, what=source).node
+        size = env.create_unbacked_symint(low=policy.low or 0, high=policy.high, what=str(source)).node
         if policy.name is not None:
-            env.unbacked_by_name[policy.name] = size
+            env.symbols.unbacked_by_name[policy.name] = size
     return size
 
 
-def _derive_size(env: Any, policy: Policy, example: int, source: str) -> Any:
+def _derive_size(env: ShapeEnv, policy: Policy, example: int, source: object) -> Size:
     assert policy.derive is not None
     start, step = policy.derive(0), policy.derive(1) - policy.derive(0)
     root, rest = divmod(example - start, step)
@@ -185,7 +189,27 @@ def _derive_size(env: Any, policy: Policy, example: int, source: str) -> Any:
         raise ValueError(
             f"{source} is {example}, which is not {step}*{policy.name} + {start} for any {policy.name}"
         )
-    return policy.derive(size_of(env, Policy(DYNAMIC, policy.name, policy.low, policy.high), root, source))
+    size: Size = policy.derive(size_of(env, Policy(DYNAMIC, policy.name, policy.low, policy.high), root, source))
+    return size
+
+
+@dataclass(frozen=True, slots=True)
+class SizeSource:
+    """Where a size stands: `x.size(0)`."""
+
+    input: str
+    what: str
+    dim: int
+    variable: str
+    """The variable that holds the input, if that is one."""
+
+    def __str__(self) -> str:
+        return f"{self.input}.{self.what}({self.dim})"
+
+    @property
+    def symbol_name(self) -> str:
+        """`x_0`; nothing, if no variable holds the input."""
+        return f"{self.variable}_{self.dim}" if self.what == "size" and self.variable.isidentifier() else ""
 
 
 def name_of(source: Any) -> str:
@@ -196,24 +220,23 @@ def name_of(source: Any) -> str:
 
 # --- The sizes and strides of an input, in which those that may vary are symbols ----------------------------
 
-Sizes = tuple[Any, ...]
 
-
-def symbolic_sizes(env: Any, t: torch.Tensor, source: Any, context: Any) -> tuple[str, Sizes, Sizes]:
+def symbolic_sizes(env: ShapeEnv, t: torch.Tensor, source: Any, context: Any) -> tuple[str, Shape, Shape]:
     """The name of the input, its sizes and its strides: numbers, and nodes of this environment."""
     name = _name(env, source, context)
+    variable = getattr(source, "local_name", name)
     default = STATIC if env.settings.assume_static_by_default else DUCK
     shape = tuple(
-        _once(env, context, policy, example, f"{name}.size({dim})")
+        _once(env, context, policy, example, SizeSource(name, "size", dim, variable))
         for dim, (policy, example) in enumerate(zip(policies(t, context, default), t.shape, strict=True))
     )
     return name, shape, _strides(env, t, shape, name, context)
 
 
-def packed_strides(shape: Sequence[Any]) -> Sizes:
+def packed_strides(shape: Sequence[Size]) -> Shape:
     """Row-major strides, as eager makes them (a size of 0 counts as 1)."""
-    strides: list[Any] = []
-    step: Any = 1
+    strides: list[Size] = []
+    step: Size = 1
     for size in reversed(shape):
         strides.append(step)
         step = step * at_least_one(size)
@@ -221,41 +244,42 @@ def packed_strides(shape: Sequence[Any]) -> Sizes:
     return tuple(strides)
 
 
-def _name(env: Any, source: Any, context: Any) -> str:
+def _name(env: ShapeEnv, source: Any, context: Any) -> str:
     if source is None:
         source = getattr(context, "tensor_source", None)
     return f"input{len(env.inputs.names)}" if source is None else name_of(source)
 
 
-def _once(env: Any, context: Any, policy: Policy, example: int, source: str) -> Any:
+def _once(env: ShapeEnv, context: Any, policy: Policy, example: int, source: SizeSource) -> Size:
     """A `StatefulSymbolicContext` remembers: the tensor that is converted again has the same symbols again."""
     remembered = getattr(context, "shape_env_to_source_to_symbol_cache", None)
     if remembered is None:
         return size_of(env, policy, example, source)
     sizes = remembered.setdefault(id(env), {})
-    if source not in sizes:
-        sizes[source] = size_of(env, policy, example, source)
-    return sizes[source]
+    if str(source) not in sizes:
+        sizes[str(source)] = size_of(env, policy, example, source)
+    size: Size = sizes[str(source)]
+    return size
 
 
-def _strides(env: Any, t: torch.Tensor, shape: Sizes, name: str, context: Any) -> Sizes:
+def _strides(env: ShapeEnv, t: torch.Tensor, shape: Shape, name: str, context: Any) -> Shape:
     strides = list(_inferred_strides(t, shape))
     for dim, kind in enumerate(getattr(context, "dynamic_strides", None) or ()):
         policy = from_torch(kind)
         if policy.kind in (DYNAMIC, DUCK) and not str(getattr(kind, "name", "")).startswith("INFER"):
             policy = Policy(policy.kind, low=None)
             strides[dim] = t.stride(dim) if t.stride(dim) < 2 else _once(
-                env, context, policy, t.stride(dim), f"{name}.stride({dim})"
+                env, context, policy, t.stride(dim), SizeSource(name, "stride", dim, name)
             )  # fmt: skip
     return tuple(strides)
 
 
-def _inferred_strides(t: torch.Tensor, shape: Sizes) -> Sizes:
+def _inferred_strides(t: torch.Tensor, shape: Shape) -> Shape:
     """Strides in terms of the sizes, wherever the example's strides are products of them; numbers otherwise."""
     if t.stride() == packed_strides(t.shape):
         return packed_strides(shape)
-    candidates: dict[int, Any] = {1: 1}
-    strides: list[Any] = list(t.stride())
+    candidates: dict[int, Size] = {1: 1}
+    strides: list[Size] = list(t.stride())
     for dim in sorted(range(t.ndim), key=lambda i: (t.stride(i), t.size(i), -i)):
         example = t.stride(dim)
         strides[dim] = candidates.get(example, example)

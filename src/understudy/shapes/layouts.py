@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from understudy.shapes.algebra import conditions
+from understudy.shapes.algebra.conditions import Condition
 from understudy.shapes.algebra.expr import Expr
+from understudy.shapes.algebra.floats import Truth
+from understudy.shapes.algebra.polynomials import Integer
 
 if TYPE_CHECKING:
+    from understudy.shapes.env import ShapeEnv
     from understudy.shapes.node import SymNode
 
 def is_packed(
-    env: Any, sizes: Sequence[Any], steps: Sequence[Any], order: Sequence[int], empty_is_packed: bool
+    env: ShapeEnv, sizes: Sequence[Integer], steps: Sequence[Integer], order: Sequence[int], empty_is_packed: bool
 ) -> bool:
     """Whether the dimensions, taken from the fastest to the slowest, follow each other in memory.
 
@@ -34,19 +38,19 @@ def is_packed(
     condition = _condition(env, sizes, steps, order, empty_is_packed)
     if empty_is_packed:
         condition = conditions.join("or", [*(conditions.eq(size, 0) for size in sizes), condition])
-    return bool(env.decide(condition, fallback=False))
+    return bool(env.decisions.decide(condition, fallback=False))
 
 
 def _condition(
-    env: Any, sizes: Sequence[Any], steps: Sequence[Any], order: Sequence[int], at_least_one: bool
-) -> Any:
+    env: ShapeEnv, sizes: Sequence[Integer], steps: Sequence[Integer], order: Sequence[int], at_least_one: bool
+) -> bool | Condition:
     """That each dimension has size 1, or the stride that follows from the faster ones.
 
     Of one that can't have this stride, the size has to be 1. For the slower ones it may count as that, or as it is.
     """
-    parts: list[Any] = []
-    step: Any = 1
-    with_ones: Any = 1
+    parts: list[bool | Condition] = []
+    step: Integer = 1
+    with_ones: Integer = 1
     for dim in order:
         counted = _count(env, sizes[dim], at_least_one)
         is_one, follows = conditions.eq(sizes[dim], 1), conditions.eq(steps[dim], step)
@@ -60,31 +64,33 @@ def _condition(
     return conditions.conjunction(parts)
 
 
-def _suffix_products(env: Any, sizes: Sequence[Any], order: Sequence[int], at_least_one: bool) -> dict[int, Any]:
+def _suffix_products(
+    env: ShapeEnv, sizes: Sequence[Integer], order: Sequence[int], at_least_one: bool
+) -> dict[int, Integer]:
     """The stride of each dimension if there are no gaps; with 1 in place of 0 where torch makes strides like that."""
-    wanted: dict[int, Any] = {}
-    step: Any = 1
+    wanted: dict[int, Integer] = {}
+    step: Integer = 1
     for dim in order:
         wanted[dim] = step
         step = step * _count(env, sizes[dim], at_least_one)
     return wanted
 
 
-def _count(env: Any, size: Any, at_least_one: bool) -> Any:
-    if not at_least_one or env.is_known(conditions.ge(size, 1)):
+def _count(env: ShapeEnv, size: Integer, at_least_one: bool) -> Integer:
+    if not at_least_one or env.decisions.is_known(conditions.ge(size, 1)):
         return size
     return env.algebra.maximum(size, 1) if isinstance(size, Expr) else max(size, 1)
 
 
-def _may_be(env: Any, size: Any, value: Any) -> bool:
+def _may_be(env: ShapeEnv, size: Integer, value: Integer) -> bool:
     return not _is_surely(env, conditions.ne(size, value))
 
 
-def _is_surely(env: Any, condition: Any) -> bool:
+def _is_surely(env: ShapeEnv, condition: Truth) -> bool:
     """Whether it is proved to hold; what does not hold at hand is not even tried."""
     if isinstance(condition, bool):
         return condition
-    return env.hint_of(condition) is not False and bool(env.is_known(condition))
+    return env.decisions.get_hint(condition) is not False and bool(env.decisions.is_known(condition))
 
 
 # --- Whether symbolic sizes and strides leave no gaps, as C++ asks when it makes a tensor of them -----------

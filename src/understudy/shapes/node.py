@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.fx.experimental.sym_node import SymNode as TorchSymNode
@@ -46,7 +46,7 @@ def _binary(operation: str) -> Method:
     def method(self: SymNode, other: SymNode) -> SymNode:
         env = self.shape_env
         found = env.computed.get((operation, self, other))
-        return env.arithmetic(operation, self, other) if found is None else found
+        return env.numbers.apply(operation, self, other) if found is None else found
 
     return method
 
@@ -55,13 +55,13 @@ def _relation(relation: str) -> Method:
     def method(self: SymNode, other: SymNode) -> SymNode:
         env = self.shape_env
         found = env.computed.get((relation, self, other))
-        return env.comparison(relation, self, other) if found is None else found
+        return env.numbers.compare(relation, self, other) if found is None else found
 
     return method
 
 
 def _rounding(operation: str) -> Callable[[SymNode], SymNode]:
-    return lambda self: self.shape_env.rounded(operation, self)
+    return lambda self: self.shape_env.numbers.round_to_integer(operation, self)
 
 
 def _on_numbers(operation: str, swapped: bool = False) -> Callable[[SymNode, Any], Any]:
@@ -70,16 +70,21 @@ def _on_numbers(operation: str, swapped: bool = False) -> Callable[[SymNode, Any
     def method(self: SymNode, other: Any) -> Any:
         if type(other) not in _NUMBERS:
             return NotImplemented
-        return self.shape_env.size(operation, other, self) if swapped else self.shape_env.size(operation, self, other)
+        return self.shape_env.numbers.compute(operation, self, other)
 
-    return method
+    def swapped_method(self: SymNode, other: Any) -> Any:
+        if type(other) not in _NUMBERS:
+            return NotImplemented
+        return self.shape_env.numbers.compute(operation, other, self)
+
+    return swapped_method if swapped else method
 
 
 def _comparison(relation: str) -> Callable[[SymNode, Any], Any]:
     def method(self: SymNode, other: Any) -> Any:
         if type(other) not in _NUMBERS:
             return NotImplemented
-        return self.shape_env.compare(relation, self, other)
+        return self.shape_env.decisions.compare(relation, self, other)
 
     return method
 
@@ -93,7 +98,7 @@ class Equalities(dict["SymNode", "SymNode"]):
         self.node = node
 
     def __missing__(self, other: SymNode) -> SymNode:
-        found = self[other] = self.node.shape_env.comparison("==", self.node, other)
+        found = self[other] = self.node.shape_env.numbers.compare("==", self.node, other)
         return found
 
 
@@ -162,6 +167,10 @@ class SymNode:
             found = self._symbolic = self.value if self.is_plain else SYMBOLIC[self.kind](self)
         return found
 
+    def unwrap(self) -> Any:
+        """The plain number if it is one, else the node."""
+        return self.value if self.is_plain else self
+
     def is_nested_int(self) -> bool:
         return False
 
@@ -194,7 +203,7 @@ class SymNode:
         """The value at the example's sizes, None if it depends on a symbol without example."""
         found = self._example
         if found is None:
-            found = self._example = self.shape_env.hint_of(self.value)
+            found = self._example = self.shape_env.decisions.get_hint(self.value)
         return found
 
     _hint = hint
@@ -205,14 +214,14 @@ class SymNode:
     def require_hint(self, fallback: Any = None) -> Any:
         hint = fallback if self.hint is None else self.hint
         if hint is None:
-            raise self.shape_env.undecidable(self.value)
+            raise self.shape_env.decisions.make_error(self.value)
         return hint
 
     @property
     def expr(self) -> Any:
         """As a sympy expression, for tools of torch that want one, in which symbols that became numbers or were merged
         with others are what they became."""
-        return self.shape_env.to_sympy(self.shape_env.with_merged_symbols(self.value))
+        return self.shape_env.to_sympy(self.shape_env.torch_api.merge_symbols(self.value))
 
     @property
     def _expr(self) -> Any:
@@ -276,10 +285,10 @@ class SymNode:
     bitwise_xor = _binary("xor")
 
     def neg(self) -> SymNode:
-        return self.shape_env.negative(self)
+        return self.shape_env.numbers.negate(self)
 
     def abs(self) -> SymNode:
-        return self.shape_env.absolute(self)
+        return self.shape_env.numbers.take_absolute(self)
 
     def pos(self) -> SymNode:
         return self
@@ -294,11 +303,13 @@ class SymNode:
         if self.kind is float or places.kind is float:
             names = [part.kind.__name__ for part in (self, places)]
             raise TypeError(f"unsupported operand type(s) for {operator}: {names[0]!r} and {names[1]!r}")
-        if self.shape_env.is_known(conditions.lt(places.value, 0)) or (places.hint or 0) < 0:
+        if self.shape_env.decisions.is_known(conditions.lt(places.value, 0)) or (places.hint or 0) < 0:
             raise ValueError("negative shift count")
         return self.wrap_int(2).pow(places)
 
     def sym_sum(self, parts: list[SymNode]) -> SymNode:
+        if all(part.kind is not float for part in parts):
+            return self.shape_env.numbers.add_all(parts)
         total = self.wrap_int(0)
         for part in parts:
             total = total.add(part)
@@ -310,13 +321,14 @@ class SymNode:
 
     def round(self, digits: int | None = None) -> SymNode:
         if digits is None or (self.kind is not float and digits >= 0):
-            return self.shape_env.rounded("round", self)
+            return self.shape_env.numbers.round_to_integer("round", self)
         if self.kind is not float:
-            return self.shape_env.opaque(self.shape_env.float_expr("round", self.value, digits))
-        return self.shape_env.function("round", self, digits)
+            numbers = self.shape_env.numbers
+            return numbers.define(numbers.make_float("round", self.value, digits))
+        return self.shape_env.numbers.apply_function("round", self, digits)
 
     def sym_float(self) -> SymNode:
-        return self.shape_env.to_float(self)
+        return self.shape_env.numbers.to_float(self)
 
     def is_integer(self) -> SymNode:
         return self.wrap_bool(True) if self.kind is not float else self.eq(self.floor().sym_float())
@@ -330,10 +342,10 @@ class SymNode:
     ge = _relation(">=")
 
     def sym_not(self) -> SymNode:
-        return self.shape_env.node(self.shape_env.negated(self.value), bool)
+        return self.shape_env.node(self.shape_env.numbers.negate_condition(self.value), bool)
 
     def sym_ite(self, then: SymNode, otherwise: SymNode) -> SymNode:
-        chosen = self.shape_env.chosen(self, then, otherwise)
+        chosen = self.shape_env.numbers.choose(self, then, otherwise)
         if chosen.constant is None:
             return chosen
         # What torch gets has to be a node, and no number.
@@ -345,7 +357,7 @@ class SymNode:
 
     def _settle(self, answer: bool) -> bool:
         """The answer to a question. If it is one for good, then it is the answer to all that may come."""
-        truth = self.shape_env.settled(self.value)
+        truth = self.shape_env.decisions.recall_truth(self.value)
         if truth is not None:
             self.guard_bool = self.statically_known_true = self.guard_or_true = SETTLED[truth]
             self.guard_or_false = self.guard_size_oblivious = SETTLED[truth]
@@ -355,14 +367,14 @@ class SymNode:
 
     def _guard_bool(self, file: Any, line: Any) -> bool:
         """How C++ asks; Python's `if` asks by `bool_`."""
-        return self._settle(bool(self.shape_env.decide_in_kernel(self.value)))
+        return self._settle(bool(self.shape_env.decisions.decide_in_kernel(self.value)))
 
     def bool_(self) -> bool:
         asked = self if self.kind is bool else self.ne(self.shape_env.node(self.kind(0), self.kind))
-        return bool(self.shape_env.decide(asked.value))
+        return bool(self.shape_env.decisions.decide(asked.value))
 
     def guard_int(self, file: Any = "", line: int = 0) -> int:
-        return int(self.shape_env.specialise(self.value))
+        return int(self.shape_env.decisions.specialise(self.value))
 
     guard_as_int = guard_int
 
@@ -370,10 +382,10 @@ class SymNode:
         return self.guard_int()
 
     def guard_float(self, file: Any = "", line: int = 0) -> float:
-        return float(self.shape_env.specialise(self.value))
+        return float(self.shape_env.decisions.specialise(self.value))
 
     def evaluate(self, size_oblivious: bool = False) -> Any:
-        return self.shape_env.evaluate_sym_node(self, size_oblivious)
+        return self.shape_env.torch_api.evaluate_sym_node(self, size_oblivious)
 
     def _guard_or_false(self, file: Any, line: Any) -> bool:
         if type(file) is str and (
@@ -381,10 +393,10 @@ class SymNode:
             or (file.endswith(SUMS_TO_SIZES) and conditions.is_about_one(self.value))
         ):
             found = self._statically_known_true(file, line)
-            if self.guard_or_false not in SETTLED and self.shape_env.fails_at_hand(self.value):
+            if self.guard_or_false not in SETTLED and self.shape_env.decisions.fails_at_hints(self.value):
                 self.guard_or_false = self._guard_or_false_where_it_fails
             return found
-        return self._settle(bool(self.shape_env.decide(self.value, fallback=False)))
+        return self._settle(bool(self.shape_env.decisions.decide(self.value, fallback=False)))
 
     def _guard_or_false_where_it_fails(self, file: Any, line: Any) -> bool:
         """As `_guard_or_false`, of what does not hold at hand and so is never known to hold."""
@@ -394,17 +406,17 @@ class SymNode:
 
     def _guard_or_true(self, file: Any, line: Any) -> bool:
         if type(file) is str and file.endswith(CONTENT_WITH_WHAT_IS_KNOWN):
-            return self._settle(not self.shape_env.is_known(self.shape_env.negated(self.value)))
-        return self._settle(bool(self.shape_env.decide(self.value, fallback=True)))
+            return self._settle(not self.shape_env.decisions.is_known(self.shape_env.numbers.negate_condition(self.value)))
+        return self._settle(bool(self.shape_env.decisions.decide(self.value, fallback=True)))
 
     def _statically_known_true(self, file: Any, line: Any) -> bool:
-        return self._settle(self.shape_env.is_known(self.value))
+        return self._settle(self.shape_env.decisions.is_known(self.value))
 
     def _expect_true(self, file: Any, line: Any) -> bool:
-        return self._settle(self.shape_env.expect(self.value))
+        return self._settle(self.shape_env.decisions.expect(self.value))
 
     def expect_size(self, file: Any = "", line: int = 0) -> bool:
-        return self.shape_env.expect(conditions.ge(self.value, 0))
+        return self.shape_env.decisions.expect(conditions.ge(self.value, 0))
 
     # --- layouts: C++ asks when it derives what a tensor's sizes and strides mean ----------------------------
 
@@ -458,45 +470,45 @@ class SymNode:
         return self // 2**other
 
     def __neg__(self) -> Any:
-        return self.shape_env.size("sub", 0, self)
+        return self.shape_env.numbers.compute("sub", 0, self)
 
     def __pos__(self) -> SymNode:
         return self
 
     def __abs__(self) -> Any:
-        return _plain(self.abs())
+        return self.abs().unwrap()
 
     def __round__(self, digits: int | None = None) -> Any:
-        return _plain(self.round(digits))
+        return self.round(digits).unwrap()
 
     def __floor__(self) -> Any:
-        return _plain(self.floor())
+        return self.floor().unwrap()
 
     def __ceil__(self) -> Any:
-        return _plain(self.ceil())
+        return self.ceil().unwrap()
 
     def __trunc__(self) -> Any:
-        return _plain(self.trunc())
+        return self.trunc().unwrap()
 
     def __eq__(self, other: Any) -> Any:
         if other is self:
             return True
         if type(other) not in _NUMBERS:
             return NotImplemented
-        return self.shape_env.compare("==", self, other)
+        return self.shape_env.decisions.compare("==", self, other)
 
     def __ne__(self, other: Any) -> Any:
         if other is self:
             return False
         if type(other) not in _NUMBERS:
             return NotImplemented
-        return not self.shape_env.compare("==", self, other)
+        return not self.shape_env.decisions.compare("==", self, other)
 
     __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
         if self.kind is bool:
-            return bool(self.shape_env.decide(self.value))
+            return bool(self.shape_env.decisions.decide(self.value))
         return self != 0
 
     def __int__(self) -> int:
@@ -534,7 +546,7 @@ class SymNode:
 
 
 def _function(name: str) -> Callable[[SymNode], SymNode]:
-    return lambda self: self.shape_env.function(name, self)
+    return lambda self: self.shape_env.numbers.apply_function(name, self)
 
 
 for _name in FUNCTIONS:
@@ -543,8 +555,11 @@ for _name in FUNCTIONS:
 _NUMBERS = frozenset({int, bool, float, SymNode})
 
 
-def _plain(node: SymNode) -> Any:
-    return node.value if node.is_plain else node
+Size: TypeAlias = int | SymNode
+"""A size, a stride or an offset of a tensor: a plain number, or a symbolic one."""
+Shape: TypeAlias = tuple[Size, ...]
+Scalar: TypeAlias = Size | float
+"""Any number, plain or symbolic."""
 
 
 def value_of(number: Any) -> Any:

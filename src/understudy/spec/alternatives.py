@@ -94,9 +94,8 @@ class LayoutTrial:
 
 def _trial(env: Any, sizes: Sizes, function: Callable[..., Size | None], args: Any) -> LayoutTrial | None:
     """None where it is refused."""
-    tried = ShapeEnv(settings=env.settings)
-    tried.algebra, tried.hints = env.algebra, dict(sizes)
-    tried.facts = _facts(env, tried.hints)
+    hints = dict(sizes)
+    tried = env.fork(hints, _facts(env, hints))
     try:
         return LayoutTrial(tried, function(*_move_to_env(args, tried)))
     except (UnderstudyError, ArithmeticError):

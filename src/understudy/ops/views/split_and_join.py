@@ -22,7 +22,7 @@ from understudy.ops.views.basic import (
     viewed_as,
     with_dimensions,
 )
-from understudy.shapes.sizes import at_hand, at_least_one, has_to_be, lies_in_data, surely_equal
+from understudy.shapes.sizes import add_all, at_hand, at_least_one, has_to_be, lies_in_data, surely_equal
 from understudy.spec import (
     TensorSpec,
     View,
@@ -192,7 +192,7 @@ def join_specs(tensors: Sequence[TensorSpec], dim: int) -> TensorSpec:
     if not tensors:
         raise ArgumentError("cat: the list of tensors is empty")
     first: TensorSpec | None = None
-    total: Any = 0
+    joined: list[Any] = []
     for position, tensor in enumerate(tensors):
         if not tensor.shape:
             raise ShapeMismatch(f"cat: tensor {position} of the list is 0-dim: {tensor}; use stack instead")
@@ -202,12 +202,12 @@ def join_specs(tensors: Sequence[TensorSpec], dim: int) -> TensorSpec:
             first, dim = tensor, wrap_dim(dim, tensor.ndim)
         else:
             _check_joinable(first, tensor, position, dim)
-        total = total + tensor.shape[dim]
+        joined.append(tensor.shape[dim])
     model = tensors[0]
     dtype, device = result_type(*tensors), common_device(tensors)
     if first is None:
         return model.like((0,), dtype=dtype, device=device)
-    shape = replace_size(first.shape, dim, total)
+    shape = replace_size(first.shape, dim, add_all(joined))
     return model.like(shape, stride=_joined_strides(tensors, shape), dtype=dtype, device=device)
 
 

@@ -10,5 +10,5 @@
     learning     how a fact is taken in
     prover       proofs
     facts        the questions that knowledge answers
-    printing     expressions as text
+    writers      expressions and conditions in other languages: text, Python, torch
 """

@@ -18,8 +18,8 @@ from typing import Any
 from understudy.shapes.algebra import polynomials
 from understudy.shapes.algebra.expr import Algebra, Expr
 from understudy.shapes.algebra.intervals import Interval, Knowledge, compact, excludes_zero, is_nonnegative
-from understudy.shapes.algebra.polynomials import Monomial, Size, constant_of
-from understudy.shapes.algebra.printing import relation_text
+from understudy.shapes.algebra.polynomials import Integer, Monomial, constant_of
+from understudy.shapes.algebra.writers import TEXT, T, Writer
 
 LONGEST_PERIOD = 64
 LARGEST_ROOT = 1 << 50  # below, a root by floats is right after rounding
@@ -44,14 +44,15 @@ class Condition:
 
     def __str__(self) -> str:
         if not self._text:
-            if self.parts:
-                word = f" {self.kind} "
-                self._text = word.join(f"({p})" if p.parts else str(p) for p in self.parts)
-            else:
-                self._text = relation_text(self.kind, self.expr.terms)
+            self._text = TEXT.write(self).text
         return self._text
 
     __repr__ = __str__
+
+    def write(self, writer: Writer[T]) -> T:
+        if self.parts:
+            return writer.write_junction(self.kind, self.parts)
+        return writer.write_relation(self.kind, self.expr.terms)
 
     @property
     def is_relation(self) -> bool:
@@ -64,7 +65,7 @@ class Condition:
             return combine(part.evaluate(values) for part in self.parts)
         return HOLDS[self.kind](self.expr.evaluate(values))
 
-    def substitute(self, values: Mapping[Expr, Size]) -> bool | Condition:
+    def substitute(self, values: Mapping[Expr, Integer]) -> bool | Condition:
         """The condition with symbols replaced, all at once."""
         if self.parts:
             return join(self.kind, [part.substitute(values) for part in self.parts])
@@ -81,31 +82,31 @@ HOLDS: dict[str, Callable[[int], bool]] = {
 # -- relations -------------------------------------------------------------------------------------------
 
 
-def eq(a: Size, b: Size) -> bool | Condition:
+def eq(a: Integer, b: Integer) -> bool | Condition:
     return _compare("eq", a, b)
 
 
-def ne(a: Size, b: Size) -> bool | Condition:
+def ne(a: Integer, b: Integer) -> bool | Condition:
     return _compare("ne", a, b)
 
 
-def ge(a: Size, b: Size) -> bool | Condition:
+def ge(a: Integer, b: Integer) -> bool | Condition:
     return _compare("ge", a, b)
 
 
-def le(a: Size, b: Size) -> bool | Condition:
+def le(a: Integer, b: Integer) -> bool | Condition:
     return _compare("ge", b, a)
 
 
-def gt(a: Size, b: Size) -> bool | Condition:
+def gt(a: Integer, b: Integer) -> bool | Condition:
     return _compare("gt", a, b)
 
 
-def lt(a: Size, b: Size) -> bool | Condition:
+def lt(a: Integer, b: Integer) -> bool | Condition:
     return _compare("gt", b, a)
 
 
-def _compare(kind: str, a: Size, b: Size) -> bool | Condition:
+def _compare(kind: str, a: Integer, b: Integer) -> bool | Condition:
     if type(a) is Expr:
         algebra = a.algebra
     elif type(b) is Expr:
@@ -131,7 +132,7 @@ PLAIN: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def relation(kind: str, p: Size) -> bool | Condition:
+def relation(kind: str, p: Integer) -> bool | Condition:
     """The normal form of p == 0, p != 0 or p >= 0."""
     if isinstance(p, int):
         return HOLDS[kind](p)
@@ -148,7 +149,7 @@ def relation(kind: str, p: Size) -> bool | Condition:
     return found
 
 
-def _normal(kind: str, p: Size) -> bool | Condition:
+def _normal(kind: str, p: Integer) -> bool | Condition:
     if isinstance(p, int):
         return HOLDS[kind](p)
     algebra = p.algebra
@@ -188,7 +189,7 @@ def _of_product(p: Expr) -> bool | Condition | None:
     return None if cofactor is None else ge(cofactor, 1)
 
 
-def cofactor_of_product(knowledge: Knowledge, p: Expr) -> Size | None:
+def cofactor_of_product(knowledge: Knowledge, p: Expr) -> Integer | None:
     """The q of m*q - n, if it is that with m >= n >= 1: then m*q >= n exactly where q >= 1."""
     n = -constant_of(p)
     if n < 1 or len(p.terms) < 3:
@@ -238,14 +239,14 @@ def _of_power(kind: str, monomial: Monomial, exponent: int, number: int) -> bool
     return le(base, root) if kind == "le" else ge(base, root if root**exponent == number else root + 1)
 
 
-def _of_quotient(kind: str, p: Size, c: int, number: int) -> bool | Condition | None:
+def _of_quotient(kind: str, p: Integer, c: int, number: int) -> bool | Condition | None:
     """p // 4 >= 2 is p >= 8, and p // 4 <= 2 is p <= 11."""
     if kind == "eq":
         return None
     return ge(p, c * number) if kind == "ge" else le(p, c * number + c - 1)
 
 
-def _of_remainder(kind: str, p: Size, c: int, number: int) -> bool | Condition | None:
+def _of_remainder(kind: str, p: Integer, c: int, number: int) -> bool | Condition | None:
     """(p + 6) % 7 == 6 is p % 7 == 0, and (p + 6) % 7 <= 5 is p % 7 != 0."""
     if isinstance(p, int):
         return None
@@ -294,7 +295,7 @@ def by_remainder(condition: Condition) -> Condition:
         return condition
     is_one = sum(holds) == 1
     found = (eq if is_one else ne)(algebra.mod(symbol, period), holds.index(is_one))
-    return found if isinstance(found, Condition) and len(str(found)) < len(str(condition)) else condition
+    return found if isinstance(found, Condition) and found.expr.weight < condition.expr.weight else condition
 
 
 def decided_by_interval(kind: str, interval: tuple[int | None, int | None]) -> bool | None:
@@ -307,7 +308,7 @@ def decided_by_interval(kind: str, interval: tuple[int | None, int | None]) -> b
     return kind == "eq" if interval == (0, 0) else None
 
 
-def _intern(algebra: Algebra, kind: str, p: Size, parts: tuple[Condition, ...]) -> Condition:
+def _intern(algebra: Algebra, kind: str, p: Integer, parts: tuple[Condition, ...]) -> Condition:
     key = (kind, p, *parts)
     found = algebra.conditions.get(key)
     if found is None:
@@ -388,7 +389,7 @@ def _with_atoms(condition: bool | Condition, values: Mapping[Expr, int]) -> bool
         return join(condition.kind, [_with_atoms(part, values) for part in condition.parts])
     if all(atom not in values for atom in condition.expr.atoms):
         return condition
-    return relation(condition.kind, condition.algebra.mapped(condition.expr, lambda atom: values.get(atom, atom)))
+    return relation(condition.kind, condition.algebra.map_atoms(condition.expr, lambda atom: values.get(atom, atom)))
 
 
 def negate(a: bool | Condition) -> bool | Condition:

@@ -10,14 +10,14 @@ the sizes at which it can be computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from understudy.shapes.algebra import polynomials
 from understudy.shapes.algebra.intervals import Interval, interval_of
-from understudy.shapes.algebra.polynomials import Monomial, Size, Terms, terms_of
-from understudy.shapes.algebra.printing import text_of
+from understudy.shapes.algebra.polynomials import Integer, Monomial, Terms, terms_of
 from understudy.shapes.algebra.rewrites import folded_division, rewrite
+from understudy.shapes.algebra.writers import TEXT, T, Writer
 
 if TYPE_CHECKING:
     from understudy.shapes.algebra.conditions import Condition
@@ -37,7 +37,7 @@ class Expr:
 
     algebra: Algebra
     kind: str  # "sum", "symbol", or a key of REWRITES
-    args: tuple[Size, ...]
+    args: tuple[Integer, ...]
     terms: Terms
     symbols: frozenset[Expr]
     is_symbol: bool
@@ -62,54 +62,61 @@ class Expr:
         self._interval: Interval | None = None
         self._text = ""
 
-    def __add__(self, other: Any) -> Size:
+    def __add__(self, other: object) -> Integer:
         return self.algebra.add(self, other) if isinstance(other, OPERANDS) else NotImplemented
 
-    def __radd__(self, other: Any) -> Size:
+    def __radd__(self, other: object) -> Integer:
         return self.algebra.add(other, self) if isinstance(other, int) else NotImplemented
 
-    def __sub__(self, other: Any) -> Size:
+    def __sub__(self, other: object) -> Integer:
         return self.algebra.sub(self, other) if isinstance(other, OPERANDS) else NotImplemented
 
-    def __rsub__(self, other: Any) -> Size:
+    def __rsub__(self, other: object) -> Integer:
         return self.algebra.sub(other, self) if isinstance(other, int) else NotImplemented
 
-    def __mul__(self, other: Any) -> Size:
+    def __mul__(self, other: object) -> Integer:
         return self.algebra.mul(self, other) if isinstance(other, OPERANDS) else NotImplemented
 
-    def __rmul__(self, other: Any) -> Size:
+    def __rmul__(self, other: object) -> Integer:
         return self.algebra.mul(other, self) if isinstance(other, int) else NotImplemented
 
-    def __floordiv__(self, other: Any) -> Size:
+    def __floordiv__(self, other: object) -> Integer:
         return self.algebra.floordiv(self, other) if isinstance(other, OPERANDS) else NotImplemented
 
-    def __rfloordiv__(self, other: Any) -> Size:
+    def __rfloordiv__(self, other: object) -> Integer:
         return self.algebra.floordiv(other, self) if isinstance(other, int) else NotImplemented
 
-    def __mod__(self, other: Any) -> Size:
+    def __mod__(self, other: object) -> Integer:
         return self.algebra.mod(self, other) if isinstance(other, OPERANDS) else NotImplemented
 
-    def __rmod__(self, other: Any) -> Size:
+    def __rmod__(self, other: object) -> Integer:
         return self.algebra.mod(other, self) if isinstance(other, int) else NotImplemented
 
-    def __pow__(self, other: Any) -> Size:
+    def __pow__(self, other: object) -> Integer:
         return self.algebra.pow(self, other) if isinstance(other, OPERANDS) else NotImplemented
 
-    def __rpow__(self, other: Any) -> Size:
+    def __rpow__(self, other: object) -> Integer:
         return self.algebra.pow(other, self) if isinstance(other, int) else NotImplemented
 
-    def __neg__(self) -> Size:
+    def __neg__(self) -> Integer:
         return self.algebra.neg(self)
 
-    def __abs__(self) -> Size:
+    def __abs__(self) -> Integer:
         return self.algebra.absolute(self)
 
     def __str__(self) -> str:
         if not self._text:
-            self._text = text_of(self)
+            self._text = TEXT.write(self).text
         return self._text
 
     __repr__ = __str__
+
+    def write(self, writer: Writer[T]) -> T:
+        if self.is_symbol:
+            return writer.write_symbol(self)
+        if self.kind == "sum":
+            return writer.write_sum(self.terms)
+        return writer.write_integer_operation(self, self.kind, self.args)
 
     @property
     def is_atom(self) -> bool:
@@ -133,7 +140,7 @@ class Expr:
             return values[self]
         return EVALUATE[self.kind](*[a if isinstance(a, int) else a.evaluate(values) for a in self.args])
 
-    def substitute(self, values: Mapping[Expr, Size]) -> Size:
+    def substitute(self, values: Mapping[Expr, Integer]) -> Integer:
         """The expression with symbols replaced, all at once."""
         if self.symbols.isdisjoint(values):
             return self
@@ -141,7 +148,7 @@ class Expr:
             return values[self]
         algebra = self.algebra
         if self.kind == "sum":
-            return algebra.mapped(self, lambda atom: atom.substitute(values))
+            return algebra.map_atoms(self, lambda atom: atom.substitute(values))
         return algebra.apply(
             self.kind, *[a if isinstance(a, int) else a.substitute(values) for a in self.args]
         )
@@ -177,12 +184,12 @@ class Algebra:
         self._parts: dict[tuple[Expr, int, int], Expr] = {}
         self._atoms: dict[tuple[Any, ...], Expr] = {}
         self._interned: dict[Terms, Expr] = {}
-        self._sums: dict[tuple[Size, Size], Size] = {}
-        self._differences: dict[tuple[Size, Size], Size] = {}
-        self._products: dict[tuple[Size, Size], Size] = {}
-        self._quotients: dict[tuple[Size, Size], Size] = {}
-        self._remainders: dict[tuple[Size, Size], Size] = {}
-        self._applied: dict[tuple[Any, ...], Size] = {}
+        self._sums: dict[tuple[Integer, Integer], Integer] = {}
+        self._differences: dict[tuple[Integer, Integer], Integer] = {}
+        self._products: dict[tuple[Integer, Integer], Integer] = {}
+        self._quotients: dict[tuple[Integer, Integer], Integer] = {}
+        self._remainders: dict[tuple[Integer, Integer], Integer] = {}
+        self._applied: dict[tuple[Any, ...], Integer] = {}
         self._count = 0
 
     # -- making ------------------------------------------------------------------------------------
@@ -191,9 +198,14 @@ class Algebra:
         """A new symbol for the sizes low..high; None is unbounded."""
         if name in self.symbols:
             raise ValueError(f"there is a symbol {name} already")
-        symbol = self.symbols[name] = self._born("symbol")
-        symbol.name, symbol.low, symbol.high = name, low, high
-        symbol.is_symbol = True
+        symbol = self.symbols[name] = self.free_symbol(name)
+        symbol.low, symbol.high = low, high
+        return symbol
+
+    def free_symbol(self, name: str) -> Expr:
+        """A symbol of which nothing is known, and that can't be found by its name."""
+        symbol = self._born("symbol")
+        symbol.name, symbol.is_symbol = name, True
         symbol.symbols = frozenset((symbol,))
         return symbol
 
@@ -216,7 +228,7 @@ class Algebra:
             self._interned[atom.terms] = atom
         return atom
 
-    def atom(self, kind: str, args: tuple[Size, ...]) -> Size:
+    def atom(self, kind: str, args: tuple[Integer, ...]) -> Integer:
         """The atom as it is, without a rewrite."""
         key = (kind, *args)
         found = self._atoms.get(key)
@@ -236,7 +248,7 @@ class Algebra:
         """The atoms that were made after there were that many, in order."""
         return [] if count == len(self._atoms) else list(self._atoms.values())[count:]
 
-    def normal(self, table: dict[Monomial, int]) -> Size:
+    def normal(self, table: dict[Monomial, int]) -> Integer:
         """The expression of a table of terms."""
         present = [term for term in table.items() if term[1]]
         if len(present) > 1:
@@ -260,30 +272,22 @@ class Algebra:
         found.depth = max([atom.depth for atom in atoms])
         return found
 
-    def monomial(self, monomial: Monomial, coefficient: int = 1) -> Size:
+    def monomial(self, monomial: Monomial, coefficient: int = 1) -> Integer:
         return self.normal({monomial: coefficient})
 
-    def mapped(self, expr: Expr, change: Any) -> Size:
+    def map_atoms(self, expr: Expr, change: Callable[[Expr], Integer]) -> Integer:
         """The sum with each atom changed."""
-        parts: list[Size] = []
+        parts: list[Integer] = []
         for monomial, coefficient in expr.terms:
-            term: Size = coefficient
+            term: Integer = coefficient
             for atom, exponent in monomial:
                 term = self.mul(term, self.pow(change(atom), exponent))
             parts.append(term)
-        if len(parts) <= MANY:
-            total: Size = 0
-            for part in parts:
-                total = self.add(total, part)
-            return total
-        table: dict[Monomial, int] = {}
-        for part in parts:
-            polynomials.accumulate(table, terms_of(part))
-        return self.normal(table)
+        return self.add_all(parts)
 
     # -- operations --------------------------------------------------------------------------------
 
-    def add(self, a: Size, b: Size) -> Size:
+    def add(self, a: Integer, b: Integer) -> Integer:
         found = self._sums.get((a, b))
         if found is not None:
             return found
@@ -294,7 +298,19 @@ class Algebra:
         result = self._sums[a, b] = self.normal(table)
         return result
 
-    def sub(self, a: Size, b: Size) -> Size:
+    def add_all(self, parts: Sequence[Integer]) -> Integer:
+        """The sum of them: as long as it is, but not as long as all of its beginnings together."""
+        if len(parts) <= MANY:
+            total: Integer = 0
+            for part in parts:
+                total = self.add(total, part)
+            return total
+        table: dict[Monomial, int] = {}
+        for part in parts:
+            polynomials.accumulate(table, terms_of(part))
+        return self.normal(table)
+
+    def sub(self, a: Integer, b: Integer) -> Integer:
         found = self._differences.get((a, b))
         if found is not None:
             return found
@@ -305,7 +321,7 @@ class Algebra:
         result = self._differences[a, b] = self.normal(table)
         return result
 
-    def mul(self, a: Size, b: Size) -> Size:
+    def mul(self, a: Integer, b: Integer) -> Integer:
         found = self._products.get((a, b))
         if found is not None:
             return found
@@ -314,34 +330,34 @@ class Algebra:
         result = self._products[a, b] = self.normal(polynomials.product(terms_of(a), terms_of(b)))
         return result
 
-    def neg(self, a: Size) -> Size:
+    def neg(self, a: Integer) -> Integer:
         return self.sub(0, a)
 
-    def floordiv(self, a: Size, b: Size) -> Size:
+    def floordiv(self, a: Integer, b: Integer) -> Integer:
         found = self._quotients.get((a, b))
         if found is None:
             found = self._quotients[a, b] = self.apply("floordiv", a, b)
         return found
 
-    def mod(self, a: Size, b: Size) -> Size:
+    def mod(self, a: Integer, b: Integer) -> Integer:
         found = self._remainders.get((a, b))
         if found is None:
             found = self._remainders[a, b] = self.apply("mod", a, b)
         return found
 
-    def pow(self, a: Size, b: Size) -> Size:
+    def pow(self, a: Integer, b: Integer) -> Integer:
         return a if isinstance(b, int) and b == 1 else self.apply("pow", a, b)
 
-    def minimum(self, a: Size, b: Size) -> Size:
+    def minimum(self, a: Integer, b: Integer) -> Integer:
         return self.apply("min", a, b)
 
-    def maximum(self, a: Size, b: Size) -> Size:
+    def maximum(self, a: Integer, b: Integer) -> Integer:
         return self.apply("max", a, b)
 
-    def absolute(self, a: Size) -> Size:
+    def absolute(self, a: Integer) -> Integer:
         return self.apply("abs", a)
 
-    def apply(self, kind: str, *args: Size) -> Size:
+    def apply(self, kind: str, *args: Integer) -> Integer:
         """Any operation that is no polynomial, by name."""
         key = (kind, *args)
         found = self._applied.get(key)
@@ -351,7 +367,7 @@ class Algebra:
 
     # -- what a rewrite may ask ----------------------------------------------------------------------
 
-    def interval(self, size: Size) -> Interval:
+    def interval(self, size: Integer) -> Interval:
         """What the declared ranges of the symbols alone say."""
         if isinstance(size, int):
             return size, size
@@ -364,4 +380,4 @@ class Algebra:
         return monomial.low, monomial.high
 
 
-__all__ = ["Algebra", "Expr", "Size"]
+__all__ = ["Algebra", "Expr", "Integer"]

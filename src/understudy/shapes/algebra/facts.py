@@ -16,7 +16,7 @@ from understudy.shapes.algebra.expr import Algebra, Expr
 from understudy.shapes.algebra.intervals import Interval, expand
 from understudy.shapes.algebra.knowledge import Store
 from understudy.shapes.algebra.learning import Lesson, without_factors
-from understudy.shapes.algebra.polynomials import Size, constant_of, variable_content
+from understudy.shapes.algebra.polynomials import Integer, constant_of, variable_content
 from understudy.shapes.algebra.prover import Search
 
 
@@ -55,7 +55,7 @@ class Facts:
         self._alternatives: list[Condition] = []  # disjunctions of which it is open what holds
         self._decided: dict[Condition, Proof] = {}  # for good: facts are never taken back
         self._undecided: dict[Condition, int] = {}  # the version that did not know
-        self._simplified: dict[Expr, Size] = {}
+        self._simplified: dict[Expr, Integer] = {}
         self._at_example: dict[Condition, bool] = {}
         self._has_example = True  # until a fact is learned that may not hold there
 
@@ -208,7 +208,7 @@ class Facts:
             return found if longer is inside else self._compared(kind, longer, at_hand)
         return found
 
-    def _compared(self, kind: str, p: Size, at_hand: bool | None) -> Proof:
+    def _compared(self, kind: str, p: Integer, at_hand: bool | None) -> Proof:
         store = self._store
         if not isinstance(p, int):
             number = variable_content(p.terms)
@@ -229,7 +229,7 @@ class Facts:
             return OPPOSITE[is_equal]
         return is_equal if may_hold and Search(store).zero(p) else UNKNOWN
 
-    def simplify(self, expr: Size) -> Size:
+    def simplify(self, expr: Integer) -> Integer:
         """The expression with all that is known, in the user's symbols."""
         if isinstance(expr, int):
             return expr
@@ -238,7 +238,7 @@ class Facts:
             found = self._simplified[expr] = self._simplified_fully(expr)
         return found
 
-    def _simplified_fully(self, expr: Expr) -> Size:
+    def _simplified_fully(self, expr: Expr) -> Integer:
         """What is simple stays as it is: the result is remembered for itself, too."""
         found = self._simplified_once(expr)
         for _ in range(MOST_ROUNDS):  # a shorter form may show more
@@ -267,7 +267,7 @@ class Facts:
         is_shorter = isinstance(found, Condition) and len(str(found)) <= len(str(condition))
         return by_remainder(found if is_shorter and isinstance(found, Condition) else condition)
 
-    def _narrowed(self, kind: str, p: Size) -> tuple[str, Size]:
+    def _narrowed(self, kind: str, p: Integer) -> tuple[str, Integer]:
         """p != 0 where p has no value below 0 is p >= 1. (Of a symbol or remainder, `!= 0` says more to a reader.)"""
         if kind != "ne" or isinstance(p, int) or p.is_symbol or p.kind == "mod":
             return kind, p
@@ -276,13 +276,13 @@ class Facts:
             return "ge", self.algebra.sub(p, 1)
         return ("ge", self.algebra.sub(-1, p)) if high == 0 else (kind, p)
 
-    def _simplified_once(self, expr: Expr) -> Size:
+    def _simplified_once(self, expr: Expr) -> Integer:
         try:
             return self._store.outside(self._rounded(self._store.inside(expr)))
         except ArithmeticError:  # it can't be computed at any of the sizes that are left
             return expr
 
-    def _rounded(self, size: Size) -> Size:
+    def _rounded(self, size: Integer) -> Integer:
         """With p - r in place of c*(p // c) where the remainder r is known."""
         store = self._store
         if isinstance(size, int):
@@ -293,13 +293,13 @@ class Facts:
                 return shorter if shorter is size else self._rounded(shorter)
         return size
 
-    def interval(self, expr: Size) -> Interval:
+    def interval(self, expr: Integer) -> Interval:
         """The least and the largest value, None where there is none."""
         try:
             return self._store.interval(self._rounded(self._store.inside(expr)))
         except ArithmeticError:
             return None, None
 
-    def replacement(self, symbol: Expr) -> Size:
+    def replacement(self, symbol: Expr) -> Integer:
         """What the symbol was merged into or specialised to; else itself."""
         return self.simplify(symbol)

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, TypeAlias, Union
 
 from understudy.shapes.algebra import conditions
 from understudy.shapes.algebra.conditions import Condition
 from understudy.shapes.algebra.expr import Expr
+from understudy.shapes.algebra.intervals import Interval
+from understudy.shapes.algebra.polynomials import Integer
+from understudy.shapes.algebra.writers import TEXT, T, Writer
 
 FUNCTIONS = tuple("sqrt cos cosh sin sinh tan tanh asin acos atan exp log log2".split())
 OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -41,11 +44,15 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "ite": lambda condition, then, otherwise: then if condition else otherwise,
     **{name: getattr(math, name) for name in FUNCTIONS},
 }  # fmt: skip
-INFIX = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
-         "and": "&", "or": "|", "xor": "^"}  # fmt: skip
-SILENT = ("to_float", "value")
 SMALL = 1 << 20
 """Numerators and denominators up to which quotients of sizes are exact: a size times one has fewer than 53 bits."""
+
+
+Number: TypeAlias = Union[int, float, Expr, "FloatExpr"]
+AnyCondition: TypeAlias = Union[Condition, "Comparison", "Combination"]
+Truth: TypeAlias = Union[bool, AnyCondition]
+Operand: TypeAlias = Union[Number, AnyCondition]
+"""What an operation may be given: the condition of `ite` is one."""
 
 
 class FloatExpr:
@@ -53,30 +60,38 @@ class FloatExpr:
 
     __slots__ = ("arguments", "operation", "symbols")
 
-    def __init__(self, operation: str, arguments: tuple[Any, ...]) -> None:
+    def __init__(self, operation: str, arguments: tuple[Operand, ...]) -> None:
         self.operation = operation
         self.arguments = arguments
         self.symbols: frozenset[Expr] = symbols_of(arguments)
 
-    def evaluate(self, values: Mapping[Expr, Any]) -> Any:
+    @property
+    def choice(self) -> tuple[AnyCondition, Integer, Integer]:
+        """The condition and the two integers of an `ite` of these."""
+        condition, then, otherwise = self.arguments
+        assert not isinstance(condition, (int, float, Expr, FloatExpr))
+        assert isinstance(then, (int, Expr)) and isinstance(otherwise, (int, Expr))
+        return condition, then, otherwise
+
+    @property
+    def unbacked(self) -> Expr | None:
+        """The symbol that it is, if it is an unbacked float."""
+        symbol = self.arguments[0] if self.operation == "value" else None
+        return symbol if isinstance(symbol, Expr) else None
+
+    def evaluate(self, values: Mapping[Expr, int]) -> float:
         return OPERATIONS[self.operation](*[evaluate(a, values) for a in self.arguments])
 
+    def write(self, writer: Writer[T]) -> T:
+        return writer.write_operation(self, self.operation, self.arguments)
+
     def __str__(self) -> str:
-        shown = [str(a) for a in self.arguments]
-        if self.operation in INFIX:
-            return f"({_operand(shown[0])} {INFIX[self.operation]} {_operand(shown[1])})"
-        if self.operation in SILENT:
-            return _operand(shown[0])
-        if self.operation == "ite":
-            return f"({shown[1]} if {shown[0]} else {shown[2]})"
-        if self.operation == "neg":
-            return f"-{_operand(shown[0])}"
-        return f"{self.operation}({', '.join(map(_bare, shown))})"
+        return TEXT.write(self).text
 
     __repr__ = __str__
 
 
-class FloatCondition:
+class Comparison:
     """A comparison in which a float takes part. Interned by the environment that makes it."""
 
     __slots__ = ("left", "relation", "right", "symbols")
@@ -86,16 +101,18 @@ class FloatCondition:
     }  # fmt: skip
     OPPOSITE: ClassVar[dict[str, str]] = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 
-    def __init__(self, relation: str, left: Any, right: Any) -> None:
+    def __init__(self, relation: str, left: Number, right: Number) -> None:
         self.relation, self.left, self.right = relation, left, right
         self.symbols: frozenset[Expr] = symbols_of((left, right))
 
-    def evaluate(self, values: Mapping[Expr, Any]) -> bool:
+    def evaluate(self, values: Mapping[Expr, int]) -> bool:
         return bool(self.RELATIONS[self.relation](evaluate(self.left, values), evaluate(self.right, values)))
 
+    def write(self, writer: Writer[T]) -> T:
+        return writer.write_comparison(self.relation, writer.write(self.left), writer.write(self.right))
+
     def __str__(self) -> str:
-        left, right = (_bare(str(side)) for side in (self.left, self.right))
-        return f"{left} {self.relation} {right}"
+        return TEXT.write(self).text
 
     __repr__ = __str__
 
@@ -105,48 +122,36 @@ class Combination:
 
     __slots__ = ("kind", "parts", "symbols")
 
-    def __init__(self, kind: str, parts: tuple[Any, ...]) -> None:
+    def __init__(self, kind: str, parts: tuple[AnyCondition, ...]) -> None:
         self.kind = kind
         self.parts = parts
         self.symbols: frozenset[Expr] = symbols_of(parts)
 
-    def evaluate(self, values: Mapping[Expr, Any]) -> bool:
+    def evaluate(self, values: Mapping[Expr, int]) -> bool:
         combine = all if self.kind == "and" else any
         return combine(part.evaluate(values) for part in self.parts)
 
+    def write(self, writer: Writer[T]) -> T:
+        return writer.write_junction(self.kind, self.parts)
+
     def __str__(self) -> str:
-        shown = [f"({part})" if getattr(part, "parts", ()) else str(part) for part in self.parts]
-        return f" {self.kind} ".join(shown)
+        return TEXT.write(self).text
 
     __repr__ = __str__
 
 
-def evaluate(value: Any, values: Mapping[Expr, Any]) -> Any:
+def evaluate(value: Operand, values: Mapping[Expr, int]) -> float:
     return value if isinstance(value, (int, float)) else value.evaluate(values)
 
 
-def symbols_of(parts: tuple[Any, ...]) -> frozenset[Expr]:
+def symbols_of(parts: Iterable[Operand]) -> frozenset[Expr]:
     return frozenset().union(*(getattr(part, "symbols", ()) for part in parts))
-
-
-def _operand(text: str) -> str:
-    return text if text.startswith("(") or not set(text) & set(" +-*/%") else f"({text})"
-
-
-def _bare(text: str) -> str:
-    """Without the parentheses around the whole, if they are a pair."""
-    depth = 0
-    for position, letter in enumerate(text):
-        depth += (letter == "(") - (letter == ")")
-        if depth == 0 and position < len(text) - 1:
-            return text
-    return text[1:-1] if text.startswith("(") else text
 
 
 # --- exactly a quotient of sizes ------------------------------------------------------------------------------
 
 
-def as_fraction(expression: Any) -> tuple[Any, int] | None:
+def as_fraction(expression: Operand) -> tuple[Integer, int] | None:
     """(size, divisor) if this is the quotient of an integer expression and a positive integer, rounded once at most."""
     if isinstance(expression, Expr):
         return expression, 1
@@ -171,20 +176,20 @@ def as_fraction(expression: Any) -> tuple[Any, int] | None:
     return None
 
 
-def _number_as_fraction(number: Any) -> tuple[int, int] | None:
+def _number_as_fraction(number: Operand) -> tuple[int, int] | None:
     if not isinstance(number, (int, float)) or not math.isfinite(number):
         return None
     top, bottom = number.as_integer_ratio()
     return (top, bottom) if abs(top) <= SMALL and bottom <= SMALL else None
 
 
-INTEGER_RELATIONS: dict[str, Callable[[Any, Any], bool | Condition]] = {
+INTEGER_RELATIONS: dict[str, Callable[[Integer, Integer], bool | Condition]] = {
     "==": conditions.eq, "!=": conditions.ne, "<": conditions.lt,
     "<=": conditions.le, ">": conditions.gt, ">=": conditions.ge,
 }  # fmt: skip
 
 
-def as_integer_condition(relation: str, left: Any, right: Any) -> Any:
+def as_integer_condition(relation: str, left: Number, right: Number) -> bool | Condition | None:
     """The same comparison of sizes, None if it is none."""
     a, b = as_fraction(left), as_fraction(right)
     if a is None or b is None:
@@ -201,7 +206,7 @@ EXACT = frozenset({"to_float", "value", "floor", "ceil", "trunc"})
 CORNERS = frozenset({"add", "sub", "mul", "min", "max"})
 
 
-def bounds_of(value: Any, interval: Callable[[Any], tuple[int | None, int | None]]) -> Bounds:
+def bounds_of(value: Operand, interval: Callable[[Integer], Interval]) -> Bounds:
     """Between which numbers a value lies, for all sizes within their intervals."""
     if isinstance(value, (int, float)):
         return (value, value) if value == value else ANYTHING

@@ -12,7 +12,7 @@ from math import comb, lcm
 from typing import TYPE_CHECKING, Protocol
 
 from understudy.shapes.algebra import polynomials
-from understudy.shapes.algebra.polynomials import ONE, Monomial, Size, Terms
+from understudy.shapes.algebra.polynomials import ONE, Integer, Monomial, Terms
 
 if TYPE_CHECKING:
     from understudy.shapes.algebra.expr import Algebra, Expr
@@ -30,9 +30,9 @@ class Knowledge(Protocol):
 
     algebra: Algebra
 
-    def apply(self, kind: str, *args: Size) -> Size: ...
-    def atom(self, kind: str, args: tuple[Size, ...]) -> Size: ...
-    def interval(self, size: Size) -> Interval: ...
+    def apply(self, kind: str, *args: Integer) -> Integer: ...
+    def atom(self, kind: str, args: tuple[Integer, ...]) -> Integer: ...
+    def interval(self, size: Integer) -> Interval: ...
     def bounds(self, monomial: Expr) -> Interval: ...
 
 
@@ -323,7 +323,7 @@ def by_scaling(knowledge: Knowledge, expr: Expr) -> Interval:
     return None if low is None else -(-low // scale), None if high is None else high // scale
 
 
-def without_floors(knowledge: Knowledge, expr: Size) -> tuple[int, Size]:
+def without_floors(knowledge: Knowledge, expr: Integer) -> tuple[int, Integer]:
     """A multiple of the expression in which p // c has become (p - p % c) / c, and its factor."""
     total = 1
     for _ in range(3):  # a numerator may bring floor-divisions of its own
@@ -346,7 +346,7 @@ def without_floors(knowledge: Knowledge, expr: Size) -> tuple[int, Size]:
     return total, expr
 
 
-def expand(knowledge: Knowledge, size: Size) -> Size:
+def expand(knowledge: Knowledge, size: Integer) -> Integer:
     """With c*(p // c) written as p - p % c, wherever the coefficients allow it and some of p cancels."""
     if isinstance(size, int):
         return size
@@ -354,7 +354,7 @@ def expand(knowledge: Knowledge, size: Size) -> Size:
     return size if longer is None else longer
 
 
-def _expand(knowledge: Knowledge, table: dict[Monomial, int]) -> Size | None:
+def _expand(knowledge: Knowledge, table: dict[Monomial, int]) -> Integer | None:
     """None if nothing cancels. The table is used up."""
     # All of them before the sum is put together: what does not cancel folds to what it was.
     cancels = False
@@ -381,7 +381,7 @@ def _expand_one(knowledge: Knowledge, table: dict[Monomial, int], atom: Expr, re
     return cancels
 
 
-def compact(knowledge: Knowledge, size: Size) -> Size:
+def compact(knowledge: Knowledge, size: Integer) -> Integer:
     """`expand`, where that makes it no longer: products of floor-divisions stay the products that they are."""
     longer = expand(knowledge, size)
     return size if len(polynomials.terms_of(longer)) > len(polynomials.terms_of(size)) else longer

@@ -13,7 +13,7 @@ from math import gcd, lcm
 from understudy.shapes.algebra import polynomials
 from understudy.shapes.algebra.expr import Algebra, Expr
 from understudy.shapes.algebra.intervals import EVERYTHING, Interval, interval_of, meet
-from understudy.shapes.algebra.polynomials import Monomial, Size, terms_of
+from understudy.shapes.algebra.polynomials import Integer, Monomial, terms_of
 from understudy.shapes.algebra.rewrites import rewrite
 
 LARGEST_WHOLE = 1 << 16
@@ -24,7 +24,7 @@ class Store:
 
     def __init__(self, algebra: Algebra) -> None:
         self.algebra = algebra
-        self.replacements: dict[Expr, Size] = {}
+        self.replacements: dict[Expr, Integer] = {}
         self.hidden: dict[Expr, tuple[Expr, int, int]] = {}  # k: (x, c, r) with x == c*k + r
         self.limits: dict[Expr, Interval] = {}  # of atoms and monomials
         self.inequalities: dict[Expr, None] = {}  # each is >= 0
@@ -32,14 +32,14 @@ class Store:
         self.congruences: dict[tuple[Expr, int], None] = {}  # (p, c): p is a multiple of c
         self.by_monomial: dict[Monomial, list[tuple[int, Expr]]] = {}
         self.is_contradictory = False
-        self._inside: dict[Expr, Size] = {}
+        self._inside: dict[Expr, Integer] = {}
         self._intervals: dict[Expr, Interval] = {}
-        self._applied: dict[tuple[object, ...], Size] = {}
+        self._applied: dict[tuple[object, ...], Integer] = {}
         self.proved: dict[object, bool] = {}
 
     # -- what a rewrite may ask ----------------------------------------------------------------------
 
-    def apply(self, kind: str, *args: Size) -> Size:
+    def apply(self, kind: str, *args: Integer) -> Integer:
         key = (kind, *args)
         found = self._applied.get(key)
         if found is None:
@@ -48,11 +48,11 @@ class Store:
             found = self._applied[key] = rewrite(kind, self, args)
         return found
 
-    def atom(self, kind: str, args: tuple[Size, ...]) -> Size:
+    def atom(self, kind: str, args: tuple[Integer, ...]) -> Integer:
         atom = self.algebra.atom(kind, args)
         return atom if isinstance(atom, int) else self.replacements.get(atom, atom)
 
-    def interval(self, size: Size) -> Interval:
+    def interval(self, size: Integer) -> Interval:
         if isinstance(size, int):
             return size, size
         found = self._intervals.get(size)
@@ -69,7 +69,7 @@ class Store:
         limits = self.limits.get(monomial, EVERYTHING)
         return meet((monomial.low, monomial.high), limits) if monomial.is_symbol else limits
 
-    def without_known_multiples(self, p: Size, q: Size) -> Size:
+    def without_known_multiples(self, p: Integer, q: Integer) -> Integer:
         """p less multiples of q that the congruences tell."""
         if not isinstance(q, int):
             return p
@@ -80,7 +80,7 @@ class Store:
             p = self.algebra.sub(p, found)
         return p
 
-    def _known_multiples(self, p: Size, q: int) -> Iterator[Size]:
+    def _known_multiples(self, p: Integer, q: int) -> Iterator[Integer]:
         for multiple, c in self.congruences:
             lead, number = multiple.terms[0]
             for monomial, coefficient in terms_of(p):
@@ -91,14 +91,14 @@ class Store:
 
     # -- inside and outside ----------------------------------------------------------------------------
 
-    def inside(self, size: Size) -> Size:
+    def inside(self, size: Integer) -> Integer:
         """With all replacements done, rewritten with all that is known."""
         if isinstance(size, int):
             return size
         found = self._inside.get(size)
         if found is None:
             if size.kind == "sum":
-                found = self.algebra.mapped(size, self.inside)
+                found = self.algebra.map_atoms(size, self.inside)
             elif size.is_symbol:
                 found = self.replacements.get(size, size)
             else:
@@ -106,28 +106,28 @@ class Store:
             self._inside[size] = found
         return found
 
-    def outside(self, size: Size) -> Size:
+    def outside(self, size: Integer) -> Integer:
         """In the user's symbols."""
         if isinstance(size, int) or not any(symbol.is_hidden for symbol in size.symbols):
             return size
         if size.kind not in ("sum", "symbol", "mod"):
             return self.algebra.apply(size.kind, *[self.outside(arg) for arg in size.args])
-        shown: Size = self._with_wide_remainders(size)
+        shown: Integer = self._with_wide_remainders(size)
         while not isinstance(shown, int):
             hidden = [atom for atom in shown.atoms if atom.is_hidden]
             if not hidden:
-                return self.algebra.mapped(shown, lambda atom: atom if atom.is_symbol else self.outside(atom))
+                return self.algebra.map_atoms(shown, lambda atom: atom if atom.is_symbol else self.outside(atom))
             shown = self._without(shown, max(hidden, key=lambda atom: atom.order))
         return shown
 
-    def _with_wide_remainders(self, size: Expr) -> Size:
+    def _with_wide_remainders(self, size: Expr) -> Integer:
         """With (c*p) % (c*n) in place of c*(p % n), if c*p can be written without parts."""
         algebra = self.algebra
-        total: Size = 0
+        total: Integer = 0
         for monomial, coefficient in size.terms:
-            term: Size = 1
+            term: Integer = 1
             for atom, exponent in monomial:
-                factor: Size = atom
+                factor: Integer = atom
                 if atom.kind == "mod" and exponent == 1:
                     p, n = atom.args
                     c = self.whole(p) if isinstance(n, int) else 1
@@ -140,7 +140,7 @@ class Store:
             total = algebra.add(total, algebra.mul(coefficient, term))
         return total
 
-    def whole(self, size: Size) -> int:
+    def whole(self, size: Integer) -> int:
         """How many times the expression can be written without parts of the user's symbols."""
         total = 1
         for monomial, coefficient in terms_of(size):
@@ -153,13 +153,13 @@ class Store:
             total = lcm(total, needed // gcd(needed, coefficient))
         return total if total <= LARGEST_WHOLE else 1
 
-    def _without(self, size: Expr, k: Expr) -> Size:
+    def _without(self, size: Expr, k: Expr) -> Integer:
         """With x - r in place of c*k where the coefficients allow it, else x // c in place of k."""
         algebra = self.algebra
         x, c, r = self.hidden[k]
-        total: Size = 0
+        total: Integer = 0
         for monomial, coefficient in size.terms:
-            term: Size = 1
+            term: Integer = 1
             for atom, exponent in monomial:
                 if atom is not k:
                     term = algebra.mul(term, algebra.pow(atom, exponent))

@@ -18,7 +18,7 @@ from understudy.shapes.algebra.conditions import HOLDS, cofactor_of_product
 from understudy.shapes.algebra.expr import Expr
 from understudy.shapes.algebra.intervals import Interval, by_terms, compact, excludes_zero, is_nonnegative
 from understudy.shapes.algebra.knowledge import Store
-from understudy.shapes.algebra.polynomials import Monomial, Size, constant_of
+from understudy.shapes.algebra.polynomials import Integer, Monomial, constant_of
 
 # Limits for one fact, against bounds that creep (x < y and y < x) and against chains without end. What is
 # left out beyond them makes answers weaker, never wrong.
@@ -26,7 +26,7 @@ MOST_NARROWINGS = 100
 MOST_TASKS = 10_000
 MOST_BITS = 1024  # of a bound: x*x <= x + 1 and x >= 2, which nothing meets, squares it again and again
 LARGEST_DIVISOR = 1 << 20  # 2*x == 3*x*x makes x a multiple of 3, then of 9, …
-Task = tuple[str, Size]
+Task = tuple[str, Integer]
 
 
 class Lesson:
@@ -39,7 +39,7 @@ class Lesson:
         self.to_propagate: deque[Expr] = deque()
         self.narrowings = 0
 
-    def take(self, kind: str, p: Size) -> None:
+    def take(self, kind: str, p: Integer) -> None:
         self.tasks.append((kind, p))
         self.finish()
 
@@ -72,14 +72,14 @@ class Lesson:
         if changed:
             store.forget_derived()
 
-    def perform(self, kind: str, p: Size) -> None:
+    def perform(self, kind: str, p: Integer) -> None:
         p = self.simplest(kind, p)
         if isinstance(p, int):
             self.store.is_contradictory |= not HOLDS[kind](p)
         else:
             TEACH[kind](self, p)
 
-    def simplest(self, kind: str, p: Size) -> Size:
+    def simplest(self, kind: str, p: Integer) -> Integer:
         """The relation without what is known, common factors, or a leading minus (unless it is >=)."""
         return without_factors(self.store, kind, compact(self.store, self.store.inside(p)))
 
@@ -137,7 +137,7 @@ class Lesson:
         elif whole.kind == "max" and high is not None:
             self.tasks.extend(("ge", self.algebra.sub(high, arg)) for arg in whole.args)
 
-    def neighbours(self, p: Size, c: int, low: int | None, high: int | None) -> None:
+    def neighbours(self, p: Integer, c: int, low: int | None, high: int | None) -> None:
         """p % c >= 1 exactly where (p - 1) % c <= c - 2: rounding up asks of one of them, rounding down of the other."""
         if low is not None and low >= 1:
             self.tasks.append(("ge", self.algebra.sub(c - 2, self.algebra.mod(self.algebra.sub(p, 1), c))))
@@ -188,7 +188,7 @@ class Lesson:
             if monomial and others > 1 and gcd(others, coefficient) == 1:
                 self.multiple(self.algebra.normal({monomial: 1}), others)
 
-    def solved(self, p: Expr) -> tuple[Expr, Size] | None:
+    def solved(self, p: Expr) -> tuple[Expr, Integer] | None:
         """(atom, value) with p == 0 exactly where atom == value; a hidden symbol or a sum rather than a summand."""
         candidates = []
         for monomial, coefficient in p.terms:
@@ -203,7 +203,7 @@ class Lesson:
         _, atom, value = max(candidates, key=lambda candidate: candidate[0])
         return atom, value
 
-    def may_replace(self, atom: Expr, value: Size) -> bool:
+    def may_replace(self, atom: Expr, value: Integer) -> bool:
         if isinstance(value, int):
             return atom.kind != "mod"
         if atom.is_symbol:
@@ -213,7 +213,7 @@ class Lesson:
             return False
         return all(a.is_symbol and a not in atom.symbols for a in value.atoms) or parts_of(atom).issuperset(value.atoms)
 
-    def replace(self, atom: Expr, value: Size) -> None:
+    def replace(self, atom: Expr, value: Integer) -> None:
         store = self.store
         limits = store.interval(atom)
         store.replacements[atom] = value
@@ -237,7 +237,7 @@ class Lesson:
         self.within(value, limits)
         self.tasks.extend(("ge", p) for p in meaning(atom, value))
 
-    def within(self, size: Size, interval: Interval) -> None:
+    def within(self, size: Integer, interval: Interval) -> None:
         low, high = interval
         if low is not None:
             self.tasks.append(("ge", self.algebra.sub(size, low)))
@@ -261,7 +261,7 @@ class Lesson:
         self.multiple(self.algebra.sub(numerator, r), c)
         return True
 
-    def multiple(self, p: Size, c: int) -> None:
+    def multiple(self, p: Integer, c: int) -> None:
         """p is a multiple of c."""
         if isinstance(p, int):
             self.store.is_contradictory |= p % c != 0
@@ -289,7 +289,7 @@ class Lesson:
             self.store.nonzero[p] = None
 
 
-def without_factors(store: Store, kind: str, p: Size) -> Size:
+def without_factors(store: Store, kind: str, p: Integer) -> Integer:
     """The relation p == 0, p != 0 or p >= 0 divided by what is known to be positive, or not zero where that will do.
 
     A number other than 0 stands for p == 0 if it can't be.
@@ -324,7 +324,7 @@ def parts_of(atom: Expr) -> frozenset[Expr]:
 TEACH = {"ge": Lesson.nonnegative, "eq": Lesson.zero, "ne": Lesson.nonzero}
 
 
-def meaning(atom: Expr, value: Size) -> list[Size]:
+def meaning(atom: Expr, value: Integer) -> list[Integer]:
     """What is >= 0 because the value is that of the operation."""
     algebra = atom.algebra
     if atom.kind == "floordiv" and isinstance(atom.args[1], int):

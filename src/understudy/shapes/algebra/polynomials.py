@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 Monomial = tuple[tuple["Expr", int], ...]
 Terms = tuple[tuple[Monomial, int], ...]
-Size = Union[int, "Expr"]
+Integer = Union[int, "Expr"]
 ONE: Monomial = ()
 
 
-def terms_of(size: Size) -> Terms:
+def terms_of(size: Integer) -> Terms:
     """The terms of an expression or of a number, highest degree first, the constant last."""
     if isinstance(size, int):
         return ((ONE, int(size)),) if size else ()
     return size.terms
 
 
-def constant_of(size: Size) -> int:
+def constant_of(size: Integer) -> int:
     if isinstance(size, int):
         return size
     monomial, coefficient = size.terms[-1]

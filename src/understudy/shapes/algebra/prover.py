@@ -22,7 +22,7 @@ from understudy.shapes.algebra.intervals import (
     scale,
 )
 from understudy.shapes.algebra.knowledge import Store
-from understudy.shapes.algebra.polynomials import Monomial, Size, constant_of
+from understudy.shapes.algebra.polynomials import Integer, Monomial, constant_of
 
 DEPTH = 3  # facts combined in one proof
 BUDGET = 25  # inequalities looked at for one question
@@ -39,7 +39,7 @@ class Search:
         self.budget = BUDGET
         self.splits = splits
 
-    def nonnegative(self, p: Size, depth: int = DEPTH) -> bool:
+    def nonnegative(self, p: Integer, depth: int = DEPTH) -> bool:
         if isinstance(p, int):
             return p >= 0
         key = (p, depth, self.splits)
@@ -58,12 +58,12 @@ class Search:
             self.store.proved[key] = found
         return found
 
-    def zero(self, p: Size) -> bool:
+    def zero(self, p: Integer) -> bool:
         if isinstance(p, int):
             return p == 0
         return self.nonnegative(p) and self.nonnegative(self.algebra.neg(p))
 
-    def nonzero(self, p: Size) -> bool:
+    def nonzero(self, p: Integer) -> bool:
         if isinstance(p, int):
             return p != 0
         store, algebra = self.store, self.algebra
@@ -133,7 +133,7 @@ def by_facts(search: Search, p: Expr, depth: int) -> bool:
     return any(search.nonnegative(rest, depth - 1) for rest in remainders(search, p))
 
 
-def remainders(search: Search, p: Expr) -> Iterator[Size]:
+def remainders(search: Search, p: Expr) -> Iterator[Integer]:
     """a*p - b*m*fact, without one of the terms that keep p from being seen as >= 0."""
     store, algebra = search.store, search.algebra
     known = store.by_monomial
@@ -176,7 +176,7 @@ def parts_of(monomial: Monomial) -> Iterator[Monomial]:
 def lemmas(search: Search, atom: Expr, is_rounded: bool) -> Iterator[Expr]:
     """What is >= 0 by the meaning of an atom, beyond its interval. `is_rounded`: a multiple of c*(p // c) is there."""
     store, algebra = search.store, search.algebra
-    found: list[Size] = []
+    found: list[Integer] = []
     if atom.kind in ("floordiv", "mod"):
         p, q = atom.args
         is_known_positive = is_nonnegative(store.interval(q))  # zero can't be
@@ -211,8 +211,8 @@ def by_cases(search: Search, p: Expr, depth: int) -> bool:
     return all_cases(search, depth, [with_atom(p, atom, option) for option in options])
 
 
-def with_atom(p: Expr, atom: Expr, value: Size) -> Size:
-    return p.algebra.mapped(p, lambda other: value if other is atom else other)
+def with_atom(p: Expr, atom: Expr, value: Integer) -> Integer:
+    return p.algebra.map_atoms(p, lambda other: value if other is atom else other)
 
 
 def by_residues(search: Search, p: Expr, depth: int) -> bool:
@@ -241,18 +241,18 @@ def by_residues(search: Search, p: Expr, depth: int) -> bool:
     return all_cases(search, depth, cases)
 
 
-def rewritten(store: Store, size: Size, x: Expr, value: Size) -> Size:
+def rewritten(store: Store, size: Integer, x: Expr, value: Integer) -> Integer:
     """The expression with x replaced, rewritten with all that is known."""
     if isinstance(size, int) or x not in size.symbols:
         return size
     if size.is_symbol:
         return value
     if size.kind == "sum":
-        return store.algebra.mapped(size, lambda atom: rewritten(store, atom, x, value))
+        return store.algebra.map_atoms(size, lambda atom: rewritten(store, atom, x, value))
     return store.apply(size.kind, *[rewritten(store, arg, x, value) for arg in size.args])
 
 
-def all_cases(search: Search, depth: int, cases: list[Size]) -> bool:
+def all_cases(search: Search, depth: int, cases: list[Integer]) -> bool:
     search.splits -= 1
     try:
         return all(search.nonnegative(expand(search.store, case), min(depth, 1)) for case in cases)

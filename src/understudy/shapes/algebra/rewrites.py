@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING
 
 from understudy.shapes.algebra import polynomials
 from understudy.shapes.algebra.intervals import Knowledge, is_nonnegative, is_nonpositive
-from understudy.shapes.algebra.polynomials import ONE, Monomial, Size, Terms, constant_of, terms_of
+from understudy.shapes.algebra.polynomials import ONE, Integer, Monomial, Terms, constant_of, terms_of
 
 if TYPE_CHECKING:
     from understudy.shapes.algebra.expr import Algebra, Expr
 
-Rule = Callable[..., "Size | None"]
+Rule = Callable[..., "Integer | None"]
 MOST_TERMS_OF_A_POWER = 32
 LARGEST_POWER_OF_A_SUM = 8
 LARGEST_POWER_OF_A_NUMBER = 1024
 
 
-def rewrite(kind: str, known: Knowledge, args: tuple[Size, ...]) -> Size:
+def rewrite(kind: str, known: Knowledge, args: tuple[Integer, ...]) -> Integer:
     for rule in REWRITES[kind]:
         result = rule(known, *args)
         if result is not None:
@@ -37,12 +37,12 @@ def rewrite(kind: str, known: Knowledge, args: tuple[Size, ...]) -> Size:
 # -- floor-division and modulo: helpers ----------------------------------------------------------------
 
 
-def is_positive(known: Knowledge, divisor: Size) -> bool:
+def is_positive(known: Knowledge, divisor: Integer) -> bool:
     """Of something divided by: it is not zero."""
     return is_nonnegative(known.interval(divisor))
 
 
-def multiples_and_rest(known: Knowledge, p: Size, q: Size) -> tuple[Size, Size]:
+def multiples_and_rest(known: Knowledge, p: Integer, q: Integer) -> tuple[Integer, Integer]:
     """(a, r) with p == a*q + r, where r is as simple as can be seen."""
     algebra = known.algebra
     divisor = terms_of(q)
@@ -63,23 +63,23 @@ def multiples_and_rest(known: Knowledge, p: Size, q: Size) -> tuple[Size, Size]:
     return a, algebra.sub(p, algebra.mul(a, q))
 
 
-def leads_with_minus(size: Size) -> bool:
+def leads_with_minus(size: Integer) -> bool:
     return not isinstance(size, int) and size.terms[0][1] < 0
 
 
-def mirror(known: Knowledge, p: Size, c: int) -> Size:
+def mirror(known: Knowledge, p: Integer, c: int) -> Integer:
     """-p + c - 1: its floor-division by c is minus that of p, its modulo is c - 1 minus that of p."""
     return known.algebra.sub(c - 1, p)
 
 
-def shared_factor(p: Size, q: Size) -> tuple[Monomial, int]:
+def shared_factor(p: Integer, q: Integer) -> tuple[Monomial, int]:
     if isinstance(q, int):
         return ONE, 1
     both = terms_of(p), terms_of(q)
     return polynomials.common_monomial(*both), gcd(polynomials.content(both[0]), polynomials.content(both[1]))
 
 
-def without_shared_factor(known: Knowledge, p: Size, q: Size) -> tuple[Size, Size, Size] | None:
+def without_shared_factor(known: Knowledge, p: Integer, q: Integer) -> tuple[Integer, Integer, Integer] | None:
     """(g, p/g, q/g) if there is a common factor g."""
     monomial, number = shared_factor(p, q)
     if not monomial and number == 1:
@@ -92,7 +92,7 @@ def without_shared_factor(known: Knowledge, p: Size, q: Size) -> tuple[Size, Siz
     )
 
 
-def coarser(known: Knowledge, p: Size, c: int) -> tuple[int, Size] | None:
+def coarser(known: Knowledge, p: Integer, c: int) -> tuple[int, Integer] | None:
     """(g, p // g) if all coefficients but the constant share the factor g with the number c."""
     g = gcd(polynomials.variable_content(terms_of(p)), c)
     if g == 1:
@@ -100,10 +100,10 @@ def coarser(known: Knowledge, p: Size, c: int) -> tuple[int, Size] | None:
     return g, known.algebra.normal({m: k // g for m, k in terms_of(p)})
 
 
-def without_inner_modulos(known: Knowledge, p: Size, q: Size) -> tuple[Size, Size]:
+def without_inner_modulos(known: Knowledge, p: Integer, q: Integer) -> tuple[Integer, Integer]:
     """(r, a) with p == r - a*q, where r has x in place of x % d wherever the difference is a multiple of q."""
     algebra = known.algebra
-    multiples: Size = 0
+    multiples: Integer = 0
     for monomial, coefficient in terms_of(p):
         for atom, exponent in monomial:
             if atom.kind != "mod" or exponent != 1:
@@ -125,7 +125,7 @@ def without_inner_modulos(known: Knowledge, p: Size, q: Size) -> tuple[Size, Siz
 # -- floor-division ------------------------------------------------------------------------------------
 
 
-def divide_trivially(known: Knowledge, p: Size, q: Size) -> Size | None:
+def divide_trivially(known: Knowledge, p: Integer, q: Integer) -> Integer | None:
     if isinstance(q, int):
         if isinstance(p, int):
             return p // q
@@ -138,36 +138,36 @@ def divide_trivially(known: Knowledge, p: Size, q: Size) -> Size | None:
     return 0 if isinstance(p, int) and p == 0 else None
 
 
-def divide_by_negative(known: Knowledge, p: Size, q: Size) -> Size | None:
+def divide_by_negative(known: Knowledge, p: Integer, q: Integer) -> Integer | None:
     if (q < 0) if isinstance(q, int) else leads_with_minus(q):
         return known.apply("floordiv", known.algebra.neg(p), known.algebra.neg(q))
     return None
 
 
-def divide_out_shared_factor(known: Knowledge, p: Size, q: Size) -> Size | None:
+def divide_out_shared_factor(known: Knowledge, p: Integer, q: Integer) -> Integer | None:
     found = without_shared_factor(known, p, q)
     return None if found is None else known.apply("floordiv", found[1], found[2])
 
 
-def divide_coarsely(known: Knowledge, p: Size, q: Size) -> Size | None:
+def divide_coarsely(known: Knowledge, p: Integer, q: Integer) -> Integer | None:
     found = coarser(known, p, q) if isinstance(q, int) else None
     return None if found is None else known.apply("floordiv", found[1], q // found[0])
 
 
-def divide_multiples(known: Knowledge, p: Size, q: Size) -> Size | None:
+def divide_multiples(known: Knowledge, p: Integer, q: Integer) -> Integer | None:
     a, rest = multiples_and_rest(known, p, q)
     if isinstance(a, int) and a == 0:
         return None
     return known.algebra.add(a, known.apply("floordiv", rest, q))
 
 
-def divide_mirrored(known: Knowledge, p: Size, q: Size) -> Size | None:
+def divide_mirrored(known: Knowledge, p: Integer, q: Integer) -> Integer | None:
     if isinstance(q, int) and leads_with_minus(p):
         return known.algebra.neg(known.apply("floordiv", mirror(known, p, q), q))
     return None
 
 
-def divide_a_quotient(known: Knowledge, p: Size, q: Size) -> Size | None:
+def divide_a_quotient(known: Knowledge, p: Integer, q: Integer) -> Integer | None:
     """(a//b + n) // c == (a + n*b) // (b*c) for positive b and c."""
     algebra = known.algebra
     n = constant_of(p)
@@ -180,7 +180,7 @@ def divide_a_quotient(known: Knowledge, p: Size, q: Size) -> Size | None:
     return known.apply("floordiv", algebra.add(a, algebra.mul(n, b)), algebra.mul(b, q))
 
 
-def divide_rounded(known: Knowledge, p: Size, q: Size) -> Size | None:
+def divide_rounded(known: Knowledge, p: Integer, q: Integer) -> Integer | None:
     """(x - x % c) // c == x // c, and the like: when x in place of x % d cancels something."""
     changed, multiples = without_inner_modulos(known, p, q)
     if changed is p:
@@ -191,7 +191,7 @@ def divide_rounded(known: Knowledge, p: Size, q: Size) -> Size | None:
     return known.algebra.sub(known.apply("floordiv", changed, q), multiples)
 
 
-def divide_within_bounds(known: Knowledge, p: Size, q: Size) -> Size | None:
+def divide_within_bounds(known: Knowledge, p: Integer, q: Integer) -> Integer | None:
     low, high = known.interval(p)
     if isinstance(q, int):
         if low is not None and high is not None and low // q == high // q:
@@ -209,7 +209,7 @@ def divide_within_bounds(known: Knowledge, p: Size, q: Size) -> Size | None:
 # -- modulo --------------------------------------------------------------------------------------------
 
 
-def remain_trivially(known: Knowledge, p: Size, q: Size) -> Size | None:
+def remain_trivially(known: Knowledge, p: Integer, q: Integer) -> Integer | None:
     if isinstance(q, int):
         if isinstance(p, int):
             return p % q
@@ -222,19 +222,19 @@ def remain_trivially(known: Knowledge, p: Size, q: Size) -> Size | None:
     return 0 if isinstance(p, int) and p == 0 else None
 
 
-def remain_by_negative(known: Knowledge, p: Size, q: Size) -> Size | None:
+def remain_by_negative(known: Knowledge, p: Integer, q: Integer) -> Integer | None:
     algebra = known.algebra
     if (q < 0) if isinstance(q, int) else leads_with_minus(q):
         return algebra.neg(known.apply("mod", algebra.neg(p), algebra.neg(q)))
     return None
 
 
-def remain_of_shared_factor(known: Knowledge, p: Size, q: Size) -> Size | None:
+def remain_of_shared_factor(known: Knowledge, p: Integer, q: Integer) -> Integer | None:
     found = without_shared_factor(known, p, q)
     return None if found is None else known.algebra.mul(found[0], known.apply("mod", found[1], found[2]))
 
 
-def remain_coarsely(known: Knowledge, p: Size, q: Size) -> Size | None:
+def remain_coarsely(known: Knowledge, p: Integer, q: Integer) -> Integer | None:
     found = coarser(known, p, q) if isinstance(q, int) else None
     if found is None or not isinstance(q, int):
         return None
@@ -243,23 +243,23 @@ def remain_coarsely(known: Knowledge, p: Size, q: Size) -> Size | None:
     return algebra.add(algebra.mul(g, known.apply("mod", quotient, q // g)), constant_of(p) % g)
 
 
-def remain_without_multiples(known: Knowledge, p: Size, q: Size) -> Size | None:
+def remain_without_multiples(known: Knowledge, p: Integer, q: Integer) -> Integer | None:
     a, rest = multiples_and_rest(known, p, q)
     return None if isinstance(a, int) and a == 0 else known.apply("mod", rest, q)
 
 
-def remain_mirrored(known: Knowledge, p: Size, q: Size) -> Size | None:
+def remain_mirrored(known: Knowledge, p: Integer, q: Integer) -> Integer | None:
     if isinstance(q, int) and leads_with_minus(p):
         return known.algebra.sub(q - 1, known.apply("mod", mirror(known, p, q), q))
     return None
 
 
-def remain_of_modulos(known: Knowledge, p: Size, q: Size) -> Size | None:
+def remain_of_modulos(known: Knowledge, p: Integer, q: Integer) -> Integer | None:
     changed, _ = without_inner_modulos(known, p, q)
     return None if changed is p else known.apply("mod", changed, q)
 
 
-def remain_within_bounds(known: Knowledge, p: Size, q: Size) -> Size | None:
+def remain_within_bounds(known: Knowledge, p: Integer, q: Integer) -> Integer | None:
     quotient = divide_within_bounds(known, p, q)
     return None if quotient is None else known.algebra.sub(p, known.algebra.mul(q, quotient))
 
@@ -267,14 +267,14 @@ def remain_within_bounds(known: Knowledge, p: Size, q: Size) -> Size | None:
 # -- minimum and maximum -------------------------------------------------------------------------------
 
 
-def extreme_of(kind: str, wins: Callable[[Knowledge, Size, Size], bool]) -> Rule:
+def extreme_of(kind: str, wins: Callable[[Knowledge, Integer, Integer], bool]) -> Rule:
     """The rule that keeps only what may win, flat and in order of birth, a number last."""
 
-    def extreme(known: Knowledge, *args: Size) -> Size | None:
-        flat: list[Size] = []
+    def extreme(known: Knowledge, *args: Integer) -> Integer | None:
+        flat: list[Integer] = []
         for arg in args:
             flat.extend(arg.args if not isinstance(arg, int) and arg.kind == kind else (arg,))
-        kept: list[Size] = []
+        kept: list[Integer] = []
         for arg in flat:
             if any(wins(known, other, arg) for other in kept):
                 continue
@@ -289,25 +289,25 @@ def extreme_of(kind: str, wins: Callable[[Knowledge, Size, Size], bool]) -> Rule
     return extreme
 
 
-def is_at_least(known: Knowledge, a: Size, b: Size) -> bool:
+def is_at_least(known: Knowledge, a: Integer, b: Integer) -> bool:
     return is_nonnegative(known.interval(known.algebra.sub(a, b)))
 
 
-def is_at_most(known: Knowledge, a: Size, b: Size) -> bool:
+def is_at_most(known: Knowledge, a: Integer, b: Integer) -> bool:
     return is_at_least(known, b, a)
 
 
 # -- absolute value and power ----------------------------------------------------------------------------
 
 
-def absolute_of_known_sign(known: Knowledge, p: Size) -> Size | None:
+def absolute_of_known_sign(known: Knowledge, p: Integer) -> Integer | None:
     interval = known.interval(p)
     if is_nonnegative(interval):
         return p
     return known.algebra.neg(p) if is_nonpositive(interval) else None
 
 
-def absolute_of_factors(known: Knowledge, p: Size) -> Size | None:
+def absolute_of_factors(known: Knowledge, p: Integer) -> Integer | None:
     algebra = known.algebra
     terms = terms_of(p)
     number = polynomials.content(terms) * (-1 if leads_with_minus(p) else 1)
@@ -316,7 +316,7 @@ def absolute_of_factors(known: Knowledge, p: Size) -> Size | None:
     return algebra.mul(abs(number), known.apply("abs", algebra.normal(polynomials.divide_terms(terms, ONE, number))))
 
 
-def power_of_numbers(known: Knowledge, base: Size, exponent: Size) -> Size | None:
+def power_of_numbers(known: Knowledge, base: Integer, exponent: Integer) -> Integer | None:
     if isinstance(exponent, int):
         if exponent < 0:
             raise ArithmeticError(f"{base} ** {exponent} is no integer")
@@ -327,7 +327,7 @@ def power_of_numbers(known: Knowledge, base: Size, exponent: Size) -> Size | Non
     return 1 if isinstance(base, int) and base == 1 else None
 
 
-def power_of_a_product(known: Knowledge, base: Size, exponent: Size) -> Size | None:
+def power_of_a_product(known: Knowledge, base: Integer, exponent: Integer) -> Integer | None:
     terms = terms_of(base)
     if not isinstance(exponent, int) or len(terms) != 1:
         return None
@@ -337,7 +337,7 @@ def power_of_a_product(known: Knowledge, base: Size, exponent: Size) -> Size | N
     return known.algebra.normal({tuple((a, e * exponent) for a, e in monomial): coefficient**exponent})
 
 
-def power_of_a_sum(known: Knowledge, base: Size, exponent: Size) -> Size | None:
+def power_of_a_sum(known: Knowledge, base: Integer, exponent: Integer) -> Integer | None:
     if not isinstance(exponent, int) or exponent > LARGEST_POWER_OF_A_SUM:
         return None
     if len(terms_of(base)) ** exponent > MOST_TERMS_OF_A_POWER**2:
@@ -351,7 +351,7 @@ def power_of_a_sum(known: Knowledge, base: Size, exponent: Size) -> Size | None:
 # -- sums ------------------------------------------------------------------------------------------------
 
 
-def folded_division(algebra: Algebra, terms: Terms) -> Size | None:
+def folded_division(algebra: Algebra, terms: Terms) -> Integer | None:
     """The sum with a remainder gone, or None if there is none to remove.
 
     c*(p//c) + p % c == p            a quotient and its remainder
@@ -381,7 +381,7 @@ def folded_division(algebra: Algebra, terms: Terms) -> Size | None:
     return folded_half(algebra, terms)
 
 
-def folded_half(algebra: Algebra, terms: Terms) -> Size | None:
+def folded_half(algebra: Algebra, terms: Terms) -> Integer | None:
     """p - p//2 == (p + 1)//2 and p - (p + 1)//2 == p//2, where p is an atom."""
     signs = {coefficient > 0 for monomial, coefficient in terms if monomial}
     if len(signs) < 2:

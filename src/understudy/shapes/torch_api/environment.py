@@ -15,24 +15,24 @@ from understudy.errors import ConstraintViolationError
 from understudy.shapes.algebra import conditions
 from understudy.shapes.algebra.conditions import Condition
 from understudy.shapes.algebra.expr import Expr
-from understudy.shapes.algebra.floats import FloatExpr
+from understudy.shapes.algebra.floats import AnyCondition, FloatExpr, Operand, Truth
+from understudy.shapes.algebra.polynomials import Integer
 from understudy.shapes.arithmetic import MOST
 from understudy.shapes.checking import (
+    ADVICE,
     MATHEMATICS,
-    Checking,
-    bindings_of,
-    inputs_of,
-    linear,
-    names_as_code,
+    describe_inputs,
+    is_linear,
+    list_placeholders,
+    list_violations,
     origins,
-    placeholders_of,
 )
-from understudy.shapes.guards import Guard, InputSize, Specialisation
-from understudy.shapes.node import value_of
+from understudy.shapes.guards import Guard, InputSize, InputSizes, Specialisation
+from understudy.shapes.node import SymNode, value_of
 from understudy.shapes.sympy_reader import from_sympy, is_sympy
 
 if TYPE_CHECKING:
-    from understudy.shapes.node import SymNode
+    from understudy.shapes.env import ShapeEnv
 
 WORDS = {
     **MATHEMATICS, "math": math, "FloorDiv": operator.floordiv, "Mod": operator.mod, "PythonMod": operator.mod,
@@ -48,18 +48,29 @@ class GuardWriters:
     exprs: list[str]
 
 
-class TorchTables(Checking):
-    """Translation both ways, and the tables."""
+USUAL_SIZE = 8192
+"""What torch takes for a size of which nothing is known, where the choice changes no result."""
+
+
+class TorchFacade:
+    """What torch's tools ask of an environment beyond what `ShapeEnv` has itself, under torch's names."""
+
+    def __init__(self, env: ShapeEnv) -> None:
+        self.env = env
+        self.decisions, self.facts, self.hints = env.decisions, env.facts, env.hints
+        self.births, self.definitions = env.births, env.definitions
+        self._sympy: dict[Operand, Any] = {}
+        self._from_sympy: dict[Any, Operand] = {}
 
     # --- sympy: torch's tools speak it; what was translated for them is remembered ------------------------------
 
-    def to_sympy(self, value: Any) -> Any:
+    def to_sympy(self, value: Operand) -> Any:
         found = self._sympy.get(value)
         if found is None:
             # why: sympy is slow, and only other tools want it
-            from understudy.shapes.sympy_writer import expand_definitions
+            from understudy.shapes.sympy_writer import SympyWriter
 
-            found = self._sympy[value] = expand_definitions(value, self.definitions)
+            found = self._sympy[value] = SympyWriter(self.definitions).write(value)
             self._from_sympy[found] = value
         return found
 
@@ -69,62 +80,27 @@ class TorchTables(Checking):
             return expression
         found = self._from_sympy.get(expression)
         if found is None:
-            found = from_sympy(self.algebra, expression) if is_sympy(expression) else expression
+            found = from_sympy(self.env.algebra, expression) if is_sympy(expression) else expression
         return found
 
-    def simplify(self, expr: Any, size_oblivious: bool = False) -> Any:
-        """The value with all that is known; a sympy expression for a sympy expression."""
-        if is_sympy(expr):
-            return self.to_sympy(super().simplify(self.from_sympy(expr)))
-        return super().simplify(expr)
+    def replace(self, value: Any) -> Any:
+        return self.env.simplify(value)
 
-    replace = simplify
-
-    def with_merged_symbols(self, value: Any) -> Any:
+    def merge_symbols(self, value: Any) -> Any:
         """The value with numbers, and with symbols that took the place of others."""
         if not isinstance(value, (Expr, Condition)):
-            return super().simplify(value)
-        known = {symbol: super(TorchTables, self).simplify(symbol) for symbol in value.symbols}
+            return self.decisions.simplify(value)
+        known = {symbol: self.facts.simplify(symbol) for symbol in value.symbols}
         merged = {s: now for s, now in known.items() if now is not s and (isinstance(now, int) or now.is_symbol)}
         return value.substitute(merged) if merged else value
 
-    # --- settings ---------------------------------------------------------------------------------------------
-
-    @property
-    def allow_scalar_outputs(self) -> bool:
-        return self.settings.allow_scalar_outputs
-
-    @property
-    def allow_dynamic_output_shape_ops(self) -> bool:
-        return self.settings.allow_dynamic_output_shape_ops
-
-    @property
-    def assume_static_by_default(self) -> bool:
-        return self.settings.assume_static_by_default
-
-    @property
-    def specialize_zero_one(self) -> bool:
-        return self.settings.specialize_zero_one
-
-    @property
-    def duck_shape(self) -> bool:
-        return self.settings.duck_shape
-
-    @property
-    def prefer_deferred_runtime_asserts_over_guards(self) -> bool:
-        return self.settings.prefer_deferred_runtime_asserts_over_guards
-
     # --- symbols ----------------------------------------------------------------------------------------------
-
-    def _symbols(self) -> list[Expr]:
-        """The symbols that users see: neither those of the prover nor results that only have a name."""
-        return [s for s in (*self.hints, *self.births) if s not in self.definitions]
 
     @property
     def backed_var_to_val(self) -> dict[Any, int]:
         """For each symbol with an example: the example."""
         return {
-            self.to_sympy(symbol): self.hints[symbol] for symbol in self._symbols() if symbol in self.hints
+            self.to_sympy(symbol): self.hints[symbol] for symbol in self.env.symbols.list_visible() if symbol in self.hints
         }
 
     var_to_val = backed_var_to_val
@@ -133,7 +109,7 @@ class TorchTables(Checking):
     def var_to_sources(self) -> dict[Any, list[InputSize]]:
         """For each symbol: where it stands in the inputs."""
         found: dict[Any, list[InputSize]] = {}
-        for place in self.inputs.sizes:
+        for place in self.env.inputs.sizes:
             value = value_of(place.size)
             if isinstance(value, Expr) and value.is_symbol:
                 found.setdefault(self.to_sympy(value), []).append(place)
@@ -144,12 +120,12 @@ class TorchTables(Checking):
     @property
     def var_to_range(self) -> dict[Any, Any]:
         """For each symbol: the values that it can have, with all that is known."""
-        return {self.to_sympy(s): _torch.value_range(*self.facts.interval(s)) for s in self._symbols()}
+        return {self.to_sympy(s): _torch.value_range(*self.facts.interval(s)) for s in self.env.symbols.list_visible()}
 
     @property
     def replacements(self) -> dict[Any, Any]:
         """For each symbol that was merged or became a number: what it is."""
-        simple = {symbol: super(TorchTables, self).simplify(symbol) for symbol in self._symbols()}
+        simple = {symbol: self.decisions.simplify(symbol) for symbol in self.env.symbols.list_visible()}
         return {self.to_sympy(s): self.to_sympy(other) for s, other in simple.items() if other is not s}
 
     @property
@@ -160,7 +136,7 @@ class TorchTables(Checking):
     @property
     def val_to_var(self) -> dict[int, Any]:
         """For each example that dimensions share a symbol for: the symbol."""
-        return {example: self.to_sympy(symbol) for example, symbol in self._by_example.items()}
+        return {example: self.to_sympy(symbol) for example, symbol in self.env.symbols.by_hint.items()}
 
     @property
     def size_like(self) -> set[Any]:
@@ -170,7 +146,7 @@ class TorchTables(Checking):
 
     def bind_symbols(self, placeholders: Any, *args: Any) -> dict[Any, int]:
         """What each symbol is for these inputs: in place of stand-ins, a graph's placeholders, or (None) the run's."""
-        found = super().bind_symbols(placeholders, *args)
+        found = self.env.checks.bind_symbols(placeholders, *args)
         return {self.to_sympy(symbol): number for symbol, number in found.items()}
 
     def _default_unspecified_value_range(self) -> Any:
@@ -189,7 +165,7 @@ class TorchTables(Checking):
     def deferred_runtime_asserts(self) -> dict[Any, list[Guard]]:
         """What is to be checked when the program runs, by the symbol that is known last (None: no data needed)."""
         found: dict[Any, list[Guard]] = {}
-        for promise in self.runtime_asserts:
+        for promise in self.env.runtime_asserts:
             symbols = {s for symbol in promise.condition.symbols for s in origins(symbol, self.definitions)}
             unbacked = sorted((s for s in symbols if s in self.births), key=lambda s: s.order)
             found.setdefault(self.to_sympy(unbacked[-1]) if unbacked else None, []).append(promise)
@@ -199,13 +175,10 @@ class TorchTables(Checking):
         self, placeholders: Any = None, sources: Any = None, *args: Any, input_contexts: Any = None, **options: Any
     ) -> list[str]:
         """As above; with the contexts of the inputs, an error if the run has not kept what they ask for."""
-        found = super().produce_guards(placeholders, sources, **options)
+        found = self.env.checks.produce_guards(placeholders, sources, **options)
         if input_contexts:
-            # why: it reads an environment, and this is a part of one
-            from understudy.shapes.checking import ADVICE, violations
-
-            inputs = self.inputs if placeholders is None else inputs_of(placeholders_of(placeholders), sources)
-            broken = violations(self, inputs, input_contexts)
+            inputs = self._choose_inputs(placeholders, sources)
+            broken = list_violations(self.env, inputs, input_contexts)
             if broken:
                 lines = "\n  ".join(["the run does not keep what was asked of its inputs:", *broken, f"to do: {ADVICE}"])
                 raise ConstraintViolationError(lines)
@@ -217,39 +190,41 @@ class TorchTables(Checking):
     ) -> list[GuardWriters]:  # fmt: skip
         """The same for each of the languages; the verbose one has the lines of code that made them, as comments."""
         plain = self.produce_guards(placeholders, sources, **options)
-        inputs = self.inputs if placeholders is None else inputs_of(placeholders_of(placeholders), sources)
-        names = names_as_code(bindings_of(inputs))
-        why = {required.as_code(names, {}): required.why for required in self.requirements(inputs)}
-        commented = [f"{text}  # {why[text]}" if why.get(text) else text for text in plain]
+        inputs = self._choose_inputs(placeholders, sources)
+        required = self.env.checks.choose_requirements(inputs, **options)
+        commented = [f"{text}  # {r.why}" if r.why else text for text, r in zip(plain, required, strict=True)]
         return [GuardWriters(commented if lang == "verbose_python" else plain) for lang in langs]
+
+    def _choose_inputs(self, placeholders: Any, sources: Sequence[Any] | None) -> InputSizes:
+        return self.env.inputs if placeholders is None else describe_inputs(list_placeholders(placeholders), sources)
 
     def get_pruned_guards(self, symints: Sequence[Any]) -> list[Guard]:
         """The guards that are about these numbers, and no others."""
         symbols = {s for number in symints for s in getattr(self.from_sympy(value_of(number)), "symbols", ())}
-        return [guard for guard in self.guards if guard.condition.symbols <= symbols]
+        return [guard for guard in self.env.guards if guard.condition.symbols <= symbols]
 
     def format_guards(self, verbose: bool = False) -> str:
         """The guards, one a line; `verbose`: with the lines of code that made them."""
-        return "\n".join(f" - {guard if verbose else guard.text}" for guard in self.guards)
+        return "\n".join(f" - {guard if verbose else guard.text}" for guard in self.env.guards)
 
     def get_nontrivial_guards(self) -> list[Any]:
         """The guards that are more than a range or the value of one symbol, or that two symbols are one."""
-        merged = [self._with_known_symbols(guard.condition) for guard in self.guards]
+        merged = [self._replace_known(guard.condition) for guard in self.env.guards]
         return [self.to_sympy(condition) for condition in merged if not is_trivial(condition)]
 
-    def _with_known_symbols(self, condition: Any) -> Any:
+    def _replace_known(self, condition: AnyCondition) -> Truth:
         if not isinstance(condition, Condition):
             return condition
-        return condition.substitute({symbol: super(TorchTables, self).simplify(symbol) for symbol in condition.symbols})
+        return condition.substitute({symbol: self.facts.simplify(symbol) for symbol in condition.symbols})
 
     def guard_or_defer_runtime_assert(self, expression: Any, message: str = "", fx_node: Any = None) -> bool:
         """`torch._check` of a condition: a guard if there is an example, else a promise."""
-        return self.expect(self.from_sympy(expression))
+        return self.decisions.expect(self.from_sympy(expression))
 
     def freeze(self) -> None:
         """From here on decisions are made, and not recorded."""
-        self.frozen = True
-        self._suppressed += 1
+        self.env.frozen = True
+        self.decisions.suppressions += 1
 
     def evaluate_symexpr(self, code: str) -> Any:
         """What an expression in the names of symbols is at the example's sizes: `env.evaluate_symexpr("n // 2")`."""
@@ -258,68 +233,53 @@ class TorchTables(Checking):
 
     def deserialize_symexpr(self, code: str) -> Any:
         """The same as a symbolic number."""
-        symbols = {str(s): self.node(self.from_sympy(s), int).symbolic for s in self.backed_var_to_val}
+        symbols = {str(s): self.env.node(self.from_sympy(s), int).symbolic for s in self.backed_var_to_val}
         return eval(code, dict(WORDS), symbols)
 
     @property
     def num_deferred_runtime_asserts(self) -> int:
         """How much is to be checked when the program runs."""
-        return len(self.runtime_asserts)
+        return len(self.env.runtime_asserts)
 
     @property
     def specializations(self) -> list[Specialisation]:
         """The other spelling."""
-        return self.specialisations
+        return self.env.specialisations
 
-
-def is_trivial(condition: Any) -> bool:
-    """Whether a condition is decided, or no more than a range or the value of one symbol."""
-    if isinstance(condition, bool):
-        return True
-    return isinstance(condition, Condition) and not condition.parts and condition.kind != "ne" and linear(condition.expr)
-
-
-# --- What torch's shape functions ask of an environment, beyond what nodes answer themselves ----------------
-
-USUAL_SIZE = 8192
-"""What torch takes for a size of which nothing is known, where the choice changes no result."""
-
-
-class TorchSide(TorchTables):
-    """The questions, in torch's words."""
+    # --- what torch's shape functions ask ---------------------------------------------------------------------
 
     def evaluate_sym_node(
         self, sym_node: SymNode, size_oblivious: bool = False, fallback_value: bool | None = None
     ) -> Any:
         if sym_node.kind is bool:
-            return self.decide(sym_node.value, fallback=False if size_oblivious else fallback_value)
-        return self.specialise(sym_node.value)
+            return self.decisions.decide(sym_node.value, fallback=False if size_oblivious else fallback_value)
+        return self.decisions.specialise(sym_node.value)
 
     def evaluate_expr(self, orig_expr: Any, hint: Any = None, *args: Any, **kwargs: Any) -> Any:
         value = self.from_sympy(orig_expr)
         is_number = isinstance(value, (int, float, Expr, FloatExpr)) and not isinstance(value, bool)
-        return self.specialise(value) if is_number else self.decide(value)
+        return self.decisions.specialise(value) if is_number else self.decisions.decide(value)
 
     def _maybe_evaluate_static(self, expression: Any, **ignored: Any) -> bool | None:
         value = self.from_sympy(expression)
-        return None if isinstance(value, (Expr, FloatExpr)) else self.known_truth(value)
+        return None if isinstance(value, (Expr, FloatExpr)) else self.decisions.find_truth(value)
 
     def guarding_hint_or_throw(self, expr: Any) -> Any:
         value = self.from_sympy(expr)
-        hint = self.hint_of(value)
+        hint = self.decisions.get_hint(value)
         if hint is None:
-            raise self.undecidable(value)
+            raise self.decisions.make_error(value)
         return hint
 
     def optimization_hint(self, expr: Any, fallback: int | None = None) -> Any:
         """The example value; where only data tells, what comes out for a size like `fallback`, as far as it can be that."""
         value = self.from_sympy(expr)
-        hint = self.hint_of(value)
+        hint = self.decisions.get_hint(value)
         if hint is not None or not isinstance(value, Expr):
             return fallback if hint is None else hint
-        return self._like(self.facts.simplify(value), USUAL_SIZE if fallback is None else fallback)
+        return self._evaluate_like(self.facts.simplify(value), USUAL_SIZE if fallback is None else fallback)
 
-    def _like(self, value: Any, usual: int) -> int:
+    def _evaluate_like(self, value: Integer, usual: int) -> int:
         if isinstance(value, int):
             return value
         found: dict[Expr, int] = {}
@@ -328,7 +288,7 @@ class TorchSide(TorchTables):
             if symbol in self.hints:
                 found[symbol] = self.hints[symbol]
             elif definition is not None and all(inner is not symbol for inner in definition.symbols):
-                inner = {s: self._like(self.facts.simplify(s), usual) for s in definition.symbols}
+                inner = {s: self._evaluate_like(self.facts.simplify(s), usual) for s in definition.symbols}
                 found[symbol] = int(definition.evaluate(inner))
             else:
                 low, high = self.facts.interval(symbol)
@@ -338,45 +298,42 @@ class TorchSide(TorchTables):
     def size_hint(self, expr: Any, fallback: int | None = None, *, allow_none: bool = False) -> Any:
         """As `optimization_hint`; `allow_none`: None where only data tells."""
         if allow_none:
-            return self.hint_of(self.from_sympy(expr))
+            return self.decisions.get_hint(self.from_sympy(expr))
         return self.optimization_hint(expr, fallback)
 
     def has_guarding_hint(self, expression: Any) -> bool:
-        return self.hint_of(self.from_sympy(expression)) is not None
+        return self.decisions.get_hint(self.from_sympy(expression)) is not None
 
     def freeze_runtime_asserts(self) -> None:
         """From here on nothing more is written down to be checked when the program runs."""
-        self.runtime_asserts_frozen = True
+        self.env.runtime_asserts_frozen = True
 
     def constrain_symbol_range(self, symbol: Any, compiler_min: int, compiler_max: int) -> None:
         number = self.from_sympy(symbol)
-        self.expect(conditions.ge(number, compiler_min))
+        self.decisions.expect(conditions.ge(number, compiler_min))
         if compiler_max < MOST:
-            self.expect(conditions.le(number, compiler_max))
+            self.decisions.expect(conditions.le(number, compiler_max))
 
     def is_unbacked_symint(self, symbol: Any) -> bool:
         return self.from_sympy(symbol) in self.births
 
     def _constrain_range_for_size(self, symbol: Any, min: int | None = None, max: int | None = None) -> None:
         size = self.from_sympy(symbol)
-        self.expect(conditions.ge(size, 0 if min is None else min))
+        self.decisions.expect(conditions.ge(size, 0 if min is None else min))
         if max is not None:
-            self.expect(conditions.le(size, max))
+            self.decisions.expect(conditions.le(size, max))
 
     def _constrain_is_bounded(self, symbol: Any, upper: int) -> None:
-        self.expect(conditions.le(self.from_sympy(symbol), upper))
+        self.decisions.expect(conditions.le(self.from_sympy(symbol), upper))
 
-    # --- one symbol for another: when a program is run again, its data-dependent numbers are the same numbers ----
+    def _rename_unbacked_to(self, new: Expr, old: Expr) -> None:
+        self.env.symbols.rename_unbacked(new, old)
 
-    def rename_unbacked(self, new: Expr, old: Expr) -> None:
-        """The symbol that a second run made is the one that the first run made."""
-        if new is old:
-            return
-        self.unbacked_renamings[old] = new
-        equal = conditions.eq(new, old)
-        if not isinstance(equal, bool):
-            self.facts.learn(equal)
-        if new in self.pending_fresh_unbacked_symbols:
-            self.pending_fresh_unbacked_symbols.remove(new)
 
-    _rename_unbacked_to = rename_unbacked
+def is_trivial(condition: Any) -> bool:
+    """Whether a condition is decided, or no more than a range or the value of one symbol."""
+    if isinstance(condition, bool):
+        return True
+    return isinstance(condition, Condition) and not condition.parts and condition.kind != "ne" and is_linear(condition.expr)
+
+

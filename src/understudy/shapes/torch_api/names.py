@@ -150,7 +150,7 @@ def guard_size_oblivious(expr: bool | torch.SymBool) -> bool:
     if not isinstance(expr, torch.SymBool):
         return _plain(expr, bool)
     node: Any = expr.node
-    answer = node.shape_env.if_ordinary(node.value) if type(node) is SymNode else None
+    answer = node.shape_env.decisions.decide_for_ordinary(node.value) if type(node) is SymNode else None
     return node.guard_bool("", 0) if answer is None else answer
 
 
@@ -254,7 +254,7 @@ def has_static_value(a: Any) -> bool:
     if node.is_plain:
         return True
     if node.kind is bool:
-        return node.shape_env.known_truth(node.value) is not None
+        return node.shape_env.decisions.find_truth(node.value) is not None
     if not isinstance(node.value, Expr):
         return False
     low, high = node.shape_env.facts.interval(node.value)
@@ -276,7 +276,7 @@ def optimization_hint(a: Any, fallback: int | None = None) -> Any:
     """The example value, for choices that change no result; if only data tells, one for sizes like `fallback`."""
     if not isinstance(a, SYMBOLIC):
         return a
-    return a.node.shape_env.optimization_hint(value_of(a), fallback)
+    return a.node.shape_env.torch_api.optimization_hint(value_of(a), fallback)
 
 
 # --- combinations, without deciding ----------------------------------------------------------------------------------------

@@ -1,0 +1,366 @@
+"""Decisions on conditions: by proof, by the hints, or by a promise; and what they leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from understudy.errors import GuardOnDataDependentSymNode, GuardsFrozen
+from understudy.lines import user_line
+from understudy.shapes import undecidable
+from understudy.shapes.algebra import conditions
+from understudy.shapes.algebra.conditions import Condition, separate
+from understudy.shapes.algebra.expr import Expr
+from understudy.shapes.algebra.facts import Proof
+from understudy.shapes.algebra.floats import (
+    INTEGER_RELATIONS,
+    AnyCondition,
+    Comparison,
+    FloatExpr,
+    Operand,
+    Truth,
+    bounds_of,
+    compared_by_bounds,
+    evaluate,
+)
+from understudy.shapes.arithmetic import LEAST, MOST, NUMBERS, NotRemembered
+from understudy.shapes.autograd_formulas import find_whole_question
+from understudy.shapes.guards import Guard, Specialisation
+from understudy.shapes.node import Scalar, value_of
+
+if TYPE_CHECKING:
+    from understudy.shapes.env import ShapeEnv
+
+KNOWN: dict[str, bool | None] = {"YES": True, "NO": False, "UNKNOWN": None}
+
+
+class Decisions:
+    """Answers to conditions. What an answer assumes is recorded: as a guard, or as a runtime assert."""
+
+    def __init__(self, env: ShapeEnv) -> None:
+        self.env, self.numbers = env, env.numbers
+        self.algebra, self.facts, self.hints = env.algebra, env.facts, env.hints
+        self.births, self.definitions, self.choices = env.births, env.definitions, env.choices
+        self.float_facts = env.float_facts
+        self.suppressions = 0
+        """Above 0, nothing is recorded."""
+        self.refuses_guards = False
+        self._decided: dict[tuple[str, Scalar, Scalar], bool] = {}
+        self._failing: dict[Condition, bool] = {}
+        self._ordinary_symbols: dict[Expr, Expr] = {}
+
+    def compare(self, relation: str, a: Scalar, b: Scalar) -> bool:
+        """Decide a comparison of sizes, for rules."""
+        if type(a) is float or type(b) is float:
+            return self._decide_for_rule(self._build_comparison(relation, a, b))
+        key = (relation, a, b)
+        found = self._decided.get(key)
+        if found is None:
+            found = self._decide_for_rule(self._build_comparison(relation, a, b), (relation, a, b))
+            if not self.suppressions:
+                self._decided[key] = found
+        return found
+
+    def _build_comparison(self, relation: str, x: Scalar, y: Scalar) -> Truth:
+        a, b = self.numbers.as_node(x), self.numbers.as_node(y)
+        if a.kind is int and b.kind is int and (type(b.value) is not int or b.value < MOST):
+            return INTEGER_RELATIONS[relation](a.value, b.value)
+        return self.numbers.build_condition(relation, a, b)
+
+    def _decide_for_rule(self, condition: Truth, asked: tuple[str, Scalar, Scalar] | None = None) -> bool:
+        """As `decide`; but a size that only data knows is taken for an ordinary one: neither 0 nor 1, and fitting
+        the others that it meets. What that takes for granted is checked when the program runs.
+
+        `asked` is the comparison, where it is one. What is computed from such a size is taken for an ordinary one as
+        well, if it meets 0 or 1; but u0 - 1 may well be 1, so that nothing is to be checked then."""
+        answer = self.decide_for_ordinary(condition)
+        if answer is not None:
+            return answer
+        if not isinstance(condition, Condition) or self.get_hint(condition) is not None:
+            return self.decide(condition)
+        if asked is not None and (answer := self._decide_if_larger_than_one(*asked)) is not None:
+            return answer
+        is_equality = condition.kind == "eq"
+        self.expect(condition if is_equality else self.numbers.negate_condition(condition))
+        return is_equality
+
+    def decide_in_kernel(self, condition: Truth) -> bool:
+        """As `decide`, for the branches of torch's kernels: with sizes that only data knows taken for ordinary ones, and a
+        branch that is made of several questions decided as one."""
+        answer = self.decide_for_ordinary(condition)
+        if answer is None:
+            answer = self.find_truth(condition)
+        if answer is None:
+            answer = self.get_hint(condition)
+            whole = None if answer is None else find_whole_question(condition, answer)
+            if whole is None:
+                return self.decide(condition)
+            self.decide(whole)
+        return answer
+
+    def decide_for_ordinary(self, condition: Truth) -> bool | None:
+        """What is known of a condition without example, if sizes that only data knows are neither 0 nor 1."""
+        if not isinstance(condition, Condition) or self.get_hint(condition) is not None:
+            return None
+        answer = self.find_truth(condition)
+        return (
+            self.find_truth(condition.substitute(self._find_ordinary(condition.symbols)))
+            if answer is None
+            else answer
+        )
+
+    def _decide_if_larger_than_one(self, relation: str, a: Scalar, b: Scalar) -> bool | None:
+        """The answer, if one of the numbers is at most 1 and the other a size, larger than that unless it can't be.
+
+        A remainder is no size: that it is 0 is what its question hopes for."""
+        number, size = (a, b) if type(a) is int else (b, a)
+        if type(number) is not int or number > 1:
+            return None
+        value = value_of(size)
+        if any(atom.kind == "mod" for atom in getattr(value, "atoms", ())):
+            return None
+        if self.find_truth(conditions.le(value, 1)):
+            return None
+        return bool(INTEGER_RELATIONS[relation](*((number, 2) if number is a else (2, number))))
+
+    def _find_ordinary(self, symbols: frozenset[Expr]) -> dict[Expr, Expr]:
+        """For each symbol without example that may be a size: one like it that is at least 2."""
+        result = {}
+        for symbol in symbols:
+            low, high = self.facts.interval(symbol)
+            is_size = low is None or low >= 0 or symbol.low == LEAST
+            if symbol in self.births and is_size and (high is None or high >= 2):
+                if symbol not in self._ordinary_symbols:
+                    self._ordinary_symbols[symbol] = self.algebra.symbol(f"{symbol.name}≥2", 2, high)
+                result[symbol] = self._ordinary_symbols[symbol]
+        return result
+
+    def decide(self, condition: Truth, fallback: bool | None = None) -> bool:
+        """True or False: by proof, else by the example (recorded as a guard), else the fallback, else an error."""
+        answer = self.find_truth(condition)
+        if answer is not None:
+            return answer
+        answer = self.get_hint(condition)
+        if answer is None and isinstance(condition, Condition):
+            condition = self._replace_promised(condition)
+            answer = self.get_hint(condition)
+        if answer is None:
+            if fallback is not None:
+                return fallback
+            assert not isinstance(condition, bool)  # that is an answer
+            raise self.make_error(condition)
+        self._assume(condition if answer else self.numbers.negate_condition(condition))
+        return bool(answer)
+
+    def _replace_promised(self, condition: Condition) -> bool | Condition:
+        """With what sizes that only data knows were promised to be, in the place of these: there may be an example."""
+        promised = {symbol: self.facts.simplify(symbol) for symbol in condition.symbols if symbol in self.births}
+        promised = {symbol: value for symbol, value in promised.items() if value is not symbol}
+        return condition.substitute(promised) if promised else condition
+
+    def prove(self, condition: Truth) -> Proof:
+        """YES or NO for all sizes that are admitted, else UNKNOWN. Asking records nothing."""
+        answer = self.find_truth(condition)
+        return Proof.UNKNOWN if answer is None else Proof.YES if answer else Proof.NO
+
+    def specialise(self, value: Operand) -> float:
+        """The number that a symbolic value has to be from now on."""
+        if isinstance(value, (int, float)):
+            return value
+        if isinstance(value, Expr):
+            value = self.facts.simplify(value)
+            if isinstance(value, int):
+                return value
+        elif not isinstance(value, FloatExpr):
+            return self.decide(value)
+        number = self.get_hint(value)
+        if number is None:
+            raise self.make_error(value)
+        kind = int if isinstance(value, Expr) else float
+        equal = self.numbers.build_condition("==", self.numbers.node(value, kind), self.numbers.node(number, kind))
+        if self.find_truth(equal) is None:
+            self._assume(equal, is_specialisation=True)
+        return number
+
+    def expect(self, condition: Truth, is_refused_else: bool = False) -> bool:
+        """`torch._check`: a decision if there is an example, else a fact to be checked when the program runs.
+
+        `is_refused_else`: the operator that asks does so itself, and nobody else has to."""
+        answer = self.find_truth(condition)
+        if answer is not None or isinstance(condition, bool):
+            return bool(answer)
+        answer = self.get_hint(condition)
+        if answer is not None and not (answer and self.env.settings.prefer_deferred_runtime_asserts_over_guards):
+            self._assume(condition if answer else self.numbers.negate_condition(condition))
+            return bool(answer)
+        self._record_assert(condition, is_refused_else)
+        self._learn(condition)
+        return True
+
+    def _record_assert(self, condition: AnyCondition, is_refused_else: bool) -> None:
+        if not self.env.runtime_asserts_frozen:
+            line = user_line()
+            promise = Guard(condition, line, is_refused_else=is_refused_else, definitions=self.definitions)
+            self.env.runtime_asserts.append(promise)
+
+    def _assume(self, condition: Truth, is_specialisation: bool = False) -> None:
+        if isinstance(condition, bool) or self.suppressions:
+            return
+        parts = separate(condition) if isinstance(condition, Condition) else (condition,)
+        if len(parts) > 1:
+            for part in parts:  # each as far as it says more than those before it
+                if self.find_truth(part) is None:
+                    self._assume(part, is_specialisation)
+            return
+        if self.refuses_guards:
+            raise GuardsFrozen(f"it would have to be assumed that {condition}, where nothing more was to be")
+        shorter: AnyCondition = condition
+        if isinstance(condition, Condition):
+            shorter = self.facts.simplify_condition(condition)
+        self._learn(condition)
+        if shorter is not condition and isinstance(shorter, Condition) and shorter.kind == "eq":
+            self._learn(shorter)  # said like that, it may teach more
+        guard = Guard(shorter, user_line(), is_specialisation, definitions=self.definitions)
+        self.env.guards.append(guard)
+        self._report_specialisations(guard, condition.symbols)
+
+    def _learn(self, condition: AnyCondition) -> None:
+        if isinstance(condition, Condition):
+            self.facts.learn(condition)
+        else:
+            self.float_facts[condition] = True
+            self.float_facts[self.numbers.negate_float_condition(condition)] = False
+        if self.choices:
+            self._settle_choices()
+
+    def _settle_choices(self) -> None:
+        """What `sym_ite` gave is one of the two, as soon as it is known which."""
+        for symbol, choice in list(self.choices.items()):
+            condition, then, otherwise = choice.choice
+            answer = self.find_truth(condition)
+            if answer is None or symbol not in self.choices:
+                continue
+            del self.choices[symbol]
+            equal = conditions.eq(symbol, then if answer else otherwise)
+            if isinstance(equal, Condition):
+                self._learn(equal)
+
+    def _report_specialisations(self, guard: Guard, symbols: frozenset[Expr]) -> None:
+        """Each of the symbols that the guard leaves one value is reported, once."""
+        for symbol in sorted(symbols - self.env.specialised_symbols, key=lambda s: s.order):
+            number = self.facts.simplify(symbol)
+            if isinstance(number, int) and symbol not in self.definitions:
+                self.env.specialised_symbols.add(symbol)
+                for node in list(self.env.nodes.values()):
+                    if node.kind is int and not node.is_plain and symbol in node.value.symbols:
+                        self.numbers.update_constant(node)
+                reason = "" if guard.is_specialisation else guard.text
+                self.env.specialisations.append(Specialisation(symbol.name, number, guard.line, reason))
+
+    def make_error(self, asked: undecidable.Question) -> GuardOnDataDependentSymNode:
+        return undecidable.make_error(self.env, asked)
+
+    # --- without a record ------------------------------------------------------------------------------------
+
+    def find_truth(self, condition: Truth) -> bool | None:
+        """True or False if it is proved, else None."""
+        if isinstance(condition, bool):
+            return condition
+        if self.numbers.is_limited_to_memory:
+            return self._require_truth(condition)
+        if isinstance(condition, Condition):
+            return KNOWN[self.facts.prove(condition).name]
+        if condition in self.float_facts:
+            return self.float_facts[condition]
+        if isinstance(condition, Comparison):
+            sides = [bounds_of(side, self.facts.interval) for side in (condition.left, condition.right)]
+            return compared_by_bounds(condition.relation, *sides)
+        known = [self.find_truth(part) for part in condition.parts]
+        decisive = condition.kind == "or"
+        if decisive in known:
+            return decisive
+        return None if None in known else not decisive
+
+    def recall_truth(self, condition: Truth) -> bool | None:
+        """True or False if that was found before, and for good; else None."""
+        if isinstance(condition, bool):
+            return condition
+        return KNOWN[self.facts.recall(condition).name] if isinstance(condition, Condition) else None
+
+    def _require_truth(self, condition: AnyCondition) -> bool:
+        found = self.recall_truth(condition)
+        if found is None:
+            raise NotRemembered
+        return found
+
+    def is_known(self, condition: Truth) -> bool:
+        """Whether it is proved to hold. Asking records nothing."""
+        if self.fails_at_hints(condition):
+            return False  # a search for a proof would be in vain
+        return self.find_truth(condition) is True
+
+    def fails_at_hints(self, condition: Truth) -> bool:
+        """Whether the example is one of the sizes for which a condition on sizes does not hold."""
+        if not isinstance(condition, Condition):
+            return False
+        found = self._failing.get(condition)
+        if found is None:
+            try:
+                hint = self.get_hint(condition)
+            except ArithmeticError:  # it can't be computed at the example's sizes
+                hint = True
+            if hint is None:
+                return False
+            found = self._failing[condition] = not hint
+        return found
+
+    # --- examples ------------------------------------------------------------------------------------------
+
+    def get_hint(self, value: Operand) -> Any:
+        """The value at the example's sizes, None if it depends on a symbol without example."""
+        if isinstance(value, NUMBERS):
+            return value
+        if any(symbol not in self.hints for symbol in value.symbols):
+            return None
+        return evaluate(value, self.hints)
+
+    def simplify(self, value: Operand) -> Operand:
+        if isinstance(value, Expr):
+            return self.facts.simplify(value)
+        if isinstance(value, FloatExpr) and value.operation != "value":
+            known = {symbol: self.facts.simplify(symbol) for symbol in value.symbols}
+            numbers = {symbol: number for symbol, number in known.items() if isinstance(number, int)}
+            if len(numbers) == len(known):
+                return float(value.evaluate(numbers))
+        return value
+
+    # --- switches ------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def suppress_guards(self) -> Iterator[None]:
+        """Decisions are made, and not recorded."""
+        self.suppressions += 1
+        try:
+            yield
+        finally:
+            self.suppressions -= 1
+
+    @contextmanager
+    def error_on_new_guards(self) -> Iterator[None]:
+        """Whatever would have to be assumed is an error."""
+        before, self.refuses_guards = self.refuses_guards, True
+        try:
+            yield
+        finally:
+            self.refuses_guards = before
+
+    @contextmanager
+    def limit_to_memory(self) -> Iterator[None]:
+        """Only what was answered before is answered; anything else raises `NotRemembered`."""
+        numbers = self.numbers
+        before, numbers.is_limited_to_memory = numbers.is_limited_to_memory, True
+        try:
+            yield
+        finally:
+            numbers.is_limited_to_memory = before
