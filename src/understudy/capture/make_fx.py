@@ -14,14 +14,14 @@ from torch.fx import Graph, GraphModule, Node
 
 from understudy import _torch
 from understudy.capture import wrapper_subclasses
-from understudy.capture.borrowed_modules import BorrowedModules, Named, modules_of
+from understudy.capture.borrowed_modules import BorrowedModules, modules_of
 from understudy.capture.constants import OutsideTensors, forgetful_optimizers
 from understudy.capture.graph_passes import insert_promises, make_writable, remove_dead_code
 from understudy.capture.higher_order.torch_tracing import running
 from understudy.capture.module_stack import recorded_modules, root_of
 from understudy.capture.predispatch import PreDispatchTorchFunctionMode, settle
 from understudy.capture.recorder import ProxyTorchDispatchMode
-from understudy.capture.repeated_layers.layers import LayerFamilies, RepeatedLayers
+from understudy.capture.repeated_layers.layers import RepeatedLayers
 from understudy.capture.tracer import OPEN, SYMBOLIC, PythonKeyTracer
 from understudy.capture.unrecorded_effects.torch_functions import TorchFunctionMetadataMode
 from understudy.fake.mode import FakeTensorMode
@@ -322,23 +322,26 @@ class Capture:
     def _state(self) -> Iterator[BorrowedModules]:
         """The modules that `f` refers to and is given, with stand-ins for their tensors while stand-ins are traced."""
         state = BorrowedModules(self.fake_mode)
+        given = [(module, False) for module in self._modules_given]
+        modules = [] if self.outer is not None else [*modules_of(self.f), *given]
+        layers = RepeatedLayers(module for module, _ in modules) if self._may_repeat_layers() else None
         try:
             if self.outer is None:
-                given = [(module, False) for module in self._modules_given]
-                modules = [*modules_of(self.f), *given]
-                families = self._families(modules)
-                state.lend(modules, self.tracer.constants, waiting=families.later)
-                if families.blocks:
-                    RepeatedLayers(self.tracer, self.stand_ins, self.recorder).watch(families.blocks)
+                state.lend(modules, self.tracer.constants, waiting=() if layers is None else layers.later)
+            if layers is not None:
+                layers.watch(self.tracer, self.stand_ins, self.recorder)
             yield state
         finally:
-            to_the_end(state.give_back)
+            try:
+                if layers is not None:
+                    to_the_end(layers.release)
+            finally:
+                to_the_end(state.give_back)
 
-    def _families(self, modules: list[Named]) -> LayerFamilies:
-        """Layers that repeat are written down again instead of being run, where nothing can tell the difference."""
-        if self.fake_mode is None or self.options.pre_dispatch or self.options.record_module_stack:
-            return LayerFamilies(())
-        return LayerFamilies(module for module, _ in modules)
+    def _may_repeat_layers(self) -> bool:
+        """Whether a layer may be written down without being run: not where there is more to record than operators."""
+        is_recorded_in_full = self.options.pre_dispatch or self.options.record_module_stack
+        return self.outer is None and self.fake_mode is not None and not is_recorded_in_full
 
     # --- the run ---------------------------------------------------------------------------------------------
 

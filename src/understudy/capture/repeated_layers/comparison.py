@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import is_not, itemgetter
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,6 @@ from understudy.capture.repeated_layers.object_state import (
     NotComparable,
     ObjectStates,
     StateReaders,
-    WatchedParameterDict,
 )
 from understudy.capture.repeated_layers.reachable_code import ReachableCode, is_own, read_places
 from understudy.fake.mode import FakeTensorMode
@@ -113,7 +112,7 @@ def _containers(value: Any) -> Iterator[Any]:
 
 TABLES = (dict, OrderedDict, set)
 """Of parameters, modules, hooks: most are empty."""
-DICTS: dict[Any, type] = {dict: dict, LazyParameterDict: dict, WatchedParameterDict: WatchedParameterDict}
+DICTS: dict[Any, type] = {dict: dict, LazyParameterDict: dict}
 """By type: which of them can be told apart."""
 HOLDING = ("_parameters", "_buffers", "_modules")
 SILENT = frozenset(name for name, value in EVERY_MODULE_HAS.items() if not value and name not in HOLDING)
@@ -155,11 +154,12 @@ class LayerComparison:
         self._reaches: dict[type, ReachableCode] = {}
         self._readers = StateReaders()
         self._telling: dict[tuple[str, ...], tuple[str, ...]] = {}
-        self.replaced: set[int] = set()
-        """Functions that stand in for a module's own forward for the time of the trace, by identity."""
+        self._watched: Mapping[int, frozenset[str]] = {}
 
-    def signature(self, module: torch.nn.Module, seen: ComparedState) -> Key:
-        """Equal for modules whose forwards do the same."""
+    def signature(self, module: torch.nn.Module, seen: ComparedState, watched: Mapping[int, frozenset[str]]) -> Key:
+        """Equal for modules whose forwards do the same. `watched`: attributes that are not compared, by the module's
+        identity."""
+        self._watched = watched
         states = ObjectStates(self._readers, type(module))
         parts: list[Any] = []
         self._walk(module, parts, seen, states)
@@ -182,12 +182,14 @@ class LayerComparison:
             return
         seen.kinds[kind] = None
         attributes = vars(module)
+        watched = self._watched.get(id(module), ()) if self._watched else ()
         for name in self._telling_names(attributes):
             value = attributes[name]
             kind = type(value)
             if kind in COMPARED:
-                parts += (name, kind, value or repr(value))
-            elif (kind not in TABLES or value) and id(value) not in self.replaced:
+                if name not in watched:
+                    parts += (name, kind, value or repr(value))
+            elif kind not in TABLES or value:
                 parts.append(name)
                 self._describe(value, parts, seen, states)
         parts.append(END)

@@ -34,7 +34,8 @@ from understudy.capture.repeated_layers.comparison import (
     flatten_call,
     key_of,
 )
-from understudy.capture.repeated_layers.object_state import COMPARED, LayerFamily, NotComparable
+from understudy.capture.repeated_layers.interception import InterceptedCalls, LayerFamily
+from understudy.capture.repeated_layers.object_state import COMPARED, NotComparable
 from understudy.capture.repeated_layers.replay import LayerPlan, describe_function
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
@@ -44,6 +45,7 @@ from understudy.ops.traits.writes import written_values
 from understudy.spec.call import flat
 
 if TYPE_CHECKING:
+    from understudy.capture.recorder import ProxyTorchDispatchMode
     from understudy.capture.tracer import PythonKeyTracer
 
 LEAST = 2
@@ -85,13 +87,21 @@ class LayerGroup:
         self.last[key] = recording
 
 
-class LayerFamilies:
-    """Blocks of which there are several of one kind, in some modules. None, where every layer is to be run."""
+class RepeatedLayers:
+    """The layers of some modules that repeat. The one entry to this package:
+
+        layers = RepeatedLayers(modules)        # `layers.later`: the modules that will probably not be run
+        layers.watch(tracer, mode, recorder)    # from now on, calls of layers are compared with earlier ones
+        layers.release()                        # at the end of the trace, also if it has failed
+
+    Inside of `run_every_layer`, there are none.
+    """
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
-        self.blocks: list[list[torch.nn.Module]] = []
         self.later: set[int] = set()
-        """The modules, by identity, that are in blocks after the first of their family."""
+        """The modules, by identity, that are in layers after the first of their family."""
+        self._families: list[list[torch.nn.Module]] = []
+        self._calls = InterceptedCalls()
         if _REPEATS.get():
             for module in modules:
                 for container in parts_in(module):
@@ -107,9 +117,21 @@ class LayerFamilies:
                 by_kind.setdefault(kind, []).append(parts)
         for family in by_kind.values():
             if len(family) >= LEAST:
-                self.blocks.append([parts[0] for parts in family])
+                self._families.append([parts[0] for parts in family])
                 for parts in family[1:]:
                     self.later.update(map(id, parts))
+
+    def watch(self, tracer: PythonKeyTracer, mode: FakeTensorMode, recorder: ProxyTorchDispatchMode) -> None:
+        """From now on, a layer that is like an earlier one is written into the graph of `tracer` without being run."""
+        handlers = LayerHandlers(tracer, mode, recorder) if self._families else None
+        for layers in self._families if handlers is not None else ():
+            family = LayerFamily(layers)
+            for layer in layers:
+                self._calls.intercept(layer, handlers.handler_of(layer, family))
+
+    def release(self) -> None:
+        """Every class is as it was before. May be called again, after an interrupt."""
+        self._calls.release()
 
 
 def _kind_of(parts: list[torch.nn.Module]) -> Key | None:
@@ -196,6 +218,7 @@ class LayerRun:
 
     before: Node
     random: Any
+    settings: tuple[Any, ...]
     counts: dict[Any, int]
     prefix: str
     made: list[weakref.ref[Any]]
@@ -205,7 +228,7 @@ class LayerRun:
 class LayerCall:
     """A block, what it was like before it ran, and what it was given."""
 
-    block: torch.nn.Module
+    layer: torch.nn.Module
     signature: Key
     seen: ComparedState
     arguments: Any
@@ -213,35 +236,25 @@ class LayerCall:
     structure: Any
 
 
-class RepeatedLayers:
-    """The repeated blocks of one trace."""
+class LayerHandlers:
+    """What is called in the place of the layers of one trace."""
 
-    def __init__(self, tracer: PythonKeyTracer, mode: FakeTensorMode, recorder: Any) -> None:
+    def __init__(self, tracer: PythonKeyTracer, mode: FakeTensorMode, recorder: ProxyTorchDispatchMode) -> None:
         self._tracer = tracer
         self._mode = mode
         self._recorder = recorder
         self._likeness = LayerComparison()
         self._groups: dict[Key, LayerGroup] = {}
 
-    def watch(self, families: list[list[torch.nn.Module]]) -> None:
-        """Listen to calls of blocks. The modules are lent: what is set on them goes when they are given back."""
-        for blocks in families:
-            family = LayerFamily(blocks)
-            for block in blocks:
-                if "forward" not in vars(block):  # else it is listened to, or has one of its own
-                    listening = vars(block)["forward"] = self._listening(block, family)
-                    self._likeness.replaced.add(id(listening))
+    def handler_of(self, layer: torch.nn.Module, family: LayerFamily) -> Callable[..., Any]:
+        """Runs the layer, or writes down again what one like it has recorded."""
 
-    def _listening(self, block: torch.nn.Module, family: LayerFamily) -> Callable[..., Any]:
-        forward = block.forward
-
-        @functools.wraps(forward)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def handle(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if family.misses >= TRIES or not _torch.is_recorded_alone(self._mode, self._recorder):
                 return forward(*args, **kwargs)
             try:
                 with _torch.NoFunctionModes():
-                    signature, seen = self._signature(block, family)
+                    signature, seen = self._signature(layer, family)
                     leaves, structure = flatten_call(args, kwargs)
                     key = key_of(self._tracer, self._mode, leaves, structure)
                     if _is_trained(seen.tensors):
@@ -251,12 +264,11 @@ class RepeatedLayers:
                 return forward(*args, **kwargs)
             known = self._groups[signature].known.get(key)
             if known is None:
-                family.begin()
-                run, result = self._observed(lambda: forward(*args, **kwargs))
+                run, (reads, result) = self._observed(lambda: family.run(layer, lambda: forward(*args, **kwargs)))
                 try:
-                    family.check_unread()
-                    call = LayerCall(block, signature, seen, (args, kwargs), leaves, structure)
-                    recording = self._judged(run, result, call)
+                    family.check_unread(reads)
+                    call = LayerCall(layer, signature, seen, (args, kwargs), leaves, structure)
+                    recording = self._judged(run, result, call, family)
                 except (NotComparable, TypeError):
                     family.misses += 1
                 else:
@@ -268,15 +280,15 @@ class RepeatedLayers:
                 result = known.plan.follow(self._tracer, self._mode, given, seen.tensors)
             return _torch.tree_unflatten(result, known.structure)
 
-        return call
+        return handle
 
-    def _signature(self, block: torch.nn.Module, family: LayerFamily) -> tuple[Key, ComparedState]:
+    def _signature(self, layer: torch.nn.Module, family: LayerFamily) -> tuple[Key, ComparedState]:
         seen = ComparedState()
-        signature = self._likeness.signature(block, seen)
+        signature = self._likeness.signature(layer, seen, family.watched)
         if signature not in self._groups:
-            if family.is_recorded and family.watch(self._likeness.names_of(type(block))):
+            if family.is_recorded and family.watch(self._likeness.names_of(type(layer))):
                 seen = ComparedState()
-                signature = self._likeness.signature(block, seen)
+                signature = self._likeness.signature(layer, seen, family.watched)
             self._groups.setdefault(signature, LayerGroup())
         return signature, seen
 
@@ -286,7 +298,7 @@ class RepeatedLayers:
         """Run a block, and look at what happens meanwhile."""
         tracer = self._tracer
         run = LayerRun(
-            next(iter(reversed(tracer.graph.nodes))), random.getstate(), dict(tracer.torch_fn_counts),
+            next(iter(reversed(tracer.graph.nodes))), random.getstate(), _settings(), dict(tracer.torch_fn_counts),
             tracer.node_meta.stack_trace(), [],
         )  # fmt: skip
         around, tracer.made = tracer.made, run.made
@@ -299,11 +311,13 @@ class RepeatedLayers:
         tracer.node_meta.stack_trace()  # lets go of the frames in which the block ran, and so of their tensors
         return run, result
 
-    def _judged(self, run: LayerRun, result: Any, called: LayerCall) -> LayerRecording:
+    def _judged(self, run: LayerRun, result: Any, called: LayerCall, family: LayerFamily) -> LayerRecording:
         """What was recorded, if writing it down again is as good as running the block again."""
         after, seen = ComparedState(), called.seen
         seen.tensors = resolve_parameters(seen.tensors)
-        if random.getstate() != run.random or self._likeness.signature(called.block, after) != called.signature:
+        if random.getstate() != run.random or _settings() != run.settings:
+            raise NotComparable
+        if self._likeness.signature(called.layer, after, family.watched) != called.signature:
             raise NotComparable
         if after.calls != seen.calls:  # with arguments that were not seen
             raise NotComparable
@@ -333,6 +347,10 @@ class RepeatedLayers:
         if node is None:
             raise NotComparable
         return node
+
+
+def _settings() -> tuple[Any, ...]:
+    return torch.is_grad_enabled(), *_torch.settings()
 
 
 def _advance(before: dict[Any, int], after: dict[Any, int]) -> dict[Any, int]:
