@@ -129,7 +129,9 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        stack = self._entered.stack  # kept until the end: who was interrupted in here comes again
+        stack = self._entered.stack  # popped at the end: after an interrupt in here, this is called again
+        if not stack:  # `leave` was called after an interrupt
+            return
         before, opened = stack[-1]
         _torch.pop_recorder(before)
         if opened is not None:

@@ -178,8 +178,9 @@ class AttributeReads:
 
 
 LOOKING_INSIDE = frozenset(
-    {"__dict__", "vars", "__getattribute__", "__getstate__", "__reduce__", "__reduce_ex__", "getattr_static"}
-)
+    {"__dict__", "vars", "dir", "__dir__", "__getattribute__", "__getstate__", "__reduce__", "__reduce_ex__",
+     "getattr_static"}
+)  # fmt: skip
 """How code finds attributes without asking for them."""
 
 

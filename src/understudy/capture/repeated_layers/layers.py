@@ -1,11 +1,14 @@
-"""Repeated blocks: what one layer of a model has recorded, the next ones like it record without being run.
+"""Layers that repeat: what one layer of a model has recorded, the next ones like it record without being run.
 
-A block is a module among siblings in a `ModuleList` or `Sequential`. Siblings are alike if they have the same class, the
-same attributes, and tensors of the same specs all the way down, and if what their code refers to is unchanged. If one has
-run on inputs of the same specs, the next is written into the graph with its own parameters in their place; if it
-reads tensors besides its inputs and its own, two runs have to agree first. A block is run as usual wherever
-that could make a difference: gradients, hooks, other modes, autocast, writes in place, data-dependent sizes, changed
-attributes and globals, used-up random numbers, tensors that somebody kept.
+A layer is a module among siblings in a `ModuleList` or `Sequential`. Two siblings are alike if they have the same class,
+the same attributes, and tensors of the same specs all the way down, and if what their code refers to is unchanged. If one
+has run on inputs of the same specs, the next is written into the graph with its own parameters in their place; if it
+reads tensors besides its inputs and its own, two runs have to agree first. A layer is run as usual wherever that could
+make a difference: gradients, hooks, other modes, autocast, writes in place, data-dependent sizes, changed attributes,
+globals and settings, random numbers, files, tensors that somebody kept. `docs/repeated-layers.md` tells it in full.
+
+The module holds the entry (`RepeatedLayers`, `run_every_layer`), what is kept of a run (`LayerRecording`), and the handlers
+that are called in the place of layers (`LayerHandlers`).
 """
 
 from __future__ import annotations
@@ -123,8 +126,8 @@ class RepeatedLayers:
 
     def watch(self, tracer: PythonKeyTracer, mode: FakeTensorMode, recorder: ProxyTorchDispatchMode) -> None:
         """From now on, a layer that is like an earlier one is written into the graph of `tracer` without being run."""
-        handlers = LayerHandlers(tracer, mode, recorder) if self._families else None
-        for layers in self._families if handlers is not None else ():
+        handlers = LayerHandlers(tracer, mode, recorder)
+        for layers in self._families:
             family = LayerFamily(layers)
             for layer in layers:
                 self._calls.intercept(layer, handlers.handler_of(layer, family))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextvars
-import enum
 import functools
 import logging
+import pathlib
 import re
+import subprocess
 import threading
 import types
 import weakref
@@ -26,13 +27,16 @@ COMPARED = frozenset(
 LARGEST = 4000
 """Parts of objects that are looked at for one layer; more are not worth it."""
 UNCHANGING = (
-    types.ModuleType, property, staticmethod, classmethod, enum.Enum,
-    logging.Filterer, type(threading.Lock()), type(threading.RLock()),
+    types.ModuleType, property, staticmethod, classmethod,
     re.Pattern, range, slice, type(...), type(NotImplemented), torch.finfo, torch.iinfo, types.GenericAlias,
     types.UnionType, types.MethodDescriptorType, types.WrapperDescriptorType,
     types.GetSetDescriptorType, types.MemberDescriptorType,
 )  # fmt: skip
 """What is the same if it is the same object, and has no state that a forward would change."""
+WITH_STATE_OUTSIDE = (pathlib.Path, subprocess.Popen, threading.Thread, type(threading.RLock()))
+"""Whose methods answer by what is in files, processes and threads."""
+OPERATORS = ("torch._ops", "torch._C")
+"""Whose objects have attributes that torch itself sets as they are used."""
 NAMED_LIBRARIES = ("torch", "typing", "understudy")
 UNCHANGING_OF_NUMPY = frozenset({"generic", "ufunc", "dtype"})
 EMPTY: Mapping[str, Any] = types.MappingProxyType({})
@@ -183,6 +187,27 @@ def _of_module(states: ObjectStates, value: torch.nn.Module) -> Sequence[Any]:
     return _of_dict(states, vars(value))
 
 
+def _of_plain_attributes(states: ObjectStates, value: Any) -> Sequence[Any]:
+    """Of an object of torch's: what a program may have put there to count with."""
+    items = [*vars(value).items()]
+    plain = [part for _, part in items if type(part) in COMPARED]
+    return [*(name for name, _ in items), *map(states.same, [(type(part), part or repr(part)) for part in plain])]
+
+
+def _of_logger(states: ObjectStates, value: logging.Logger) -> Sequence[Any]:
+    """Levels, up to the root: what a logger lets through. Filters and handlers change nothing but what is written."""
+    levels: list[Any] = [states.same(value.manager.disable), value.disabled]
+    logger: logging.Logger | None = value
+    while logger is not None:
+        levels.append(states.same(logger.level))
+        logger = logger.parent
+    return levels
+
+
+def _of_lock(states: ObjectStates, value: Any) -> Sequence[Any]:
+    return (value.locked(),)
+
+
 def _refuse_to_read(states: ObjectStates, value: Any) -> Sequence[Any]:
     raise NotComparable
 
@@ -208,6 +233,7 @@ READERS: dict[type, Reader | None] = {
     contextvars.ContextVar: _of_variable,
     weakref.ReferenceType: _of_reference,
     torch.Generator: _refuse_to_read,
+    type(threading.Lock()): _of_lock,
     CACHED: _of_cached,
 }
 BASES: dict[type, Reader] = {
@@ -233,12 +259,15 @@ def _reader_of(kind: type) -> Reader | None:
         return _of_tensor
     if issubclass(kind, type):
         return _of_function
-    if (
-        issubclass(kind, UNCHANGING)
-        or kind.__module__.partition(".")[0] in NAMED_LIBRARIES
-        or _is_a_number(kind)
-    ):
+    if issubclass(kind, logging.Logger):
+        return _of_logger
+    if issubclass(kind, WITH_STATE_OUTSIDE):
+        return _refuse_to_read
+    if issubclass(kind, UNCHANGING) or _is_a_number(kind):
         return None
+    if kind.__module__.partition(".")[0] in NAMED_LIBRARIES:
+        has_attributes = kind.__dictoffset__ != 0 and kind.__module__ not in OPERATORS
+        return _of_plain_attributes if has_attributes else None
     base = next((base for base in BASES if issubclass(kind, base)), object)
     slots = _slots_of(kind)
     if kind.__basicsize__ > _size_without_attributes(kind, base, len(slots)):
