@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from understudy import _torch
 from understudy.capture import wrapper_subclasses
 from understudy.capture.borrowed_modules import BorrowedModules, modules_of
-from understudy.capture.constants import OutsideTensors, forgetful_optimizers
+from understudy.capture.constants import ORIGINAL_PATH, OutsideTensors, forgetful_optimizers
 from understudy.capture.graph_passes import insert_promises, make_writable, remove_dead_code
 from understudy.capture.higher_order.torch_tracing import running
 from understudy.capture.module_stack import recorded_modules, root_of
@@ -51,6 +51,24 @@ def argument_names(f: Callable[..., Any], args: tuple[Any, ...]) -> list[tuple[s
         (parameter.name, () if parameter.default is inspect.Parameter.empty else (parameter.default,))
         for parameter in parameters[: len(args)]
     ]
+
+
+USED_BY_CODE = frozenset(
+    {"self", "torch", "fx_pytree", "pytree", "device", "inf", "nan", "NoneType", "math", "operator", "_operator",
+     "understudy", "getattr", "slice", "range", "float", "int", "bool", "complex", "len", "list", "tuple", "dict", "set",
+     "frozenset"}
+)  # fmt: skip
+"""Names that the code of a graph may use: an input that hides one of them gets another name there."""
+
+
+def names_in_code(names: list[str]) -> list[str]:
+    """What the inputs of a program are called in the signature of its graph module."""
+    chosen: list[str] = []
+    for name in names:
+        while name in USED_BY_CODE or name in chosen:
+            name += "_"
+        chosen.append(name)
+    return chosen
 
 
 def name_of(f: Callable[..., Any]) -> str:
@@ -280,6 +298,8 @@ class Capture:
         for (name, default), part in zip(names, _torch.children(in_spec), strict=True):
             for count in range(1, part.num_leaves + 1):
                 node = self.tracer.placeholder(f"{name}_{count}", default)
+                if name in USED_BY_CODE:
+                    node.meta[ORIGINAL_PATH] = name
                 self._is_input(next(remaining), node)
 
     def _bind_symbols_of_data(self, inputs: list[Any]) -> None:
@@ -418,7 +438,7 @@ class Capture:
         if structured or not _torch.is_plain_structure(out_spec):
             (output,) = graph.find_nodes(op="output")
             output.args = (_torch.tree_flatten(output.args[0])[0],)
-            graph.set_codegen(_torch.structured_code([name for name, _ in names], in_spec, out_spec))
+            graph.set_codegen(_torch.structured_code(names_in_code([name for name, _ in names]), in_spec, out_spec))
         gm = self.tracer.constants.graph_module(graph, name_of(self.f))
         if self.fake_mode is not None and self.options.tracing_mode == "symbolic":
             gm.shape_env = self.fake_mode.shape_env

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 from understudy import _torch
 from understudy.capture.borrowed_modules import BorrowedModules
 from understudy.capture.constants import attach
-from understudy.capture.make_fx import MODES, Capture, Options, leaf_names
+from understudy.capture.make_fx import MODES, Capture, Options, leaf_names, names_in_code
 from understudy.errors import GuardOnDataDependentSymNode
 from understudy.graph.borrowed_state import to_the_end
 
@@ -70,14 +70,15 @@ def capture_step(
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("LBFGS evaluates the loss as often as the values demand: its step is not one graph")
     numbers = _varying_numbers(optimizer, varying)
-    first = StepCapture(model, program, optimizer, options, state, fixed_step, numbers)
-    graph = first.run(inputs)
-    made = first.state_made_here(graph)
+    capture = StepCapture(model, program, optimizer, options, state, fixed_step, numbers)
+    graph = capture.run(inputs)
+    made = capture.state_made_here(graph)
     if made:
         state = {name: {**state.get(name, {}), **made.get(name, {})} for name in {**state, **made}}
-        graph = StepCapture(model, program, optimizer, options, state, fixed_step, numbers).run(inputs)
+        capture = StepCapture(model, program, optimizer, options, state, fixed_step, numbers)
+        graph = capture.run(inputs)
     if parameters == "inputs":
-        return _with_parameters_as_inputs(graph)
+        return _with_parameters_as_inputs(graph, capture.tracer.constants.named_nodes(), capture.nodes_of_state())
     return graph
 
 
@@ -150,6 +151,7 @@ class StepCapture(Capture):
         self._shadow: Any = None
         self._stand_ins: dict[str, torch.Tensor] = {}
         self._nodes_of_state: dict[str, dict[str, Node]] = {}
+        self._lent_state: list[torch.Tensor] = []
 
     def _step(self, *inputs: Any) -> Any:
         for stand_in in self._stand_ins.values():
@@ -251,7 +253,12 @@ class StepCapture(Capture):
         """A stand-in for a tensor that the graph module holds among the state."""
         stand_in = self.stand_ins.from_tensor(value, static_shapes=True)
         self.tracer.constants.expect(stand_in, value, f"{STATE}{name}")
+        self._lent_state.append(stand_in)
         return stand_in
+
+    def nodes_of_state(self) -> set[Node | None]:
+        """The nodes that read the optimizer's state."""
+        return set(map(self.tracer.constants.existing, self._lent_state))
 
     # --- state that the optimizer makes in its first step ------------------------------------------------------
 
@@ -357,21 +364,24 @@ def _evaluate_node(node: Node, graph: GraphModule, values: dict[Node, Any]) -> A
 # --- parameters as inputs -------------------------------------------------------------------------------------
 
 
-def _with_parameters_as_inputs(graph_module: GraphModule) -> GraphModule:
-    """The same graph, called with what it held: `step(parameters, state, *inputs)`."""
+def _with_parameters_as_inputs(
+    graph_module: GraphModule, names: dict[Node, str], of_state: Container[Node | None]
+) -> GraphModule:
+    """The same graph, called with what it held: `step(parameters, state, *inputs)`. `names`: of the nodes that read it."""
     graph = graph_module.graph
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     held: dict[str, dict[str, tuple[Node, Any]]] = {"parameters": {}, "state": {}}
     for node in graph.find_nodes(op="get_attr"):
-        name = str(node.target)
-        if not name.rpartition(".")[2].startswith(("_tensor_constant", "_param_constant")):
-            group = "state" if name.startswith(STATE) else "parameters"
-            held[group][name.removeprefix(STATE)] = (node, _evaluate_node(node, graph_module, {}))
+        if node in names:
+            group = "state" if node in of_state else "parameters"
+            name = names[node] if group == "parameters" else str(node.target).removeprefix(STATE)
+            held[group][str(node.target) if name in held[group] else name] = (node, _evaluate_node(node, graph_module, {}))
     first = next(iter(graph.nodes))
     for group, entries in held.items():
-        for name, (node, _) in entries.items():
+        for node, _ in entries.values():
+            name = str(node.target).removeprefix(STATE).replace(".", "_")
             with graph.inserting_before(first):
-                placeholder = graph.placeholder(f"{group}_{name.replace('.', '_')}")
+                placeholder = graph.placeholder(f"{group}_{name}")
             placeholder.meta = dict(node.meta)
             node.replace_all_uses_with(placeholder)
             graph.erase_node(node)
@@ -387,7 +397,7 @@ def _called_with_structures(
     (output,) = graph.find_nodes(op="output")
     leaves, out_spec = _torch.tree_flatten(output.args[0])
     output.args = (leaves,)
-    names = ["parameters", "state", *(str(node.target).removesuffix("_1") for node in inputs)]
+    names = names_in_code(["parameters", "state", *(str(node.target).removesuffix("_1") for node in inputs)])
     graph.set_codegen(_torch.structured_code(names, in_spec, out_spec))
     root = torch.nn.Module()
     for node in graph.find_nodes(op="get_attr"):
