@@ -30,6 +30,7 @@ from understudy.ops.traits.writes import written_values
 from understudy.spec.call import flat
 
 if TYPE_CHECKING:
+    from understudy.capture.cached_functions import CachedFunctions
     from understudy.capture.tracer import PythonKeyTracer
 
 ORIGINAL_PATH = "original_path"
@@ -376,9 +377,10 @@ def has_reals(args: Any, kwargs: Any) -> bool:
 class OutsideTensors:
     """The stand-ins of real tensors, for the time of one trace."""
 
-    def __init__(self, constants: Constants, mode: FakeTensorMode) -> None:
+    def __init__(self, constants: Constants, mode: FakeTensorMode, cached: CachedFunctions) -> None:
         self._constants = constants
         self._mode = mode
+        self._cached = cached
 
     def replaced(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments of a torch function with stand-ins for what is real."""
@@ -397,12 +399,17 @@ class OutsideTensors:
         if found is not None:
             return found
         with _torch.NoFunctionModes():
-            is_given_gradients = tensor.requires_grad and tensor.is_leaf and not _torch.is_functorch_wrapped(tensor)
-            if not (is_given_gradients and self._mode.allow_non_fake_inputs):
+            if not self._is_replaced(tensor):
                 return tensor
             fake = self._mode.from_tensor(tensor, static_shapes=True)
         self._constants.expect(fake, tensor, None)
         return fake
+
+
+    def _is_replaced(self, tensor: torch.Tensor) -> bool:
+        if self._mode.allow_non_fake_inputs:
+            return tensor.requires_grad and tensor.is_leaf and not _torch.is_functorch_wrapped(tensor)
+        return self._cached.holds(tensor)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from understudy import _torch
 from understudy.capture import wrapper_subclasses
 from understudy.capture.borrowed_modules import BorrowedModules, modules_of
+from understudy.capture.cached_functions import CachedFunctions
 from understudy.capture.constants import ORIGINAL_PATH, OutsideTensors, forgetful_optimizers
 from understudy.capture.graph_passes import insert_promises, make_writable, remove_dead_code
 from understudy.capture.higher_order.torch_tracing import running
@@ -190,6 +191,7 @@ class Capture:
         self.fake_mode: FakeTensorMode | None = None
         self.recorder: ProxyTorchDispatchMode
         self._modules_given: list[torch.nn.Module] = []
+        self._modules_borrowed: list[torch.nn.Module] = []
 
     def run(self, args: tuple[Any, ...]) -> GraphModule:
         if self.options.tracing_mode == "real":  # what the program lets go of may be large
@@ -344,7 +346,8 @@ class Capture:
         state = BorrowedModules(self.fake_mode)
         given = [(module, False) for module in self._modules_given]
         modules = [] if self.outer is not None else [*modules_of(self.f), *given]
-        layers = RepeatedLayers(module for module, _ in modules) if self._may_repeat_layers() else None
+        self._modules_borrowed = [module for module, _ in modules]
+        layers = RepeatedLayers(self._modules_borrowed) if self._may_repeat_layers() else None
         try:
             if self.outer is None:
                 state.lend(modules, self.tracer.constants, waiting=() if layers is None else layers.later)
@@ -366,7 +369,7 @@ class Capture:
     # --- the run ---------------------------------------------------------------------------------------------
 
     def _perform(self, args: Any, state: BorrowedModules) -> Any:
-        cached = torch.is_autocast_cache_enabled()
+        is_autocast_cached = torch.is_autocast_cache_enabled()
         with self._all_left(), ExitStack() as stack:
             if self.fake_mode is not None:
                 stack.enter_context(self.fake_mode)
@@ -374,14 +377,16 @@ class Capture:
                 stack.enter_context(_torch.python_versions())  # what knows of a recorder above autograd
                 stack.enter_context(PreDispatchTorchFunctionMode(self.tracer))
             if self.fake_mode is not None and self.outer is None:
-                self.tracer.strays = OutsideTensors(self.tracer.constants, self.fake_mode)
+                cached = CachedFunctions(self.f, self._modules_borrowed, self.fake_mode)
+                stack.callback(to_the_end, cached.empty)
+                self.tracer.strays = OutsideTensors(self.tracer.constants, self.fake_mode, cached)
                 stack.enter_context(forgetful_optimizers())
             if self.options.torch_functions:
                 stack.enter_context(TorchFunctionMetadataMode(self.tracer))
             stack.enter_context(running(self))
             stack.enter_context(self.recorder)
             self.tracer.node_meta.module_stack = stack.enter_context(self._modules())
-            stack.callback(torch.set_autocast_cache_enabled, cached)
+            stack.callback(torch.set_autocast_cache_enabled, is_autocast_cached)
             torch.set_autocast_cache_enabled(
                 False
             )  # casts that were made before would be unknown to the graph

@@ -192,6 +192,7 @@ class StepCapture(Capture):
         state = BorrowedModules(self.fake_mode)
         reals = _names(self._model)
         try:
+            self._modules_borrowed = [self._model]
             state.lend([(self._model, True)], self.tracer.constants)
             self.tracer.constants.without_gradient = True
             self._stand_ins = dict(self._model.named_parameters())
