@@ -10,9 +10,10 @@ that data decides.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, Protocol
 
 import torch
@@ -68,6 +69,9 @@ class SymbolNodes:
         self._sources: dict[SymNode, SymbolSource] = {}
         self._promised: dict[SymNode, Callable[[], Any]] = {}
         self._foreign: TorchSymbolNames | None = None
+        self._readable: dict[Expr, None] = {}
+        self._last_read: list[SymNode | None] = [None, None, None]
+        """Of each table, the last number whose symbols are among the readable."""
         self.simplifies = True
         """Whether a number is written as the plain one that it can only be."""
 
@@ -136,12 +140,22 @@ class SymbolNodes:
             return True
         return symbols_in(symbolic) <= self.readable()
 
-    def readable(self) -> set[Expr]:
-        """The symbols that there are nodes for, or can be."""
-        found: set[Expr] = set()
-        for known in (self._nodes, self._sources, self._promised):
-            found.update(*(getattr(other.value, "symbols", ()) for other in known))
-        return found
+    def readable(self) -> Set[Expr]:
+        """The symbols that there are nodes for, or can be, in the order in which they became so. It only ever grows."""
+        tables: tuple[dict[SymNode, Any], ...] = (self._nodes, self._sources, self._promised)
+        for position, table in enumerate(tables):
+            last = self._last_read[position]
+            for number in reversed(table):  # tables keep the order of insertion
+                if number is last:
+                    break
+                self._readable.update(dict.fromkeys(getattr(number.value, "symbols", ())))
+            self._last_read[position] = next(reversed(table), None)
+        return self._readable.keys()
+
+    def readable_from(self, position: int) -> list[Expr]:
+        """Those that have become readable since there were as many as `position`."""
+        count = len(self.readable()) - position
+        return list(itertools.islice(reversed(self._readable), count))
 
     def read_all(self) -> None:
         """A tensor is about to change its metadata: read now what could be read off it.
