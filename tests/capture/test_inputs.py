@@ -332,3 +332,11 @@ def test_a_subclass_that_nobody_can_handle(mode: str, caplog: pytest.LogCaptureF
     with caplog.at_level(logging.DEBUG, logger="understudy"), pytest.raises(TypeError):
         make_fx(lambda x: torch.add(x, strange), tracing_mode=mode)(torch.randn(3))
     assert "Strange" in caplog.text and "__torch_dispatch__" in caplog.text
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+@pytest.mark.parametrize("name", ["allow_non_fake_inputs", "_allow_non_fake_inputs"])
+def test_real_tensors_may_be_constants(mode: str, name: str) -> None:
+    constant, x = torch.tensor([1.0, 2.0, 3.0]), torch.randn(2, 3)
+    gm = make_fx(lambda x: x * constant, tracing_mode=mode, **{name: True})(x)
+    assert torch.equal(gm(x), x * constant)

@@ -1,4 +1,10 @@
-"""Tensors that the graph did not make: parameters, buffers and constants, as attributes of the graph module."""
+"""Tensors that the graph did not make: parameters, buffers and constants, as attributes of the graph module.
+
+    AttributePaths          under which name the graph module holds a tensor of the program
+    Constants               which tensor is which attribute, the nodes that read them, writes to them in a real run
+    OutsideTensors          real tensors that a program reaches past its modules, while stand-ins are traced
+    forgetful_optimizers    optimizers that make a step in a trace get their state back
+"""
 
 from __future__ import annotations
 
@@ -179,7 +185,7 @@ class Constants:
             known = self._known[id(tensor)] = (tensor, tensor, None)
         node = self._nodes.get(id(tensor))
         if node is None:
-            node = self._nodes[id(tensor)] = self._made(*known)
+            node = self._nodes[id(tensor)] = self._make_node(*known)
         return node
 
     def named_nodes(self) -> dict[Node, str]:
@@ -248,7 +254,7 @@ class Constants:
                 ),
             )
 
-    def _made(self, tensor: torch.Tensor, real: torch.Tensor, name: str | None) -> Node:
+    def _make_node(self, tensor: torch.Tensor, real: torch.Tensor, name: str | None) -> Node:
         node = self._read(real, name)
         if type(tensor) is FakeTensor:
             node.meta["val"] = snapshot(tensor)
@@ -270,7 +276,7 @@ class Constants:
             name = self._fresh("_param_constant" if is_parameter else "_tensor_constant")
         else:
             name = self._paths.choose(name)
-        value = self._detached(real) if self.without_gradient else real
+        value = self._detach(real) if self.without_gradient else real
         if "." in name:
             self._nested[name] = value  # the graph module makes the modules on the way, once
         else:
@@ -278,7 +284,7 @@ class Constants:
         return self._tracer.append_read(name)
 
     @staticmethod
-    def _detached(real: torch.Tensor) -> torch.Tensor:
+    def _detach(real: torch.Tensor) -> torch.Tensor:
         with _torch.no_modes():
             return real.detach()
 
@@ -382,11 +388,11 @@ class OutsideTensors:
         self._mode = mode
         self._cached = cached
 
-    def replaced(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def replace(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments of a torch function with stand-ins for what is real."""
-        return tuple(map(self._replaced, args)), {name: self._replaced(value) for name, value in kwargs.items()}
+        return tuple(map(self._replace, args)), {name: self._replace(value) for name, value in kwargs.items()}
 
-    def _replaced(self, value: Any) -> Any:
+    def _replace(self, value: Any) -> Any:
         kind = type(value)
         if kind in REAL:
             return self._stand_in(value)

@@ -1,4 +1,9 @@
-"""Nodes that nothing uses and that do nothing besides."""
+"""What is done to a graph when the run is over.
+
+    remove_dead_code    nodes that nothing uses and that have no effect
+    make_writable       forward-mode gradients without memory, which an operator of the graph writes to
+    insert_promises     what the trace took for granted of data-dependent numbers (`torch._check`), as assertions
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""The names of a captured program's inputs, from the signature of the function."""
+"""make_fx: run a function once on stand-ins or real tensors, and give the graph of the operators that it ran.
+
+    names of inputs    from the signature of the function; those that the code of a graph uses itself get others
+    errors             an exception inside the traced function also says which nodes were recorded last
+    make_fx, Capture   one run: inputs become placeholders, modules are borrowed, the recorder is entered, the graph is
+                       completed and put into a graph module. `capture_step` and subgraphs are captures of their own
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -132,7 +138,8 @@ def describe_val(val: Any) -> str:
 
 # --- make_fx: run a function once, and give the graph of the operators that it ran --------------------------
 
-MODES = ("real", "fake", "symbolic")
+TracingMode = Literal["real", "fake", "symbolic"]
+MODES: tuple[TracingMode, ...] = get_args(TracingMode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +147,7 @@ class Options:
     """How a program is captured: the keywords of `make_fx`."""
 
     decomposition_table: Mapping[Any, Callable[..., Any]] | None = None
-    tracing_mode: str = "real"
+    tracing_mode: TracingMode = "real"
     allow_non_fake_inputs: bool = False
     pre_dispatch: bool = False
     record_module_stack: bool = False
@@ -152,8 +159,9 @@ class Options:
 
 def make_fx(
     f: Callable[..., Any], decomposition_table: Mapping[Any, Callable[..., Any]] | None = None,
-    tracing_mode: str = "real", _allow_non_fake_inputs: bool = False, *, pre_dispatch: bool = False,
-    record_module_stack: bool = False, _allow_fake_constant: bool = False, _error_on_data_dependent_ops: bool = True,
+    tracing_mode: TracingMode = "real", _allow_non_fake_inputs: bool = False, *, pre_dispatch: bool = False,
+    record_module_stack: bool = False, allow_non_fake_inputs: bool = False, _allow_fake_constant: bool = False,
+    _error_on_data_dependent_ops: bool = True,
     record_stack_traces: bool = True, proxy_module_inputs: bool = False, _disable_torch_fn_metadata_mode: bool = False,
 ) -> Callable[..., GraphModule]:  # fmt: skip
     """A function that runs `f` once on its arguments and returns the graph of the operators that ran.
@@ -164,12 +172,15 @@ def make_fx(
     `tracing_mode`: "real" runs the operators, "fake" runs stand-ins of the same sizes, "symbolic" makes sizes symbols:
     the graph then holds for every size that `gm.shape_env`'s guards admit.
     `decomposition_table`: operator → function to record in its place. `pre_dispatch`: record above autograd and autocast.
+    `allow_non_fake_inputs` (torch's name for it is `_allow_non_fake_inputs`): in fake and symbolic mode, real tensors that
+    the function refers to, besides those of its modules, are constants of the graph; without it they are an error.
+    `record_module_stack`: `node.meta["nn_module_stack"]` says which modules were being called.
     """
     if tracing_mode not in MODES:
         raise ValueError(f"tracing_mode is {tracing_mode!r}; it must be one of {', '.join(map(repr, MODES))}")
     options = Options(
-        decomposition_table, tracing_mode, _allow_non_fake_inputs, pre_dispatch, record_module_stack,
-        _allow_fake_constant, _error_on_data_dependent_ops, proxy_module_inputs,
+        decomposition_table, tracing_mode, allow_non_fake_inputs or _allow_non_fake_inputs, pre_dispatch,
+        record_module_stack, _allow_fake_constant, _error_on_data_dependent_ops, proxy_module_inputs,
         torch_functions=not _disable_torch_fn_metadata_mode,
     )  # fmt: skip
 

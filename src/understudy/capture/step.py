@@ -13,7 +13,7 @@ import inspect
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.fx import GraphModule, Node
@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 from understudy import _torch
 from understudy.capture.borrowed_modules import BorrowedModules
 from understudy.capture.constants import attach
-from understudy.capture.make_fx import MODES, Capture, Options, leaf_names, names_in_code
+from understudy.capture.make_fx import MODES, Capture, Options, TracingMode, leaf_names, names_in_code
 from understudy.errors import GuardOnDataDependentSymNode
 from understudy.graph.borrowed_state import to_the_end
 
@@ -35,7 +35,8 @@ State = dict[str, dict[str, Any]]
 
 def capture_step(
     model: torch.nn.Module, loss_fn: Callable[..., Any], optimizer: torch.optim.Optimizer, *inputs: Any,
-    targets: int | None = None, tracing_mode: str = "fake", parameters: str = "attributes",
+    targets: int | None = None, tracing_mode: TracingMode = "fake",
+    parameters: Literal["attributes", "inputs"] = "attributes",
     decomposition_table: Mapping[Any, Callable[..., Any]] | None = None, fixed_step: bool = False,
     varying: Iterable[str] = (),
 ) -> GraphModule:  # fmt: skip
@@ -200,7 +201,7 @@ class StepCapture(Capture):
             pairs = {by_name[name]: stand_in for name, stand_in in self._stand_ins.items()}
             self._shadow = self._shadow_of(pairs, reals)
             self._numbers = {
-                (position, name): self._lent_as(f"group_{position}.{name}", number)
+                (position, name): self._lend_as(f"group_{position}.{name}", number)
                 for (position, name), number in self._varying.items()
             }
             yield state
@@ -225,7 +226,7 @@ class StepCapture(Capture):
             entries = self._given.get(names[parameter])
             if entries:
                 shadow.state[stand_in] = {
-                    key: self._lent(names[parameter], key, value) for key, value in entries.items()
+                    key: self._lend(names[parameter], key, value) for key, value in entries.items()
                 }
         return shadow
 
@@ -237,20 +238,20 @@ class StepCapture(Capture):
             return group
         names = leaf_names([(key, ()) for key in group if key != "params"], structure)
         lent = [
-            self._lent_as(f"group_{position}.{name}", leaf) if isinstance(leaf, torch.Tensor) else leaf
+            self._lend_as(f"group_{position}.{name}", leaf) if isinstance(leaf, torch.Tensor) else leaf
             for name, leaf in zip(names, leaves, strict=True)
         ]
         return dict(_torch.tree_unflatten(lent, structure))
 
-    def _lent(self, parameter: str, key: str, value: Any) -> Any:
+    def _lend(self, parameter: str, key: str, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        stand_in = self._lent_as(f"{parameter.replace('.', '_')}.{key}", value)
+        stand_in = self._lend_as(f"{parameter.replace('.', '_')}.{key}", value)
         if self._fixed_step and value.numel() == 1:
             self.stand_ins.remember_literal(stand_in, value.clone())
         return stand_in
 
-    def _lent_as(self, name: str, value: torch.Tensor) -> Any:
+    def _lend_as(self, name: str, value: torch.Tensor) -> Any:
         """A stand-in for a tensor that the graph module holds among the state."""
         stand_in = self.stand_ins.from_tensor(value, static_shapes=True)
         self.tracer.constants.expect(stand_in, value, f"{STATE}{name}")
@@ -278,12 +279,12 @@ class StepCapture(Capture):
         """The state that the traced step has made, for real, as it was before the step wrote to it."""
         values: dict[Node, Any] = {}
         return {
-            name: {key: self._made_before(node, graph, values) for key, node in entries.items()}
+            name: {key: self._make_initial(node, graph, values) for key, node in entries.items()}
             for name, entries in self._nodes_of_state.items()
             if entries
         }
 
-    def _made_before(self, node: Any, graph: GraphModule, values: dict[Node, Any]) -> Any:
+    def _make_initial(self, node: Any, graph: GraphModule, values: dict[Node, Any]) -> Any:
         if not isinstance(node, Node):
             return node
         try:

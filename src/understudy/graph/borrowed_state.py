@@ -1,5 +1,7 @@
-"""What has to wait while a graph is recorded: Python's collector of garbage, which would look through all that has been
-recorded, again and again, and find nothing to free; and the user's interrupt, while things are put back in their places.
+"""State that is borrowed while a graph is recorded, and given back whatever happens.
+
+    to_the_end, no_collection    steps that an interrupt must not leave half done; Python's garbage collector, paused
+    BorrowedState                modules hold stand-ins in the place of their tensors, and afterwards what they held before
 """
 
 from __future__ import annotations
@@ -169,7 +171,7 @@ class BorrowedState:
         for name in TABLES:  # the module's own are left alone
             table = attributes[name]
             is_empty = not table and type(table) is dict
-            attributes[name] = {} if is_empty else self._lent_table(module, table, replaced)
+            attributes[name] = {} if is_empty else self._make_table(module, table, replaced)
         if is_plain:
             return
         for name, value in list(attributes.items()):
@@ -177,7 +179,7 @@ class BorrowedState:
                 fake = attributes[name] = self._stand_in(value)
                 replaced.append((name, value, fake))
 
-    def _lent_table(self, module: torch.nn.Module, table: dict[str, Any], replaced: list[Any]) -> dict[str, Any]:
+    def _make_table(self, module: torch.nn.Module, table: dict[str, Any], replaced: list[Any]) -> dict[str, Any]:
         """The table for the time in which the module is lent."""
         lent = table.copy() if type(table) is dict else copy.copy(table)
         for name, value in table.items():

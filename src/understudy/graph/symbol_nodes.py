@@ -79,18 +79,18 @@ class SymbolNodes:
 
     def bind(self, symbolic: Any, node: Node) -> None:
         """This node is this symbolic number. A second name for the same number never replaces the first."""
-        number = self._named(symbolic)
+        number = self._find_number(symbolic)
         if number is not None:
             self._nodes.setdefault(number, node)
 
-    def _named(self, symbolic: Any) -> SymNode | None:
+    def _find_number(self, symbolic: Any) -> SymNode | None:
         """What a number is known by, None for one that is not to be found."""
         if type(symbolic.node) is SymNode:
             return symbolic.node
         if not is_foreign(symbolic):
             return None
         self._foreign = self._foreign or TorchSymbolNames(self)
-        return self._foreign.named(symbolic)
+        return self._foreign.find_number(symbolic)
 
     def node_of_foreign(self, symbolic: Any) -> Any:
         """The node for a number that is none of ours; the number itself if there is none."""
@@ -119,7 +119,7 @@ class SymbolNodes:
         strides = wrapper.stride() if wrapper.layout is torch.strided else ()
         for target, numbers in ((aten.sym_size.int, wrapper.shape), (aten.sym_stride.int, strides)):
             for dim, number in enumerate(numbers):
-                known = self._named(number) if isinstance(number, torch.SymInt) else None
+                known = self._find_number(number) if isinstance(number, torch.SymInt) else None
                 if known is not None:
                     self._sources.setdefault(known, (target, (node, dim)))
 
@@ -181,7 +181,7 @@ class SymbolNodes:
             elif self.simplifies and isinstance(fixed := number.shape_env.simplify(number.value), int):
                 found = fixed  # a guard leaves it no other value
             else:
-                found = self._read(number, source) if source is not None else self._computed(number)
+                found = self._read(number, source) if source is not None else self._compute(number)
             self._nodes[number] = found
         return found
 
@@ -195,15 +195,15 @@ class SymbolNodes:
 
     def _read(self, number: SymNode, source: SymbolSource) -> Node:
         target, arguments = source
-        return self._made(target, arguments, number)
+        return self._make(target, arguments, number)
 
-    def _made(self, target: Any, arguments: tuple[Any, ...], number: SymNode | None) -> Node:
+    def _make(self, target: Any, arguments: tuple[Any, ...], number: SymNode | None) -> Node:
         node = self._tracer.append_call(target, arguments, {})
         if number is not None:
             node.meta["val"] = number.symbolic
         return node
 
-    def _computed(self, number: SymNode) -> Any:
+    def _compute(self, number: SymNode) -> Any:
         value = number.value
         if isinstance(value, Expr):
             if value.is_symbol:
@@ -213,7 +213,7 @@ class SymbolNodes:
             return self._of_operation(FLOAT_OPERATIONS, value.operation, value.arguments, number)
         if isinstance(value, FloatCondition):
             sides = (self._part(value.left), self._part(value.right))
-            return self._made(RELATIONS[value.relation], sides, number)
+            return self._make(RELATIONS[value.relation], sides, number)
         if isinstance(value, (Condition, Combination)):
             return self._of_condition(value, number)
         raise UntrackedValueError(f"{number}: no way to compute this symbolic number in a graph")
@@ -222,7 +222,7 @@ class SymbolNodes:
         env = number.shape_env
         if symbol in env.definitions:
             return self._part(env.definitions[symbol])
-        solved = self._solved(env, symbol)
+        solved = self._solve(env, symbol)
         if solved is not None:
             return solved
         raise UntrackedValueError(
@@ -230,7 +230,7 @@ class SymbolNodes:
             "tensor or the number that it belongs to as an input"
         )
 
-    def _solved(self, env: Any, symbol: Expr) -> Any:
+    def _solve(self, env: Any, symbol: Expr) -> Any:
         """`s` where only `3*s` or `s + 2` can be read."""
         for number in self._sources:
             expression = number.value
@@ -247,9 +247,9 @@ class SymbolNodes:
             if factor and not rest:
                 node = self.node_of(number)
                 if constant:
-                    node = self._made(operator.sub, (node, constant), env.node(expression - constant, int))
+                    node = self._make(operator.sub, (node, constant), env.node(expression - constant, int))
                 return (
-                    self._made(operator.floordiv, (node, factor), env.node(symbol, int))
+                    self._make(operator.floordiv, (node, factor), env.node(symbol, int))
                     if factor != 1
                     else node
                 )
@@ -272,7 +272,7 @@ class SymbolNodes:
             return parts[0]
         if operation == "to_float" and isinstance(parts[0], int):
             return float(parts[0])
-        return self._made(table[operation], parts, number)
+        return self._make(table[operation], parts, number)
 
     def _of_sum(self, value: Expr) -> Any:
         """Terms with symbols first, the constant last; what is subtracted is subtracted."""
@@ -291,7 +291,7 @@ class SymbolNodes:
                 total = part
             else:
                 join = operator.sub if subtracts else operator.add
-                total = self._made(join, (total, part), env.node(so_far, int))
+                total = self._make(join, (total, part), env.node(so_far, int))
         return total
 
     def _product(self, monomial: Any, coefficient: int) -> Any:
@@ -305,44 +305,44 @@ class SymbolNodes:
                 product = (
                     factor
                     if product is None
-                    else self._joined(operator.mul, (product, factor), env.node(so_far, int))
+                    else self._join(operator.mul, (product, factor), env.node(so_far, int))
                 )
         if product is None:
             return coefficient
         if coefficient == 1:
             return product
         if coefficient == -1:
-            return self._joined(operator.neg, (product,), env.node(-so_far, int))
-        return self._joined(operator.mul, (product, coefficient), env.node(so_far * coefficient, int))
+            return self._join(operator.neg, (product,), env.node(-so_far, int))
+        return self._join(operator.mul, (product, coefficient), env.node(so_far * coefficient, int))
 
-    def _joined(self, target: Any, parts: tuple[Any, ...], number: SymNode) -> Any:
+    def _join(self, target: Any, parts: tuple[Any, ...], number: SymNode) -> Any:
         found = self._nodes.get(number)
         if found is None:
-            found = self._nodes[number] = self._made(target, parts, number)
+            found = self._nodes[number] = self._make(target, parts, number)
         return found
 
     def _of_condition(self, value: Any, number: SymNode) -> Any:
         env = number.shape_env
         symbol = env.truths.get(value) if isinstance(value, Condition) else None
         if symbol is not None and (known := self._nodes.get(env.node(symbol, int))) is not None:
-            return self._made(operator.eq, (known, 1), number)
+            return self._make(operator.eq, (known, 1), number)
         if getattr(value, "parts", ()):
             join = operator.and_ if value.kind == "and" else operator.or_
             total = self._part(value.parts[0])
             for part in value.parts[1:]:
-                total = self._made(join, (total, self._part(part)), None)
+                total = self._make(join, (total, self._part(part)), None)
             total.meta["val"] = number.symbolic
             return total
         asked = env.as_asked(value)
         if asked is not None:
             relation, *asked_sides = asked
-            return self._compared(relation, tuple(map(self.node_of, asked_sides)), number)
+            return self._compare(relation, tuple(map(self.node_of, asked_sides)), number)
         relation, *sides = _without_minus(value)
-        return self._compared(relation, tuple(map(self._part, sides)), number)
+        return self._compare(relation, tuple(map(self._part, sides)), number)
 
-    def _compared(self, relation: str, sides: tuple[Any, ...], number: SymNode) -> Any:
+    def _compare(self, relation: str, sides: tuple[Any, ...], number: SymNode) -> Any:
         if any(isinstance(side, Node) for side in sides):
-            return self._made(RELATIONS[relation], sides, number)
+            return self._make(RELATIONS[relation], sides, number)
         return RELATIONS[relation](*sides)  # guards have fixed both of them
 
 
@@ -388,7 +388,7 @@ class TorchSymbolNames:
         self._nodes = nodes
         self._env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
 
-    def named(self, symbolic: Any) -> SymNode | None:
+    def find_number(self, symbolic: Any) -> SymNode | None:
         """The symbol for a number that is one; None for a number that is computed from others."""
         expression = symbolic.node.expr
         if not isinstance(symbolic, torch.SymInt) or not expression.is_Symbol:

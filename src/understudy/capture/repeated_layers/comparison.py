@@ -1,4 +1,8 @@
-"""The arguments and results of a block: what two calls must have in common, and whether a run has changed them."""
+"""Whether two layers are alike.
+
+    arguments and results    what two calls must have in common (`key_of`), and whether a run has changed its arguments
+    LayerComparison          a signature of a module: all that its forward can read besides its arguments
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ SIMPLE = frozenset({FakeTensor, *COMPARED})
 
 
 def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
-    """What a block was called with: the leaves, and what tells their structure."""
+    """What a layer was called with: the leaves, and what tells their structure."""
     leaves = [*args, *kwargs.values()] if kwargs else list(args)
     if SIMPLE.issuperset(map(type, leaves)):
         return leaves, (len(args), *kwargs)
@@ -46,7 +50,7 @@ def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[An
 
 
 def key_of(tracer: PythonKeyTracer, mode: FakeTensorMode, leaves: list[Any], structure: Any) -> Key:
-    """Equal for calls that a block can't tell apart but by what its tensors hold."""
+    """Equal for calls that a layer can't tell apart but by what its tensors hold."""
     is_grad = torch.is_grad_enabled()
     parts: list[Any] = [structure, is_grad, *_torch.settings()]
     first: dict[Any, int] = {}
@@ -56,7 +60,7 @@ def key_of(tracer: PythonKeyTracer, mode: FakeTensorMode, leaves: list[Any], str
             node, needs_grad = tracer.recorded(leaf), leaf.requires_grad
             if node is None or leaf.fake_mode is not mode or (needs_grad and is_grad) or is_marked(leaf):
                 raise NotComparable
-            if leaf._known is not None:  # the block may look at its values
+            if leaf._known is not None:  # the layer may look at its values
                 parts += [id(leaf), leaf._version]
             # Which of them are the same, and which share memory.
             parts += [
@@ -78,7 +82,7 @@ def is_marked(tensor: FakeTensor) -> bool:
 
 
 def check_unchanged(arguments: Any, leaves: list[Any], structure: Any) -> None:
-    """After a run: the lists and dicts that a block was given hold what they held before."""
+    """After a run: the lists and dicts that a layer was given hold what they held before."""
     now, form = flatten_call(*arguments)
     if form != structure or len(now) != len(leaves) or any(map(is_not, now, leaves)):
         raise NotComparable
@@ -108,7 +112,7 @@ def _containers(value: Any) -> Iterator[Any]:
         raise NotComparable
 
 
-# --- Which blocks are alike: all that the forward of a module can read, besides its arguments ---------------
+# --- Which layers are alike: all that the forward of a module can read, besides its arguments ---------------
 
 TABLES = (dict, OrderedDict, set)
 """Of parameters, modules, hooks: most are empty."""
@@ -168,7 +172,7 @@ class LayerComparison:
         return tuple(parts)
 
     def names_of(self, kind: type) -> set[str]:
-        """The names that the code of such blocks uses."""
+        """The names that the code of such layers uses."""
         return self._reaches[kind].names
 
     # What a module holds is written into one flat list; END says where a module, a table or a list is over.
@@ -255,7 +259,7 @@ class LayerComparison:
         parts.append(END)
 
     def _state_of_code(self, kind: type, seen: ComparedState, states: ObjectStates) -> Key:
-        """What the code of a block finds in globals, closures, classes and objects: counters and tables are kept there."""
+        """What the code of a layer finds in globals, closures, classes and objects: counters and tables are kept there."""
         reach = self._reaches.get(kind)
         if reach is None or reach.is_stale:
             reach = self._reaches[kind] = ReachableCode()

@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 LEAST = 2
 """Siblings below which it does not pay."""
 FEWEST = 5
-"""Modules in a block below which it does not pay, either."""
+"""Modules in a layer below which it does not pay, either."""
 TRIES = 4
-"""Blocks of a family that were run for nothing, until the others are run without being looked at."""
+"""Layers of a family that were run for nothing, until the others are run without being looked at."""
 CONTAINERS = (torch.nn.ModuleList, torch.nn.Sequential)
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -138,7 +138,7 @@ class RepeatedLayers:
 
 
 def _kind_of(parts: list[torch.nn.Module]) -> Key | None:
-    """What blocks that consist of these must have in common, before they are looked at more closely. None for one that is
+    """What layers that consist of these must have in common, before they are looked at more closely. None for one that is
     not worth it: a module of torch's, or a few of them, are run faster than they are compared."""
     if len(parts) == 1:
         kind = type(parts[0])
@@ -148,7 +148,7 @@ def _kind_of(parts: list[torch.nn.Module]) -> Key | None:
     return tuple([(type(part), *[p.shape for p in part._parameters.values() if p is not None]) for part in parts])
 
 
-# --- what a block has recorded ----------------------------------------------------------------------------------------
+# --- what a layer has recorded ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class LayerRecording:
 
     @functools.cached_property
     def outside(self) -> list[FakeTensor]:
-        """Tensors that the block reads and that are neither its inputs nor its own."""
+        """Tensors that the layer reads and that are neither its inputs nor its own."""
         inside = {*self.nodes, *self.inputs, *(node for node in self.own if node is not None)}
         vals = [
             read.meta.get("val") for node in self.nodes for read in node.all_input_nodes if read not in inside
@@ -189,21 +189,21 @@ class LayerRecording:
         own = {node: ("own", i) for i, node in enumerate(self.own) if node is not None}
         numbers.update(own)
 
-        def named(part: Any) -> Any:
+        def describe(part: Any) -> Any:
             return numbers.get(part, part) if isinstance(part, Node) else (type(part), part)
 
         calls = [
             (
                 own.get(node, node.target),
-                map_aggregate(node.args, named),
-                map_aggregate(node.kwargs, named),
+                map_aggregate(node.args, describe),
+                map_aggregate(node.kwargs, describe),
                 _specs(node.meta.get("val")),
             )
             for node in self.nodes
         ]
         return [
             calls,
-            [named(leaf) if isinstance(leaf, Node) else leaf for leaf in self.result],
+            [describe(leaf) if isinstance(leaf, Node) else leaf for leaf in self.result],
             self.structure,
         ]
 
@@ -217,7 +217,7 @@ def _specs(val: Any) -> Any:
 
 @dataclass(frozen=True)
 class LayerRun:
-    """What was there before a block ran, and the tensors that it has made."""
+    """What was there before a layer ran, and the tensors that it has made."""
 
     before: Node
     random: Any
@@ -229,7 +229,7 @@ class LayerRun:
 
 @dataclass(frozen=True)
 class LayerCall:
-    """A block, what it was like before it ran, and what it was given."""
+    """A layer, what it was like before it ran, and what it was given."""
 
     layer: torch.nn.Module
     signature: Key
@@ -267,11 +267,11 @@ class LayerHandlers:
                 return forward(*args, **kwargs)
             known = self._groups[signature].known.get(key)
             if known is None:
-                run, (reads, result) = self._observed(lambda: family.run(layer, lambda: forward(*args, **kwargs)))
+                run, (reads, result) = self._observe(lambda: family.run(layer, lambda: forward(*args, **kwargs)))
                 try:
                     family.check_unread(reads)
                     call = LayerCall(layer, signature, seen, (args, kwargs), leaves, structure)
-                    recording = self._judged(run, result, call, family)
+                    recording = self._check_run(run, result, call, family)
                 except (NotComparable, TypeError):
                     family.misses += 1
                 else:
@@ -297,8 +297,8 @@ class LayerHandlers:
 
     # --- running and comparing ---------------------------------------------------------------------------------
 
-    def _observed(self, forward: Callable[[], Any]) -> tuple[LayerRun, Any]:
-        """Run a block, and look at what happens meanwhile."""
+    def _observe(self, forward: Callable[[], Any]) -> tuple[LayerRun, Any]:
+        """Run a layer, and look at what happens meanwhile."""
         tracer = self._tracer
         run = LayerRun(
             next(iter(reversed(tracer.graph.nodes))), random.getstate(), _settings(), dict(tracer.torch_fn_counts),
@@ -311,11 +311,11 @@ class LayerHandlers:
             tracer.made = around
             if around is not None:
                 around += run.made
-        tracer.node_meta.stack_trace()  # lets go of the frames in which the block ran, and so of their tensors
+        tracer.node_meta.stack_trace()  # lets go of the frames in which the layer ran, and so of their tensors
         return run, result
 
-    def _judged(self, run: LayerRun, result: Any, called: LayerCall, family: LayerFamily) -> LayerRecording:
-        """What was recorded, if writing it down again is as good as running the block again."""
+    def _check_run(self, run: LayerRun, result: Any, called: LayerCall, family: LayerFamily) -> LayerRecording:
+        """What was recorded, if writing it down again is as good as running the layer again."""
         after, seen = ComparedState(), called.seen
         seen.tensors = resolve_parameters(seen.tensors)
         if random.getstate() != run.random or _settings() != run.settings:
@@ -365,12 +365,12 @@ def _is_trained(tensors: list[Any]) -> bool:
 
 
 def _is_determined(leaf: Any, given: list[FakeTensor]) -> bool:
-    """Whether a block gives a tensor with values that are known, other than one that it was given."""
+    """Whether a layer gives a tensor with values that are known, other than one that it was given."""
     return type(leaf) is FakeTensor and leaf._known is not None and not any(leaf is one for one in given)
 
 
 def _is_shared(node: Node, own: list[Node | None]) -> bool:
-    """Written down once and used by all: constants that are not a block's own, and numbers made of sizes."""
+    """Written down once and used by all: constants that are not a layer's own, and numbers made of sizes."""
     if node.op == "get_attr":
         return node not in own
     return type(node.meta.get("val")) in NUMBERS

@@ -194,7 +194,7 @@ class ReachableCode:
                 self._follow(self._waiting.pop())
             for space in list(self._owners):
                 for name in self.names & space.keys():
-                    self._reached(space, name, space[name])
+                    self._reach(space, name, space[name])
             for space in self._library_classes:
                 for name in self.names & space.keys():
                     self._compare(space, name)
@@ -214,7 +214,7 @@ class ReachableCode:
             for name, value in space.items():
                 is_implied = name.startswith("__") and isinstance(value, FunctionType)
                 if (is_module or is_implied) and name not in MAKING:
-                    self._reached(space, name, value)
+                    self._reach(space, name, value)
 
     def _class_of_library(self, owner: type) -> None:
         """Its methods are not followed; a program may keep data in it."""
@@ -246,26 +246,26 @@ class ReachableCode:
             self.spaces.append(space)
         for cell in function.__closure__ or ():
             value = cell_contents(cell)
-            self._reached(cell, None, value)
+            self._reach(cell, None, value)
             if isinstance(value, ModuleType):
                 self._ask(value, names, names)
         for name in names & space.keys():
             value = space[name]
-            self._reached(space, name, value)
+            self._reach(space, name, value)
             if isinstance(value, (ModuleType, type)):
                 self._ask(value, attributes_of(function.__code__, name), names)
         for name in imports_in(function.__code__) & sys.modules.keys():
             self._module(sys.modules[name])
             self._ask(sys.modules[name], names, names)
         for name in (names & BUILTINS.keys()) - space.keys():
-            self._reached(BUILTINS, name, BUILTINS[name])
+            self._reach(BUILTINS, name, BUILTINS[name])
         for value in extras_of(function) if is_own(function) else ():
             self.states.append((CellType(value), None))
 
     def _ask(self, value: Any, asked: frozenset[str], names: frozenset[str]) -> None:
         """A function uses these attributes of a module or class; `names`: all that it names."""
         if is_own(value):
-            self._asked(value, asked)
+            self._follow_attributes(value, asked)
         elif isinstance(value, ModuleType) and not is_followed(value.__name__):
             is_whole = asked == names  # it is not seen which attributes are meant
             self.is_open |= is_whole and not BY_NAME.isdisjoint(names)
@@ -305,15 +305,15 @@ class ReachableCode:
             self._found.add(key)
             self.states.append((space, name))
 
-    def _asked(self, owner: Any, names: frozenset[str]) -> None:
+    def _follow_attributes(self, owner: Any, names: frozenset[str]) -> None:
         for part in owner.__mro__ if isinstance(owner, type) else (owner,):
             space = vars(part)
             for name in names & space.keys():
-                self._reached(space, name, space[name])
+                self._reach(space, name, space[name])
                 if isinstance(space[name], ModuleType) and is_own(space[name]):
-                    self._asked(space[name], names)
+                    self._follow_attributes(space[name], names)
 
-    def _reached(self, place: Any, name: Any, value: Any) -> None:
+    def _reach(self, place: Any, name: Any, value: Any) -> None:
         key = (id(place), name)
         if key in self._found or name in IGNORED:
             return
@@ -331,7 +331,7 @@ class ReachableCode:
         elif isinstance(value, type):
             if is_own(value):
                 self._class(value, is_module=False)
-                self._asked(value, MAKING)
+                self._follow_attributes(value, MAKING)
             elif is_of_python(value.__module__):
                 self.is_open |= is_stateful(value.__module__, value.__name__)
         else:
