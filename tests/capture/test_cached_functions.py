@@ -1,7 +1,8 @@
-"""`functools.lru_cache`: nothing of a trace stays in a cache, and what was there before is a constant."""
+"""Caches: nothing of a trace stays in them; what a `functools.lru_cache` has kept from before is a constant."""
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -141,3 +142,49 @@ def test_twice_on_other_sizes() -> None:
         gm = make_fx(by_table, tracing_mode="symbolic")(torch.ones(rows, 3))
         assert torch.equal(gm(X), by_table(X))
     assert not isinstance(table(3), FakeTensor)
+
+
+# --- dicts and lists of modules -----------------------------------------------------------------------------------------------
+
+
+class Keeping(nn.Module):
+    """Keeps what it has computed in a container of its own."""
+
+    def __init__(self, container: Any) -> None:
+        super().__init__()
+        self.container = container
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = torch.arange(x.shape[1]) * 2.0
+        if isinstance(self.container, dict):
+            self.container.setdefault("tables", []).append((made,))
+            self.container["last"] = made
+        else:
+            self.container.append({"made": made})
+        return x * made
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+@pytest.mark.parametrize("container", [{}, {"last": 1}, {"tables": [1]}, [], [0]])
+def test_containers_of_modules(container: Any, mode: str) -> None:
+    before, container = container, copy.deepcopy(container)
+    model = Keeping(container)
+    gm = make_fx(model, tracing_mode=mode)(X)
+    assert model.container is container
+    assert container == before
+    assert torch.equal(gm(X), model(X))
+
+
+def test_containers_that_only_count_are_left_alone() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[int] = []
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen.append(1)
+            return x * 2
+
+    model = Counting()
+    make_fx(model, tracing_mode="fake")(X)
+    assert model.seen == [1]

@@ -19,6 +19,7 @@ import torch
 from understudy.errors import UnderstudyError
 from understudy.fake.convert import PLAIN_TYPES
 from understudy.fake.mode import FakeTensorMode
+from understudy.fake.tensor import FakeTensor
 from understudy.fake.torch_api import is_fake
 
 
@@ -72,6 +73,29 @@ TABLES = ("_parameters", "_buffers")
 EVERY_MODULE_HAS = vars(torch.nn.Module())
 NO_TENSORS = frozenset({bool, int, float, str, dict, set, list, tuple, type(None), OrderedDict})
 """What most attributes of a module are: told by their type at a tenth of what `isinstance` costs."""
+
+
+CONTAINERS = frozenset({dict, list, OrderedDict})
+"""In which modules keep what they have computed."""
+DEEPEST = 3
+"""How far into them others are looked for."""
+
+
+def containers_in(values: Iterable[Any], depth: int = 0) -> Iterator[Any]:
+    """The dicts and lists among these values, and those in them."""
+    for value in values:
+        if type(value) in CONTAINERS and depth < DEEPEST:
+            yield value
+            yield from containers_in(value.values() if isinstance(value, dict) else value, depth + 1)
+
+
+def values_in(container: Any, depth: int = 0) -> Iterator[Any]:
+    """The values in a dict or a list, and in lists, tuples and dicts among them."""
+    for value in container.values() if isinstance(container, dict) else container:
+        if isinstance(value, (list, tuple, dict)) and depth < DEEPEST:
+            yield from values_in(value, depth + 1)
+        else:
+            yield value
 
 
 def named_parts(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
@@ -139,6 +163,8 @@ class BorrowedState:
         self._mode = mode
         self._allowed_reals = mode.allow_non_fake_inputs
         self._before: dict[torch.nn.Module, dict[str, Any]] = {}
+        self._containers: list[tuple[Any, Any]] = []
+        """The dicts and lists that modules hold, and what was in them."""
         self._taken: list[torch.nn.Module] = []
         self.replaced: dict[torch.nn.Module, list[tuple[str, torch.Tensor, Any]]] = {}
         """For each module: name, real tensor and stand-in of what it was lent with."""
@@ -166,6 +192,9 @@ class BorrowedState:
             return
         attributes = vars(module)
         self._before[module] = attributes.copy()
+        if len(attributes) > len(EVERY_MODULE_HAS):
+            own = [value for name, value in attributes.items() if type(value) in CONTAINERS and name not in EVERY_MODULE_HAS]
+            self._containers += [(value, value.copy()) for value in containers_in(own)]
         is_plain = NO_TENSORS.issuperset(map(type, attributes.values()))
         replaced = self.replaced[module] = []
         for name in TABLES:  # the module's own are left alone
@@ -206,6 +235,11 @@ class BorrowedState:
             now = vars(module)
             now.clear()
             now.update(attributes)
+        for container, contents in self._containers:
+            if any(type(value) is FakeTensor and value.fake_mode is self._mode for value in values_in(container)):
+                container.clear()
+                (container.update if isinstance(container, dict) else container.extend)(contents)
+        self._containers.clear()
         self._mode.allow_non_fake_inputs = self._allowed_reals
         self._before.clear()
         self.replaced.clear()
