@@ -187,6 +187,21 @@ def test_imports_go_one_way(path: Path) -> None:
     assert not wrong, f"{relative(path)} ({room}) imports from a later room: {wrong}"
 
 
+ENTRIES = {"understudy.capture.repeated_layers": {"layers.RepeatedLayers", "layers.run_every_layer"}}
+"""Packages behind one entry: what others may import of them."""
+
+
+@each_file
+def test_packages_with_an_entry_are_entered_there(path: Path) -> None:
+    for package, entry in ENTRIES.items():
+        inside = "understudy." + relative(path.parent).replace("/", ".")
+        if is_under(inside, package):
+            continue
+        names = [name for _, name in imported_names(parsed(path)) if is_under(name, package)]
+        wrong = [name for name in names if name.removeprefix(f"{package}.") not in entry]
+        assert not wrong, f"{relative(path)} imports the inside of {package}: {wrong}"
+
+
 PACKAGES = sorted(path.parent for path in FILES if path.name == "__init__.py")
 
 

@@ -346,3 +346,11 @@ def test_a_negative_dimension_is_a_guard() -> None:
     graph = make_fx(lambda x, dim: x.sum(dim), tracing_mode="symbolic")(torch.ones(3, 4), -1)
     assert graph(torch.ones(3, 4), -1).shape == (3,)
     assert [guard.text for guard in graph.shape_env.guards] == ["dim == -1"]
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+@pytest.mark.parametrize("name", ["allow_non_fake_inputs", "_allow_non_fake_inputs"])
+def test_real_tensors_may_be_constants(mode: str, name: str) -> None:
+    constant, x = torch.tensor([1.0, 2.0, 3.0]), torch.randn(2, 3)
+    gm = make_fx(lambda x: x * constant, tracing_mode=mode, **{name: True})(x)
+    assert torch.equal(gm(x), x * constant)

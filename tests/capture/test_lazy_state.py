@@ -26,7 +26,7 @@ class Counting:
     def __init__(self, made: list[int]) -> None:
         self._made = made
 
-    def made(self, pending: Pending) -> str:
+    def make(self, pending: Pending) -> str:
         self._made.append(pending.number)
         return f"value {pending.number}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from typing import Any
 
 import pytest
@@ -247,3 +248,28 @@ def test_options_that_are_tensors_are_read_at_each_step(parameters: str) -> None
         options[0]["lr"].mul_(0.5)
         options[1]["lr"].mul_(0.5)
     assert same_state(model, reference)
+
+
+def count_calls(count: int) -> int:
+    """How many Python functions are called to capture a step of so many layers."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(count)))
+    optimizer, x = torch.optim.AdamW(model.parameters()), torch.randn(2, 2)
+    calls = 0
+
+    def count_one(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count_one)
+    try:
+        capture_step(model, lambda y: y.sum(), optimizer, x)
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+def test_the_work_grows_with_the_parameters_and_not_faster() -> None:
+    count_calls(2)
+    few, many = count_calls(20), count_calls(40)
+    assert many < 2.3 * few

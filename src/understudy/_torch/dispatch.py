@@ -443,7 +443,8 @@ def settings() -> tuple[Any, ...]:
     """What is set for all operators and makes a difference to which of them run."""
     return (
         torch.get_default_dtype(), torch.is_inference_mode_enabled(), torch.are_deterministic_algorithms_enabled(),
-        torch._C._get_mkldnn_enabled(), *attention_backends(),
+        torch._C._get_mkldnn_enabled(), torch.get_float32_matmul_precision(), torch.get_num_threads(),
+        torch.is_anomaly_enabled(), *attention_backends(),
     )  # fmt: skip
 
 

@@ -125,13 +125,13 @@ class LazyBorrowedState(BorrowedState):
         self._lender = lender
         self._waiting = waiting
 
-    def _lent_table(self, module: torch.nn.Module, table: dict[str, Any], replaced: list[Any]) -> dict[str, Any]:
+    def _make_table(self, module: torch.nn.Module, table: dict[str, Any], replaced: list[Any]) -> dict[str, Any]:
         if not table or id(module) not in self._waiting or type(table) is not dict:
-            return super()._lent_table(module, table, replaced)
+            return super()._make_table(module, table, replaced)
         lent = LazyParameterDict(table)
         for name, value in table.items():
             if value is not None:
-                tensor = lent[name] = (self._lender.lent(value) if self._is_real(value) else None) or self._stand_in(value)
+                tensor = lent[name] = (self._lender.lend(value) if self._is_real(value) else None) or self._stand_in(value)
                 replaced.append((name, value, tensor))
         return lent
 

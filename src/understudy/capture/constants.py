@@ -1,8 +1,19 @@
-"""Tensors that the graph did not make: parameters, buffers and constants, as attributes of the graph module."""
+"""Tensors that the graph did not make: parameters, buffers and constants, as attributes of the graph module.
+
+    AttributePaths          under which name the graph module holds a tensor of the program
+    Constants               which tensor is which attribute, the nodes that read them, writes to them in a real run
+    OutsideTensors          real tensors that a program reaches past its modules, while stand-ins are traced
+    forgetful_optimizers    optimizers that make a step in a trace get their state back
+"""
 
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
+import keyword
+import re
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -25,7 +36,82 @@ from understudy.ops.traits.writes import written_values
 from understudy.spec.call import flat
 
 if TYPE_CHECKING:
+    from understudy.capture.cached_functions import CachedFunctions
     from understudy.capture.tracer import PythonKeyTracer
+
+ORIGINAL_PATH = "original_path"
+"""In the metadata of a node: the name that the program has for what it reads, where the graph module has another."""
+PLAIN_PATH = re.compile(r"\w+(\.\w+)*", re.ASCII)
+OF_MODULES = frozenset(dir(torch.nn.Module()))
+
+
+@functools.cache
+def names_of_graph_modules() -> frozenset[str]:
+    """Attributes that a graph module has itself, and what its code calls it."""
+    own = {"self", "shape_env", "example_parameters", "example_state"}
+    return frozenset({*dir(GraphModule(torch.nn.Module(), Graph())), *own})
+
+
+class AttributePaths:
+    """Where a graph module holds what a program has under some path. The path is written into the code of the graph: a key
+    of a `ParameterDict` may be any text, and a submodule may be called as an attribute of every graph module."""
+
+    def __init__(self) -> None:
+        self.expected: set[str] = set()
+        """The paths of the program, some of which will be asked for."""
+        self._originals: dict[str, str] = {}
+        """Path in the graph module → path in the program."""
+        self._never_plain = frozenset({*keyword.kwlist, *names_of_graph_modules()})
+        self._safe: dict[tuple[str, str], str] = {}
+        self._made: set[str] = set()
+        self._occupied: tuple[int, set[str]] = 0, set()
+
+    def choose(self, path: str) -> str:
+        """The path itself, if it is made of plain names and is still free; else one like it."""
+        is_plain = PLAIN_PATH.fullmatch(path) is not None and self._never_plain.isdisjoint(path.split("."))
+        chosen = path if is_plain else self._make_safe(path)
+        if chosen in self._originals:
+            numbered = (f"{chosen}_{number}" for number in itertools.count(1))
+            chosen = next(one for one in numbered if one not in self._originals and one not in self._paths_of_program())
+        self._originals[chosen] = path
+        return chosen
+
+    def original(self, chosen: str) -> str:
+        return self._originals.get(chosen, chosen)
+
+    def _make_safe(self, path: str) -> str:
+        outer = ""
+        for part in path.split("."):
+            known = self._safe.get((outer, part))
+            if known is None:
+                known = self._safe[outer, part] = self._make_safe_part(outer, part)
+            outer += known
+        return outer[1:]
+
+    def _make_safe_part(self, outer: str, part: str) -> str:
+        """`.name`. `outer`: what comes before it, with a dot in front."""
+        taken = OF_MODULES if outer else names_of_graph_modules()
+        is_name = part.isidentifier() and unicodedata.normalize("NFKC", part) == part  # as Python reads it in code
+        if (is_name or part.isdecimal()) and not keyword.iskeyword(part) and part not in taken:
+            return f".{part}"
+        safe = re.sub(r"\W", "_", part, flags=re.ASCII) or "_"
+        known = (self._made, self._paths_of_program())
+        while keyword.iskeyword(safe) or safe in taken or any(f"{outer}.{safe}"[1:] in paths for paths in known):
+            safe += "_"
+        self._made.add(f"{outer}.{safe}"[1:])
+        return f".{safe}"
+
+    def _paths_of_program(self) -> set[str]:
+        """The expected paths, and those of the modules on the way to them."""
+        if self._occupied[0] != len(self.expected):
+            found = set(self.expected)
+            for path in self.expected:
+                while "." in path:
+                    path = path.rpartition(".")[0]
+                    found.add(path)
+            self._occupied = len(self.expected), found
+        return self._occupied[1]
+
 
 class Constants:
     """Which attribute of the graph module a tensor is, by the tensor's identity."""
@@ -37,6 +123,7 @@ class Constants:
         self._late: dict[int, tuple[LazyParameter, str | None]] = {}
         self._nodes: dict[int, Node] = {}
         self._used_names: dict[str, int] = {}
+        self._paths = AttributePaths()
         self._nested: dict[str, torch.Tensor] = {}
         self.allow_fakes = False
         self._around = _torch.active_fake_mode() if _torch.active_recorder() is None else None
@@ -47,6 +134,8 @@ class Constants:
 
     def expect(self, tensor: torch.Tensor | LazyParameter, real: torch.Tensor, name: str | None) -> None:
         """Where `tensor` turns up, the graph reads `real`, under this name if there is one."""
+        if name is not None:
+            self._paths.expected.add(name)
         if type(tensor) is LazyParameter:
             self._late.setdefault(id(real), (tensor, name))
             if tensor.fake is None:
@@ -96,8 +185,13 @@ class Constants:
             known = self._known[id(tensor)] = (tensor, tensor, None)
         node = self._nodes.get(id(tensor))
         if node is None:
-            node = self._nodes[id(tensor)] = self._made(*known)
+            node = self._nodes[id(tensor)] = self._make_node(*known)
         return node
+
+    def named_nodes(self) -> dict[Node, str]:
+        """The nodes that read what has a name in the program, and that name."""
+        names = {identity: name for identity, (_, _, name) in self._known.items() if name is not None}
+        return {node: names[identity] for identity, node in self._nodes.items() if identity in names}
 
     def node_of_lent(self, lent: LazyParameter) -> Node:
         """As `node_of`, without a stand-in if there is none."""
@@ -109,6 +203,7 @@ class Constants:
             meta = LazyMeta(val=VAL, tensor_meta=tensor_meta)
             meta.source = lent
             _torch.set_node_meta(node, meta)
+            self._note_path(node)
         return lent.node
 
     def node_of_object(self, value: Any, prefix: str) -> Node:
@@ -159,21 +254,29 @@ class Constants:
                 ),
             )
 
-    def _made(self, tensor: torch.Tensor, real: torch.Tensor, name: str | None) -> Node:
+    def _make_node(self, tensor: torch.Tensor, real: torch.Tensor, name: str | None) -> Node:
         node = self._read(real, name)
         if type(tensor) is FakeTensor:
             node.meta["val"] = snapshot(tensor)
             node.meta["tensor_meta"] = self._tracer.node_meta.tensor_meta(tensor, tensor.requires_grad)
         else:
             set_val(node, self._as_fake(tensor))
+        self._note_path(node)
         return node
+
+    def _note_path(self, node: Node) -> None:
+        path = self._paths.original(str(node.target))
+        if path != node.target:
+            node.meta[ORIGINAL_PATH] = path
 
     def _read(self, real: torch.Tensor, name: str | None) -> Node:
         """A node that reads this tensor, under this name if there is one."""
         if name is None:
             is_parameter = isinstance(real, torch.nn.Parameter)
             name = self._fresh("_param_constant" if is_parameter else "_tensor_constant")
-        value = self._detached(real) if self.without_gradient else real
+        else:
+            name = self._paths.choose(name)
+        value = self._detach(real) if self.without_gradient else real
         if "." in name:
             self._nested[name] = value  # the graph module makes the modules on the way, once
         else:
@@ -181,7 +284,7 @@ class Constants:
         return self._tracer.append_read(name)
 
     @staticmethod
-    def _detached(real: torch.Tensor) -> torch.Tensor:
+    def _detach(real: torch.Tensor) -> torch.Tensor:
         with _torch.no_modes():
             return real.detach()
 
@@ -206,7 +309,7 @@ class Constants:
 
     def _fresh(self, prefix: str) -> str:
         number = self._used_names.get(prefix, 0)
-        while hasattr(self._tracer.root, f"{prefix}{number}"):
+        while hasattr(self._tracer.root, f"{prefix}{number}") or f"{prefix}{number}" in self._paths.expected:
             number += 1
         self._used_names[prefix] = number + 1
         return f"{prefix}{number}"
@@ -280,15 +383,16 @@ def has_reals(args: Any, kwargs: Any) -> bool:
 class OutsideTensors:
     """The stand-ins of real tensors, for the time of one trace."""
 
-    def __init__(self, constants: Constants, mode: FakeTensorMode) -> None:
+    def __init__(self, constants: Constants, mode: FakeTensorMode, cached: CachedFunctions) -> None:
         self._constants = constants
         self._mode = mode
+        self._cached = cached
 
-    def replaced(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def replace(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments of a torch function with stand-ins for what is real."""
-        return tuple(map(self._replaced, args)), {name: self._replaced(value) for name, value in kwargs.items()}
+        return tuple(map(self._replace, args)), {name: self._replace(value) for name, value in kwargs.items()}
 
-    def _replaced(self, value: Any) -> Any:
+    def _replace(self, value: Any) -> Any:
         kind = type(value)
         if kind in REAL:
             return self._stand_in(value)
@@ -301,12 +405,17 @@ class OutsideTensors:
         if found is not None:
             return found
         with _torch.NoFunctionModes():
-            is_given_gradients = tensor.requires_grad and tensor.is_leaf and not _torch.is_functorch_wrapped(tensor)
-            if not (is_given_gradients and self._mode.allow_non_fake_inputs):
+            if not self._is_replaced(tensor):
                 return tensor
             fake = self._mode.from_tensor(tensor, static_shapes=True)
         self._constants.expect(fake, tensor, None)
         return fake
+
+
+    def _is_replaced(self, tensor: torch.Tensor) -> bool:
+        if self._mode.allow_non_fake_inputs:
+            return tensor.requires_grad and tensor.is_leaf and not _torch.is_functorch_wrapped(tensor)
+        return self._cached.holds(tensor)
 
 
 @contextmanager

@@ -1,4 +1,9 @@
-"""Nodes that nothing uses and that do nothing besides."""
+"""What is done to a graph when the run is over.
+
+    remove_dead_code    nodes that nothing uses and that have no effect
+    make_writable       forward-mode gradients without memory, which an operator of the graph writes to
+    insert_promises     what the trace took for granted of data-dependent numbers (`torch._check`), as assertions
+"""
 
 from __future__ import annotations
 
@@ -153,8 +158,13 @@ class AssertWriter:
         self._symbols = self._tracer.symbols
         self._symbols.simplifies = False  # by the promises themselves there would be nothing to check
         written = {node.meta.get("promise") for node in graph.find_nodes(op="call_function", target=ASSERT)}
-        self._open = [p for p in env.runtime_asserts if p.text not in written and not p.is_refused_else]
-        self._is_new = False
+        promises = [p for p in env.runtime_asserts if p.text not in written and not p.is_refused_else]
+        self._promises = [(promise, self._symbols_of(promise)) for promise in promises]
+        self._waiting: dict[Any, list[int]] = {}
+        """By a symbol that is not known yet: the numbers of promises that need it."""
+        self._known_count = 0
+        self._ready = list(range(len(promises)))
+        """The numbers of promises of which all is known, as far as has been looked."""
         self.has_written = False
 
     def read(self, node: Node) -> None:
@@ -163,27 +173,29 @@ class AssertWriter:
         self._born.update(getattr(node.meta.get("unbacked_bindings"), "by_symbol", ()))
         if isinstance(value, SYMBOLIC):
             self._symbols.bind(value, node)
-            self._is_new = True
         elif type(value) is FakeTensor and (value._spec.is_symbolic or node.op == "placeholder"):
             self._symbols.bind_tensor(value._spec, node)
-            self._is_new = True
+
+    def _symbols_of(self, promise: Guard) -> frozenset[Any]:
+        definitions = self._env.definitions
+        return frozenset(s for symbol in promise.condition.symbols for s in origins(symbol, definitions))
 
     def write(self, node: Node) -> None:
-        """The promises of which all is known now."""
-        if not self._is_new:
-            return
-        self._is_new = False
+        """The promises of which all is known now. Each is looked at when a symbol is known that it waits for."""
         known = self._symbols.readable()
-        still_open = []
-        for promise in self._open:
-            symbols = {
-                s for symbol in promise.condition.symbols for s in origins(symbol, self._env.definitions)
-            }
-            if symbols <= known and (symbols & self._born or not self._is_inner):
-                self._write(promise, node)
+        found = self._symbols.readable_from(self._known_count)
+        self._known_count += len(found)
+        numbers = [*self._ready, *(number for symbol in found for number in self._waiting.pop(symbol, ()))]
+        self._ready = []
+        for number in sorted(numbers):
+            promise, symbols = self._promises[number]
+            missing = next((symbol for symbol in symbols if symbol not in known), None)
+            if missing is not None:
+                self._waiting.setdefault(missing, []).append(number)
+            elif self._is_inner and self._born.isdisjoint(symbols):
+                self._ready.append(number)  # it is about numbers from outside, as far as is known
             else:
-                still_open.append(promise)
-        self._open = still_open
+                self._write(promise, node)
 
     def _write(self, promise: Guard, node: Node) -> None:
         self._tracer.stack_trace = str(node.meta.get("stack_trace", ""))

@@ -1,4 +1,8 @@
-"""Dicts whose values are made when somebody reads them: most of what a large graph says, nobody looks at."""
+"""What is made when somebody reads it: most of what a large graph says, and most stand-ins of parameters, nobody asks for.
+
+    LazyMeta            the metadata of a node; values that are pending are made by a source on the first read
+    LazyParameterDict   the parameters of a borrowed module; each stand-in is made when somebody asks for it
+"""
 
 from __future__ import annotations
 
@@ -32,19 +36,19 @@ class LazyDict(dict[str, Any]):
     pending: type
     """The type of what stands for a value until it is read."""
 
-    def _made(self, pending: Any) -> Any:
+    def _make(self, pending: Any) -> Any:
         raise NotImplementedError
 
     def settle(self) -> None:
         """Make all values."""
         for key, value in list(dict.items(self)):
             if type(value) is self.pending:
-                self[key] = self._made(value)
+                self[key] = self._make(value)
 
     def __getitem__(self, key: str) -> Any:
         value = dict.__getitem__(self, key)
         if type(value) is self.pending:
-            value = self[key] = self._made(value)
+            value = self[key] = self._make(value)
         return value
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -114,7 +118,7 @@ class Pending:
 class LazySource(Protocol):
     """Knows what is pending."""
 
-    def made(self, pending: Pending) -> Any:
+    def make(self, pending: Pending) -> Any:
         """The same object each time, if it is a tensor."""
 
 
@@ -125,8 +129,8 @@ class LazyMeta(LazyDict):
     pending = Pending
     source: LazySource
 
-    def _made(self, pending: Pending) -> Any:
-        return self.source.made(pending)
+    def _make(self, pending: Pending) -> Any:
+        return self.source.make(pending)
 
     def copy(self) -> Any:
         """A dict that shares the values, also those that nobody has asked for yet."""
@@ -161,10 +165,10 @@ class LazyParameter:
 
     def stand_in(self) -> FakeTensor:
         if self.fake is None:
-            self.fake = self._lender.made(self)
+            self.fake = self._lender.make(self)
         return self.fake
 
-    def made(self, pending: Pending) -> torch.Tensor:
+    def make(self, pending: Pending) -> torch.Tensor:
         """The `val` of the node that reads it."""
         if self._val is None:
             self._val = snapshot(self.stand_in())
@@ -177,7 +181,7 @@ class LazyParameterDict(LazyDict):
     __slots__ = ()
     pending = LazyParameter
 
-    def _made(self, pending: LazyParameter) -> FakeTensor:
+    def _make(self, pending: LazyParameter) -> FakeTensor:
         return pending.stand_in()
 
 
@@ -191,7 +195,7 @@ class LazyParameters:
         self._by_storage: dict[int, LazyParameter] = {}
         self._lent: dict[int, LazyParameter] = {}
 
-    def lent(self, real: torch.Tensor) -> LazyParameter | None:
+    def lend(self, real: torch.Tensor) -> LazyParameter | None:
         """None for a tensor that can't wait: gradients may go to it, others share its memory, or it is no plain one."""
         found = self._lent.get(id(real))
         if found is not None:
@@ -218,7 +222,7 @@ class LazyParameters:
             if first is not None:
                 first.stand_in()
 
-    def made(self, lent: LazyParameter) -> FakeTensor:
+    def make(self, lent: LazyParameter) -> FakeTensor:
         with _torch.NoFunctionModes(), torch.inference_mode(False):
             if self._constants is None:  # the tensor may be another one by now; it is to be as it was in the trace
                 return make_new(self._mode, lent.spec)

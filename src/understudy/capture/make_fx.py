@@ -1,4 +1,10 @@
-"""The names of a captured program's inputs, from the signature of the function."""
+"""make_fx: run a function once on stand-ins or real tensors, and give the graph of the operators that it ran.
+
+    names of inputs    from the signature of the function; those that the code of a graph uses itself get others
+    errors             an exception inside the traced function also says which nodes were recorded last
+    make_fx, Capture   one run: inputs become placeholders, modules are borrowed, the recorder is entered, the graph is
+                       completed and put into a graph module. `capture_step` and subgraphs are captures of their own
+"""
 
 from __future__ import annotations
 
@@ -7,21 +13,22 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from understudy import _torch
 from understudy.capture import wrapper_subclasses
-from understudy.capture.borrowed_modules import BorrowedModules, Named, modules_of
-from understudy.capture.constants import OutsideTensors, forgetful_optimizers
+from understudy.capture.borrowed_modules import BorrowedModules, modules_of
+from understudy.capture.cached_functions import CachedFunctions
+from understudy.capture.constants import ORIGINAL_PATH, OutsideTensors, forgetful_optimizers
 from understudy.capture.graph_passes import insert_promises, make_writable, remove_dead_code
 from understudy.capture.higher_order.torch_tracing import running
 from understudy.capture.module_stack import recorded_modules, root_of
 from understudy.capture.predispatch import PreDispatchTorchFunctionMode, settle
 from understudy.capture.recorder import ProxyTorchDispatchMode
-from understudy.capture.repeated_layers.layers import LayerFamilies, RepeatedLayers
+from understudy.capture.repeated_layers.layers import RepeatedLayers
 from understudy.capture.tracer import OPEN, SYMBOLIC, PythonKeyTracer
 from understudy.capture.unrecorded_effects.torch_functions import TorchFunctionMetadataMode
 from understudy.fake.mode import FakeTensorMode
@@ -51,6 +58,24 @@ def argument_names(f: Callable[..., Any], args: tuple[Any, ...]) -> list[tuple[s
         (parameter.name, () if parameter.default is inspect.Parameter.empty else (parameter.default,))
         for parameter in parameters[: len(args)]
     ]
+
+
+USED_BY_CODE = frozenset(
+    {"self", "torch", "fx_pytree", "pytree", "device", "inf", "nan", "NoneType", "math", "operator", "_operator",
+     "understudy", "getattr", "slice", "range", "float", "int", "bool", "complex", "len", "list", "tuple", "dict", "set",
+     "frozenset"}
+)  # fmt: skip
+"""Names that the code of a graph may use: an input that hides one of them gets another name there."""
+
+
+def names_in_code(names: list[str]) -> list[str]:
+    """What the inputs of a program are called in the signature of its graph module."""
+    chosen: list[str] = []
+    for name in names:
+        while name in USED_BY_CODE or name in chosen:
+            name += "_"
+        chosen.append(name)
+    return chosen
 
 
 def name_of(f: Callable[..., Any]) -> str:
@@ -113,7 +138,8 @@ def describe_val(val: Any) -> str:
 
 # --- make_fx: run a function once, and give the graph of the operators that it ran --------------------------
 
-MODES = ("real", "fake", "symbolic")
+TracingMode = Literal["real", "fake", "symbolic"]
+MODES: tuple[TracingMode, ...] = get_args(TracingMode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +147,7 @@ class Options:
     """How a program is captured: the keywords of `make_fx`."""
 
     decomposition_table: Mapping[Any, Callable[..., Any]] | None = None
-    tracing_mode: str = "real"
+    tracing_mode: TracingMode = "real"
     allow_non_fake_inputs: bool = False
     pre_dispatch: bool = False
     record_module_stack: bool = False
@@ -133,8 +159,9 @@ class Options:
 
 def make_fx(
     f: Callable[..., Any], decomposition_table: Mapping[Any, Callable[..., Any]] | None = None,
-    tracing_mode: str = "real", _allow_non_fake_inputs: bool = False, *, pre_dispatch: bool = False,
-    record_module_stack: bool = False, _allow_fake_constant: bool = False, _error_on_data_dependent_ops: bool = True,
+    tracing_mode: TracingMode = "real", _allow_non_fake_inputs: bool = False, *, pre_dispatch: bool = False,
+    record_module_stack: bool = False, allow_non_fake_inputs: bool = False, _allow_fake_constant: bool = False,
+    _error_on_data_dependent_ops: bool = True,
     record_stack_traces: bool = True, proxy_module_inputs: bool = False, _disable_torch_fn_metadata_mode: bool = False,
 ) -> Callable[..., GraphModule]:  # fmt: skip
     """A function that runs `f` once on its arguments and returns the graph of the operators that ran.
@@ -145,12 +172,15 @@ def make_fx(
     `tracing_mode`: "real" runs the operators, "fake" runs stand-ins of the same sizes, "symbolic" makes sizes symbols:
     the graph then holds for every size that `gm.shape_env`'s guards admit.
     `decomposition_table`: operator → function to record in its place. `pre_dispatch`: record above autograd and autocast.
+    `allow_non_fake_inputs` (torch's name for it is `_allow_non_fake_inputs`): in fake and symbolic mode, real tensors that
+    the function refers to, besides those of its modules, are constants of the graph; without it they are an error.
+    `record_module_stack`: `node.meta["nn_module_stack"]` says which modules were being called.
     """
     if tracing_mode not in MODES:
         raise ValueError(f"tracing_mode is {tracing_mode!r}; it must be one of {', '.join(map(repr, MODES))}")
     options = Options(
-        decomposition_table, tracing_mode, _allow_non_fake_inputs, pre_dispatch, record_module_stack,
-        _allow_fake_constant, _error_on_data_dependent_ops, proxy_module_inputs,
+        decomposition_table, tracing_mode, allow_non_fake_inputs or _allow_non_fake_inputs, pre_dispatch,
+        record_module_stack, _allow_fake_constant, _error_on_data_dependent_ops, proxy_module_inputs,
         torch_functions=not _disable_torch_fn_metadata_mode,
     )  # fmt: skip
 
@@ -172,6 +202,7 @@ class Capture:
         self.fake_mode: FakeTensorMode | None = None
         self.recorder: ProxyTorchDispatchMode
         self._modules_given: list[torch.nn.Module] = []
+        self._modules_borrowed: list[torch.nn.Module] = []
 
     def run(self, args: tuple[Any, ...]) -> GraphModule:
         if self.options.tracing_mode == "real":  # what the program lets go of may be large
@@ -280,6 +311,8 @@ class Capture:
         for (name, default), part in zip(names, _torch.children(in_spec), strict=True):
             for count in range(1, part.num_leaves + 1):
                 node = self.tracer.placeholder(f"{name}_{count}", default)
+                if name in USED_BY_CODE:
+                    node.meta[ORIGINAL_PATH] = name
                 self._is_input(next(remaining), node)
 
     def _bind_symbols_of_data(self, inputs: list[Any]) -> None:
@@ -322,32 +355,40 @@ class Capture:
     def _state(self) -> Iterator[BorrowedModules]:
         """The modules that `f` refers to and is given, with stand-ins for their tensors while stand-ins are traced."""
         state = BorrowedModules(self.fake_mode)
+        given = [(module, False) for module in self._modules_given]
+        modules = [] if self.outer is not None else [*modules_of(self.f), *given]
+        self._modules_borrowed = [module for module, _ in modules]
+        layers = RepeatedLayers(self._modules_borrowed) if self._may_repeat_layers() else None
+
+        def give_back() -> None:
+            try:
+                if layers is not None:
+                    layers.release()
+            finally:
+                state.give_back()
+
         try:
             try:
                 if self.outer is None:
-                    given = [(module, False) for module in self._modules_given]
-                    modules = [*modules_of(self.f), *given]
-                    families = self._families(modules)
-                    state.lend(modules, self.tracer.constants, waiting=families.later)
-                    if families.blocks:
-                        RepeatedLayers(self.tracer, self.stand_ins, self.recorder).watch(families.blocks)
+                    state.lend(modules, self.tracer.constants, waiting=() if layers is None else layers.later)
+                if layers is not None:
+                    layers.watch(self.tracer, self.stand_ins, self.recorder)
                 yield state
             finally:
-                to_the_end(state.give_back)
+                to_the_end(give_back)
         except BaseException:
-            state.give_back()  # an interrupt may come before the line above has begun
+            give_back()  # an interrupt may come before the line above has begun
             raise
 
-    def _families(self, modules: list[Named]) -> LayerFamilies:
-        """Layers that repeat are written down again instead of being run, where nothing can tell the difference."""
-        if self.fake_mode is None or self.options.pre_dispatch or self.options.record_module_stack:
-            return LayerFamilies(())
-        return LayerFamilies(module for module, _ in modules)
+    def _may_repeat_layers(self) -> bool:
+        """Whether a layer may be written down without being run: not where there is more to record than operators."""
+        is_recorded_in_full = self.options.pre_dispatch or self.options.record_module_stack
+        return self.outer is None and self.fake_mode is not None and not is_recorded_in_full
 
     # --- the run ---------------------------------------------------------------------------------------------
 
     def _perform(self, args: Any, state: BorrowedModules) -> Any:
-        cached = torch.is_autocast_cache_enabled()
+        is_autocast_cached = torch.is_autocast_cache_enabled()
         with self._all_left(), ExitStack() as stack:
             if self.fake_mode is not None:
                 stack.enter_context(self.fake_mode)
@@ -355,14 +396,16 @@ class Capture:
                 stack.enter_context(_torch.python_versions())  # what knows of a recorder above autograd
                 stack.enter_context(PreDispatchTorchFunctionMode(self.tracer))
             if self.fake_mode is not None and self.outer is None:
-                self.tracer.strays = OutsideTensors(self.tracer.constants, self.fake_mode)
+                cached = CachedFunctions(self.f, self._modules_borrowed, self.fake_mode)
+                stack.callback(to_the_end, cached.empty)
+                self.tracer.strays = OutsideTensors(self.tracer.constants, self.fake_mode, cached)
                 stack.enter_context(forgetful_optimizers())
             if self.options.torch_functions:
                 stack.enter_context(TorchFunctionMetadataMode(self.tracer))
             stack.enter_context(running(self))
             stack.enter_context(self.recorder)
             self.tracer.node_meta.module_stack = stack.enter_context(self._modules())
-            stack.callback(torch.set_autocast_cache_enabled, cached)
+            stack.callback(torch.set_autocast_cache_enabled, is_autocast_cached)
             torch.set_autocast_cache_enabled(
                 False
             )  # casts that were made before would be unknown to the graph
@@ -419,7 +462,7 @@ class Capture:
         if structured or not _torch.is_plain_structure(out_spec):
             (output,) = graph.find_nodes(op="output")
             output.args = (_torch.tree_flatten(output.args[0])[0],)
-            graph.set_codegen(_torch.structured_code([name for name, _ in names], in_spec, out_spec))
+            graph.set_codegen(_torch.structured_code(names_in_code([name for name, _ in names]), in_spec, out_spec))
         gm = self.tracer.constants.graph_module(graph, name_of(self.f))
         if self.fake_mode is not None and self.options.tracing_mode == "symbolic":
             gm.shape_env = self.fake_mode.shape_env

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from understudy import _torch
 from understudy.capture.graph_passes import insert_promises, remove_dead_code
-from understudy.capture.make_fx import make_fx, name_of
+from understudy.capture.make_fx import TracingMode, make_fx, name_of
 from understudy.capture.predispatch import settle
 from understudy.capture.proxy_slots import track_tensor_tree
 from understudy.capture.recorder import Decompositions, ProxyTorchDispatchMode
@@ -213,7 +213,7 @@ def wrapper_and_args_for_make_fx(
 
 
 def get_isolated_graphmodule(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracing_mode: str = "real",
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracing_mode: TracingMode = "real",
     decomposition_table: Decompositions | None = None,
 ) -> GraphModule:  # fmt: skip
     """The graph of `func(*args, **kwargs)`, of which a trace that is under way does not learn."""

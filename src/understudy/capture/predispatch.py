@@ -1,4 +1,8 @@
-"""Above autograd and autocast: calls that change their state are nodes of the graph."""
+"""`make_fx(pre_dispatch=True)`: recording above autograd and autocast.
+
+Calls that change the state of autograd and autocast are nodes of the graph, and an operator is one node whatever it
+consists of. What it consists of is recorded beside the graph, for a backward pass inside of the traced function.
+"""
 
 from __future__ import annotations
 

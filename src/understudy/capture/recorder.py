@@ -135,6 +135,8 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             raise
 
     def __exit__(self, *exception: Any) -> None:
+        if not self._entered.stack:  # `leave` was called after an interrupt
+            return
         depth = len(self._entered.stack) - 1
         entry, opened = self._entered.stack[depth]
         try:

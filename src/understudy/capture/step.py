@@ -11,9 +11,9 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.fx import GraphModule, Node
@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 from understudy import _torch
 from understudy.capture.borrowed_modules import BorrowedModules
 from understudy.capture.constants import attach
-from understudy.capture.make_fx import MODES, Capture, Options, leaf_names
+from understudy.capture.make_fx import MODES, Capture, Options, TracingMode, leaf_names, names_in_code
 from understudy.errors import GuardOnDataDependentSymNode
 from understudy.graph.borrowed_state import to_the_end
 
@@ -35,7 +35,8 @@ State = dict[str, dict[str, Any]]
 
 def capture_step(
     model: torch.nn.Module, loss_fn: Callable[..., Any], optimizer: torch.optim.Optimizer, *inputs: Any,
-    targets: int | None = None, tracing_mode: str = "fake", parameters: str = "attributes",
+    targets: int | None = None, tracing_mode: TracingMode = "fake",
+    parameters: Literal["attributes", "inputs"] = "attributes",
     decomposition_table: Mapping[Any, Callable[..., Any]] | None = None, fixed_step: bool = False,
     varying: Iterable[str] = (),
 ) -> GraphModule:  # fmt: skip
@@ -70,14 +71,15 @@ def capture_step(
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("LBFGS evaluates the loss as often as the values demand: its step is not one graph")
     numbers = _varying_numbers(optimizer, varying)
-    first = StepCapture(model, program, optimizer, options, state, fixed_step, numbers)
-    graph = first.run(inputs)
-    made = first.state_made_here(graph)
+    capture = StepCapture(model, program, optimizer, options, state, fixed_step, numbers)
+    graph = capture.run(inputs)
+    made = capture.state_made_here(graph)
     if made:
         state = {name: {**state.get(name, {}), **made.get(name, {})} for name in {**state, **made}}
-        graph = StepCapture(model, program, optimizer, options, state, fixed_step, numbers).run(inputs)
+        capture = StepCapture(model, program, optimizer, options, state, fixed_step, numbers)
+        graph = capture.run(inputs)
     if parameters == "inputs":
-        return _with_parameters_as_inputs(graph)
+        return _with_parameters_as_inputs(graph, capture.tracer.constants.named_nodes(), capture.nodes_of_state())
     return graph
 
 
@@ -150,6 +152,7 @@ class StepCapture(Capture):
         self._shadow: Any = None
         self._stand_ins: dict[str, torch.Tensor] = {}
         self._nodes_of_state: dict[str, dict[str, Node]] = {}
+        self._lent_state: list[torch.Tensor] = []
 
     def _step(self, *inputs: Any) -> Any:
         for stand_in in self._stand_ins.values():
@@ -190,6 +193,7 @@ class StepCapture(Capture):
         state = BorrowedModules(self.fake_mode)
         reals = _names(self._model)
         try:
+            self._modules_borrowed = [self._model]
             state.lend([(self._model, True)], self.tracer.constants)
             self.tracer.constants.without_gradient = True
             self._stand_ins = dict(self._model.named_parameters())
@@ -197,7 +201,7 @@ class StepCapture(Capture):
             pairs = {by_name[name]: stand_in for name, stand_in in self._stand_ins.items()}
             self._shadow = self._shadow_of(pairs, reals)
             self._numbers = {
-                (position, name): self._lent_as(f"group_{position}.{name}", number)
+                (position, name): self._lend_as(f"group_{position}.{name}", number)
                 for (position, name), number in self._varying.items()
             }
             yield state
@@ -222,7 +226,7 @@ class StepCapture(Capture):
             entries = self._given.get(names[parameter])
             if entries:
                 shadow.state[stand_in] = {
-                    key: self._lent(names[parameter], key, value) for key, value in entries.items()
+                    key: self._lend(names[parameter], key, value) for key, value in entries.items()
                 }
         return shadow
 
@@ -234,24 +238,29 @@ class StepCapture(Capture):
             return group
         names = leaf_names([(key, ()) for key in group if key != "params"], structure)
         lent = [
-            self._lent_as(f"group_{position}.{name}", leaf) if isinstance(leaf, torch.Tensor) else leaf
+            self._lend_as(f"group_{position}.{name}", leaf) if isinstance(leaf, torch.Tensor) else leaf
             for name, leaf in zip(names, leaves, strict=True)
         ]
         return dict(_torch.tree_unflatten(lent, structure))
 
-    def _lent(self, parameter: str, key: str, value: Any) -> Any:
+    def _lend(self, parameter: str, key: str, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        stand_in = self._lent_as(f"{parameter.replace('.', '_')}.{key}", value)
+        stand_in = self._lend_as(f"{parameter.replace('.', '_')}.{key}", value)
         if self._fixed_step and value.numel() == 1:
             self.stand_ins.remember_literal(stand_in, value.clone())
         return stand_in
 
-    def _lent_as(self, name: str, value: torch.Tensor) -> Any:
+    def _lend_as(self, name: str, value: torch.Tensor) -> Any:
         """A stand-in for a tensor that the graph module holds among the state."""
         stand_in = self.stand_ins.from_tensor(value, static_shapes=True)
         self.tracer.constants.expect(stand_in, value, f"{STATE}{name}")
+        self._lent_state.append(stand_in)
         return stand_in
+
+    def nodes_of_state(self) -> set[Node | None]:
+        """The nodes that read the optimizer's state."""
+        return set(map(self.tracer.constants.existing, self._lent_state))
 
     # --- state that the optimizer makes in its first step ------------------------------------------------------
 
@@ -270,12 +279,12 @@ class StepCapture(Capture):
         """The state that the traced step has made, for real, as it was before the step wrote to it."""
         values: dict[Node, Any] = {}
         return {
-            name: {key: self._made_before(node, graph, values) for key, node in entries.items()}
+            name: {key: self._make_initial(node, graph, values) for key, node in entries.items()}
             for name, entries in self._nodes_of_state.items()
             if entries
         }
 
-    def _made_before(self, node: Any, graph: GraphModule, values: dict[Node, Any]) -> Any:
+    def _make_initial(self, node: Any, graph: GraphModule, values: dict[Node, Any]) -> Any:
         if not isinstance(node, Node):
             return node
         try:
@@ -357,21 +366,24 @@ def _evaluate_node(node: Node, graph: GraphModule, values: dict[Node, Any]) -> A
 # --- parameters as inputs -------------------------------------------------------------------------------------
 
 
-def _with_parameters_as_inputs(graph_module: GraphModule) -> GraphModule:
-    """The same graph, called with what it held: `step(parameters, state, *inputs)`."""
+def _with_parameters_as_inputs(
+    graph_module: GraphModule, names: dict[Node, str], of_state: Container[Node | None]
+) -> GraphModule:
+    """The same graph, called with what it held: `step(parameters, state, *inputs)`. `names`: of the nodes that read it."""
     graph = graph_module.graph
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     held: dict[str, dict[str, tuple[Node, Any]]] = {"parameters": {}, "state": {}}
     for node in graph.find_nodes(op="get_attr"):
-        name = str(node.target)
-        if not name.rpartition(".")[2].startswith(("_tensor_constant", "_param_constant")):
-            group = "state" if name.startswith(STATE) else "parameters"
-            held[group][name.removeprefix(STATE)] = (node, _evaluate_node(node, graph_module, {}))
+        if node in names:
+            group = "state" if node in of_state else "parameters"
+            name = names[node] if group == "parameters" else str(node.target).removeprefix(STATE)
+            held[group][str(node.target) if name in held[group] else name] = (node, _evaluate_node(node, graph_module, {}))
     first = next(iter(graph.nodes))
     for group, entries in held.items():
-        for name, (node, _) in entries.items():
+        for node, _ in entries.values():
+            name = str(node.target).removeprefix(STATE).replace(".", "_")
             with graph.inserting_before(first):
-                placeholder = graph.placeholder(f"{group}_{name.replace('.', '_')}")
+                placeholder = graph.placeholder(f"{group}_{name}")
             placeholder.meta = dict(node.meta)
             node.replace_all_uses_with(placeholder)
             graph.erase_node(node)
@@ -387,7 +399,7 @@ def _called_with_structures(
     (output,) = graph.find_nodes(op="output")
     leaves, out_spec = _torch.tree_flatten(output.args[0])
     output.args = (leaves,)
-    names = ["parameters", "state", *(str(node.target).removesuffix("_1") for node in inputs)]
+    names = names_in_code(["parameters", "state", *(str(node.target).removesuffix("_1") for node in inputs)])
     graph.set_codegen(_torch.structured_code(names, in_spec, out_spec))
     root = torch.nn.Module()
     for node in graph.find_nodes(op="get_attr"):

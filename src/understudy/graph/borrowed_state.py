@@ -1,5 +1,7 @@
-"""What has to wait while a graph is recorded: Python's collector of garbage, which would look through all that has been
-recorded, again and again, and find nothing to free; and the user's interrupt, while things are put back in their places.
+"""State that is borrowed while a graph is recorded, and given back whatever happens.
+
+    to_the_end, no_collection    steps that an interrupt must not leave half done; Python's garbage collector, paused
+    BorrowedState                modules hold stand-ins in the place of their tensors, and afterwards what they held before
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import torch
 from understudy.errors import UnderstudyError
 from understudy.fake.convert import PLAIN_TYPES
 from understudy.fake.mode import FakeTensorMode
+from understudy.fake.tensor import FakeTensor
 from understudy.fake.torch_api import is_fake
 
 
@@ -70,6 +73,29 @@ TABLES = ("_parameters", "_buffers")
 EVERY_MODULE_HAS = vars(torch.nn.Module())
 NO_TENSORS = frozenset({bool, int, float, str, dict, set, list, tuple, type(None), OrderedDict})
 """What most attributes of a module are: told by their type at a tenth of what `isinstance` costs."""
+
+
+CONTAINERS = frozenset({dict, list, OrderedDict})
+"""In which modules keep what they have computed."""
+DEEPEST = 3
+"""How far into them others are looked for."""
+
+
+def containers_in(values: Iterable[Any], depth: int = 0) -> Iterator[Any]:
+    """The dicts and lists among these values, and those in them."""
+    for value in values:
+        if type(value) in CONTAINERS and depth < DEEPEST:
+            yield value
+            yield from containers_in(value.values() if isinstance(value, dict) else value, depth + 1)
+
+
+def values_in(container: Any, depth: int = 0) -> Iterator[Any]:
+    """The values in a dict or a list, and in lists, tuples and dicts among them."""
+    for value in container.values() if isinstance(container, dict) else container:
+        if isinstance(value, (list, tuple, dict)) and depth < DEEPEST:
+            yield from values_in(value, depth + 1)
+        else:
+            yield value
 
 
 def named_parts(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
@@ -137,6 +163,8 @@ class BorrowedState:
         self._mode = mode
         self._allowed_reals = mode.allow_non_fake_inputs
         self._before: dict[torch.nn.Module, dict[str, Any]] = {}
+        self._containers: list[tuple[Any, Any]] = []
+        """The dicts and lists that modules hold, and what was in them."""
         self._taken: list[torch.nn.Module] = []
         self.replaced: dict[torch.nn.Module, list[tuple[str, torch.Tensor, Any]]] = {}
         """For each module: name, real tensor and stand-in of what it was lent with."""
@@ -164,12 +192,15 @@ class BorrowedState:
             return
         attributes = vars(module)
         self._before[module] = attributes.copy()
+        if len(attributes) > len(EVERY_MODULE_HAS):
+            own = [value for name, value in attributes.items() if type(value) in CONTAINERS and name not in EVERY_MODULE_HAS]
+            self._containers += [(value, value.copy()) for value in containers_in(own)]
         is_plain = NO_TENSORS.issuperset(map(type, attributes.values()))
         replaced = self.replaced[module] = []
         for name in TABLES:  # the module's own are left alone
             table = attributes[name]
             is_empty = not table and type(table) is dict
-            attributes[name] = {} if is_empty else self._lent_table(module, table, replaced)
+            attributes[name] = {} if is_empty else self._make_table(module, table, replaced)
         if is_plain:
             return
         for name, value in list(attributes.items()):
@@ -177,7 +208,7 @@ class BorrowedState:
                 fake = attributes[name] = self._stand_in(value)
                 replaced.append((name, value, fake))
 
-    def _lent_table(self, module: torch.nn.Module, table: dict[str, Any], replaced: list[Any]) -> dict[str, Any]:
+    def _make_table(self, module: torch.nn.Module, table: dict[str, Any], replaced: list[Any]) -> dict[str, Any]:
         """The table for the time in which the module is lent."""
         lent = table.copy() if type(table) is dict else copy.copy(table)
         for name, value in table.items():
@@ -204,6 +235,11 @@ class BorrowedState:
             now = vars(module)
             now.clear()
             now.update(attributes)
+        for container, contents in self._containers:
+            if any(type(value) is FakeTensor and value.fake_mode is self._mode for value in values_in(container)):
+                container.clear()
+                (container.update if isinstance(container, dict) else container.extend)(contents)
+        self._containers.clear()
         self._mode.allow_non_fake_inputs = self._allowed_reals
         self._before.clear()
         self.replaced.clear()

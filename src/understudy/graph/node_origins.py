@@ -1,4 +1,4 @@
-"""Where in the user's program a node comes from: the lines that led there, written out once for each place."""
+"""Where a node comes from: the lines of the user's program, written out once for each place; and errors that name them."""
 
 from __future__ import annotations
 

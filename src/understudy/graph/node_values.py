@@ -1,4 +1,10 @@
-"""What is written into a node: `val`, and `tensor_meta` on request."""
+"""What is written into a node: its value (`val`, a snapshot), `tensor_meta`, and where in the program it comes from.
+
+    set_val, snapshot    the value of a node, as it was when it was recorded
+    comparing            whether two runs of a graph gave the same metadata
+    tensor_meta          as torch's `ShapeProp` writes it
+    NodeMeta             all of it for nodes that are being recorded
+"""
 
 from __future__ import annotations
 

@@ -10,9 +10,10 @@ that data decides.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, Protocol
 
 import torch
@@ -66,6 +67,9 @@ class SymbolNodes(Writer[Any]):
         self._promised: dict[SymNode, Callable[[], Any]] = {}
         self._foreign: TorchSymbolNames | None = None
         self._number: Any = None  # the SymNode whose expression is being written
+        self._readable: dict[Expr, None] = {}
+        self._last_read: list[SymNode | None] = [None, None, None]
+        """Of each table, the last number whose symbols are among the readable."""
         self.simplifies = True
         """Whether a number is written as the plain one that it can only be."""
 
@@ -73,18 +77,18 @@ class SymbolNodes(Writer[Any]):
 
     def bind(self, symbolic: Any, node: Node) -> None:
         """This node is this symbolic number. A second name for the same number never replaces the first."""
-        number = self._named(symbolic)
+        number = self._find_number(symbolic)
         if number is not None:
             self._nodes.setdefault(number, node)
 
-    def _named(self, symbolic: Any) -> SymNode | None:
+    def _find_number(self, symbolic: Any) -> SymNode | None:
         """What a number is known by, None for one that is not to be found."""
         if type(symbolic.node) is SymNode:
             return symbolic.node
         if not is_foreign(symbolic):
             return None
         self._foreign = self._foreign or TorchSymbolNames(self)
-        return self._foreign.named(symbolic)
+        return self._foreign.find_number(symbolic)
 
     def node_of_foreign(self, symbolic: Any) -> Any:
         """The node for a number that is none of ours; the number itself if there is none."""
@@ -113,7 +117,7 @@ class SymbolNodes(Writer[Any]):
         strides = wrapper.stride() if wrapper.layout is torch.strided else ()
         for target, numbers in ((aten.sym_size.int, wrapper.shape), (aten.sym_stride.int, strides)):
             for dim, number in enumerate(numbers):
-                known = self._named(number) if isinstance(number, torch.SymInt) else None
+                known = self._find_number(number) if isinstance(number, torch.SymInt) else None
                 if known is not None:
                     self._sources.setdefault(known, (target, (node, dim)))
 
@@ -134,12 +138,22 @@ class SymbolNodes(Writer[Any]):
             return True
         return symbols_in(symbolic) <= self.readable()
 
-    def readable(self) -> set[Expr]:
-        """The symbols that there are nodes for, or can be."""
-        found: set[Expr] = set()
-        for known in (self._nodes, self._sources, self._promised):
-            found.update(*(getattr(other.value, "symbols", ()) for other in known))
-        return found
+    def readable(self) -> Set[Expr]:
+        """The symbols that there are nodes for, or can be, in the order in which they became so. It only ever grows."""
+        tables: tuple[dict[SymNode, Any], ...] = (self._nodes, self._sources, self._promised)
+        for position, table in enumerate(tables):
+            last = self._last_read[position]
+            for number in reversed(table):  # tables keep the order of insertion
+                if number is last:
+                    break
+                self._readable.update(dict.fromkeys(getattr(number.value, "symbols", ())))
+            self._last_read[position] = next(reversed(table), None)
+        return self._readable.keys()
+
+    def readable_from(self, position: int) -> list[Expr]:
+        """Those that have become readable since there were as many as `position`."""
+        count = len(self.readable()) - position
+        return list(itertools.islice(reversed(self._readable), count))
 
     def read_all(self) -> None:
         """A tensor is about to change its metadata: read now what could be read off it.
@@ -165,7 +179,7 @@ class SymbolNodes(Writer[Any]):
             elif self.simplifies and isinstance(fixed := number.shape_env.simplify(number.value), int):
                 found = fixed  # a guard leaves it no other value
             else:
-                found = self._read(number, source) if source is not None else self._computed(number)
+                found = self._read(number, source) if source is not None else self._compute(number)
             self._nodes[number] = found
         return found
 
@@ -179,15 +193,15 @@ class SymbolNodes(Writer[Any]):
 
     def _read(self, number: SymNode, source: SymbolSource) -> Node:
         target, arguments = source
-        return self._made(target, arguments, number)
+        return self._make(target, arguments, number)
 
-    def _made(self, target: Any, arguments: tuple[Any, ...], number: SymNode | None) -> Node:
+    def _make(self, target: Any, arguments: tuple[Any, ...], number: SymNode | None) -> Node:
         node = self._tracer.append_call(target, arguments, {})
         if number is not None:
             node.meta["val"] = number.symbolic
         return node
 
-    def _computed(self, number: SymNode) -> Any:
+    def _compute(self, number: SymNode) -> Any:
         """The nodes of an expression: the fold of `Writer`, in which each part is the number of a node."""
         value = number.value
         if isinstance(value, Condition) and (found := self._find_condition(value, number)) is not None:
@@ -209,7 +223,7 @@ class SymbolNodes(Writer[Any]):
         env = self._number.shape_env
         if symbol in env.definitions:
             return self.write(env.definitions[symbol])
-        solved = self._solved(env, symbol)
+        solved = self._solve(env, symbol)
         if solved is not None:
             return solved
         raise UntrackedValueError(
@@ -217,7 +231,7 @@ class SymbolNodes(Writer[Any]):
             "tensor or the number that it belongs to as an input"
         )
 
-    def _solved(self, env: Any, symbol: Expr) -> Any:
+    def _solve(self, env: Any, symbol: Expr) -> Any:
         """`s` where only `3*s` or `s + 2` can be read."""
         for number in self._sources:
             expression = number.value
@@ -234,9 +248,9 @@ class SymbolNodes(Writer[Any]):
             if factor and not rest:
                 node = self.node_of(number)
                 if constant:
-                    node = self._made(operator.sub, (node, constant), env.node(expression - constant, int))
+                    node = self._make(operator.sub, (node, constant), env.node(expression - constant, int))
                 return (
-                    self._made(operator.floordiv, (node, factor), env.node(symbol, int))
+                    self._make(operator.floordiv, (node, factor), env.node(symbol, int))
                     if factor != 1
                     else node
                 )
@@ -249,7 +263,7 @@ class SymbolNodes(Writer[Any]):
             return parts[0]
         if operation == "to_float" and isinstance(parts[0], int):
             return float(parts[0])
-        return self._made(OPERATIONS[operation], parts, number)
+        return self._make(OPERATIONS[operation], parts, number)
 
     def write_sum(self, terms: Sequence[Term]) -> Any:
         """Terms with symbols first, the constant last; what is subtracted is subtracted."""
@@ -268,7 +282,7 @@ class SymbolNodes(Writer[Any]):
                 total = part
             else:
                 join = operator.sub if subtracts else operator.add
-                total = self._made(join, (total, part), env.node(so_far, int))
+                total = self._make(join, (total, part), env.node(so_far, int))
         return total
 
     def _product(self, monomial: Any, coefficient: int) -> Any:
@@ -282,20 +296,20 @@ class SymbolNodes(Writer[Any]):
                 product = (
                     factor
                     if product is None
-                    else self._joined(operator.mul, (product, factor), env.node(so_far, int))
+                    else self._join(operator.mul, (product, factor), env.node(so_far, int))
                 )
         if product is None:
             return coefficient
         if coefficient == 1:
             return product
         if coefficient == -1:
-            return self._joined(operator.neg, (product,), env.node(-so_far, int))
-        return self._joined(operator.mul, (product, coefficient), env.node(so_far * coefficient, int))
+            return self._join(operator.neg, (product,), env.node(-so_far, int))
+        return self._join(operator.mul, (product, coefficient), env.node(so_far * coefficient, int))
 
-    def _joined(self, target: Any, parts: tuple[Any, ...], number: SymNode) -> Any:
+    def _join(self, target: Any, parts: tuple[Any, ...], number: SymNode) -> Any:
         found = self._nodes.get(number)
         if found is None:
-            found = self._nodes[number] = self._made(target, parts, number)
+            found = self._nodes[number] = self._make(target, parts, number)
         return found
 
     def _find_condition(self, condition: Condition, number: SymNode) -> Any:
@@ -303,7 +317,7 @@ class SymbolNodes(Writer[Any]):
         env = number.shape_env
         symbol = env.truths.get(condition)
         if symbol is not None and (known := self._nodes.get(env.node(symbol, int))) is not None:
-            return self._made(operator.eq, (known, 1), number)
+            return self._make(operator.eq, (known, 1), number)
         asked = env.numbers.find_question(condition)
         if asked is None:
             return None
@@ -315,14 +329,14 @@ class SymbolNodes(Writer[Any]):
 
     def _write_comparison(self, relation: str, sides: tuple[Any, ...], number: SymNode) -> Any:
         if any(isinstance(side, Node) for side in sides):
-            return self._made(RELATIONS[relation], sides, number)
+            return self._make(RELATIONS[relation], sides, number)
         return RELATIONS[relation](*sides)  # guards have fixed both of them
 
     def write_junction(self, kind: str, parts: Sequence[Writable]) -> Any:
         number = self._number
         total = self.write(parts[0])
         for part in parts[1:]:
-            total = self._made(operator.and_ if kind == "and" else operator.or_, (total, self.write(part)), None)
+            total = self._make(operator.and_ if kind == "and" else operator.or_, (total, self.write(part)), None)
         total.meta["val"] = number.symbolic
         return total
 
@@ -349,7 +363,7 @@ class TorchSymbolNames:
         self._nodes = nodes
         self._env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
 
-    def named(self, symbolic: Any) -> SymNode | None:
+    def find_number(self, symbolic: Any) -> SymNode | None:
         """The symbol for a number that is one; None for a number that is computed from others."""
         expression = symbolic.node.expr
         if not isinstance(symbolic, torch.SymInt) or not expression.is_Symbol:

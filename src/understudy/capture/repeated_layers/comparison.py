@@ -1,10 +1,14 @@
-"""The arguments and results of a block: what two calls must have in common, and whether a run has changed them."""
+"""Whether two layers are alike.
+
+    arguments and results    what two calls must have in common (`key_of`), and whether a run has changed its arguments
+    LayerComparison          a signature of a module: all that its forward can read besides its arguments
+"""
 
 from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import is_not, itemgetter
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -18,7 +22,6 @@ from understudy.capture.repeated_layers.object_state import (
     NotComparable,
     ObjectStates,
     StateReaders,
-    WatchedParameterDict,
 )
 from understudy.capture.repeated_layers.reachable_code import ReachableCode, is_own, read_places
 from understudy.fake.mode import FakeTensorMode
@@ -38,7 +41,7 @@ SIMPLE = frozenset({FakeTensor, *COMPARED})
 
 
 def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
-    """What a block was called with: the leaves, and what tells their structure."""
+    """What a layer was called with: the leaves, and what tells their structure."""
     leaves = [*args, *kwargs.values()] if kwargs else list(args)
     if SIMPLE.issuperset(map(type, leaves)):
         return leaves, (len(args), *kwargs)
@@ -47,7 +50,7 @@ def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[An
 
 
 def key_of(tracer: PythonKeyTracer, mode: FakeTensorMode, leaves: list[Any], structure: Any) -> Key:
-    """Equal for calls that a block can't tell apart but by what its tensors hold."""
+    """Equal for calls that a layer can't tell apart but by what its tensors hold."""
     is_grad = torch.is_grad_enabled()
     parts: list[Any] = [structure, is_grad, *_torch.settings()]
     first: dict[Any, int] = {}
@@ -57,7 +60,7 @@ def key_of(tracer: PythonKeyTracer, mode: FakeTensorMode, leaves: list[Any], str
             node, needs_grad = tracer.recorded(leaf), leaf.requires_grad
             if node is None or leaf.fake_mode is not mode or (needs_grad and is_grad) or is_marked(leaf):
                 raise NotComparable
-            if leaf._known is not None:  # the block may look at its values
+            if leaf._known is not None:  # the layer may look at its values
                 parts += [id(leaf), leaf._version]
             # Which of them are the same, and which share memory.
             parts += [
@@ -79,7 +82,7 @@ def is_marked(tensor: FakeTensor) -> bool:
 
 
 def check_unchanged(arguments: Any, leaves: list[Any], structure: Any) -> None:
-    """After a run: the lists and dicts that a block was given hold what they held before."""
+    """After a run: the lists and dicts that a layer was given hold what they held before."""
     now, form = flatten_call(*arguments)
     if form != structure or len(now) != len(leaves) or any(map(is_not, now, leaves)):
         raise NotComparable
@@ -109,11 +112,11 @@ def _containers(value: Any) -> Iterator[Any]:
         raise NotComparable
 
 
-# --- Which blocks are alike: all that the forward of a module can read, besides its arguments ---------------
+# --- Which layers are alike: all that the forward of a module can read, besides its arguments ---------------
 
 TABLES = (dict, OrderedDict, set)
 """Of parameters, modules, hooks: most are empty."""
-DICTS: dict[Any, type] = {dict: dict, LazyParameterDict: dict, WatchedParameterDict: WatchedParameterDict}
+DICTS: dict[Any, type] = {dict: dict, LazyParameterDict: dict}
 """By type: which of them can be told apart."""
 HOLDING = ("_parameters", "_buffers", "_modules")
 SILENT = frozenset(name for name, value in EVERY_MODULE_HAS.items() if not value and name not in HOLDING)
@@ -155,11 +158,12 @@ class LayerComparison:
         self._reaches: dict[type, ReachableCode] = {}
         self._readers = StateReaders()
         self._telling: dict[tuple[str, ...], tuple[str, ...]] = {}
-        self.replaced: set[int] = set()
-        """Functions that stand in for a module's own forward for the time of the trace, by identity."""
+        self._watched: Mapping[int, frozenset[str]] = {}
 
-    def signature(self, module: torch.nn.Module, seen: ComparedState) -> Key:
-        """Equal for modules whose forwards do the same."""
+    def signature(self, module: torch.nn.Module, seen: ComparedState, watched: Mapping[int, frozenset[str]]) -> Key:
+        """Equal for modules whose forwards do the same. `watched`: attributes that are not compared, by the module's
+        identity."""
+        self._watched = watched
         states = ObjectStates(self._readers, type(module))
         parts: list[Any] = []
         self._walk(module, parts, seen, states)
@@ -168,7 +172,7 @@ class LayerComparison:
         return tuple(parts)
 
     def names_of(self, kind: type) -> set[str]:
-        """The names that the code of such blocks uses."""
+        """The names that the code of such layers uses."""
         return self._reaches[kind].names
 
     # What a module holds is written into one flat list; END says where a module, a table or a list is over.
@@ -182,12 +186,14 @@ class LayerComparison:
             return
         seen.kinds[kind] = None
         attributes = vars(module)
+        watched = self._watched.get(id(module), ()) if self._watched else ()
         for name in self._telling_names(attributes):
             value = attributes[name]
             kind = type(value)
             if kind in COMPARED:
-                parts += (name, kind, value or repr(value))
-            elif (kind not in TABLES or value) and id(value) not in self.replaced:
+                if name not in watched:
+                    parts += (name, kind, value or repr(value))
+            elif kind not in TABLES or value:
                 parts.append(name)
                 self._describe(value, parts, seen, states)
         parts.append(END)
@@ -253,7 +259,7 @@ class LayerComparison:
         parts.append(END)
 
     def _state_of_code(self, kind: type, seen: ComparedState, states: ObjectStates) -> Key:
-        """What the code of a block finds in globals, closures, classes and objects: counters and tables are kept there."""
+        """What the code of a layer finds in globals, closures, classes and objects: counters and tables are kept there."""
         reach = self._reaches.get(kind)
         if reach is None or reach.is_stale:
             reach = self._reaches[kind] = ReachableCode()

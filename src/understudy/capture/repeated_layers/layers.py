@@ -1,11 +1,14 @@
-"""Repeated blocks: what one layer of a model has recorded, the next ones like it record without being run.
+"""Layers that repeat: what one layer of a model has recorded, the next ones like it record without being run.
 
-A block is a module among siblings in a `ModuleList` or `Sequential`. Siblings are alike if they have the same class, the
-same attributes, and tensors of the same specs all the way down, and if what their code refers to is unchanged. If one has
-run on inputs of the same specs, the next is written into the graph with its own parameters in their place; if it
-reads tensors besides its inputs and its own, two runs have to agree first. A block is run as usual wherever
-that could make a difference: gradients, hooks, other modes, autocast, writes in place, data-dependent sizes, changed
-attributes and globals, used-up random numbers, tensors that somebody kept.
+A layer is a module among siblings in a `ModuleList` or `Sequential`. Two siblings are alike if they have the same class,
+the same attributes, and tensors of the same specs all the way down, and if what their code refers to is unchanged. If one
+has run on inputs of the same specs, the next is written into the graph with its own parameters in their place; if it
+reads tensors besides its inputs and its own, two runs have to agree first. A layer is run as usual wherever that could
+make a difference: gradients, hooks, other modes, autocast, writes in place, data-dependent sizes, changed attributes,
+globals and settings, random numbers, files, tensors that somebody kept. `docs/repeated-layers.md` tells it in full.
+
+The module holds the entry (`RepeatedLayers`, `run_every_layer`), what is kept of a run (`LayerRecording`), and the handlers
+that are called in the place of layers (`LayerHandlers`).
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ from understudy.capture.repeated_layers.comparison import (
     flatten_call,
     key_of,
 )
-from understudy.capture.repeated_layers.object_state import COMPARED, LayerFamily, NotComparable
+from understudy.capture.repeated_layers.interception import InterceptedCalls, LayerFamily
+from understudy.capture.repeated_layers.object_state import COMPARED, NotComparable
 from understudy.capture.repeated_layers.replay import LayerPlan, describe_function
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
@@ -44,14 +48,15 @@ from understudy.ops.traits.writes import written_values
 from understudy.spec.call import flat
 
 if TYPE_CHECKING:
+    from understudy.capture.recorder import ProxyTorchDispatchMode
     from understudy.capture.tracer import PythonKeyTracer
 
 LEAST = 2
 """Siblings below which it does not pay."""
 FEWEST = 5
-"""Modules in a block below which it does not pay, either."""
+"""Modules in a layer below which it does not pay, either."""
 TRIES = 4
-"""Blocks of a family that were run for nothing, until the others are run without being looked at."""
+"""Layers of a family that were run for nothing, until the others are run without being looked at."""
 CONTAINERS = (torch.nn.ModuleList, torch.nn.Sequential)
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -85,13 +90,21 @@ class LayerGroup:
         self.last[key] = recording
 
 
-class LayerFamilies:
-    """Blocks of which there are several of one kind, in some modules. None, where every layer is to be run."""
+class RepeatedLayers:
+    """The layers of some modules that repeat. The one entry to this package:
+
+        layers = RepeatedLayers(modules)        # `layers.later`: the modules that will probably not be run
+        layers.watch(tracer, mode, recorder)    # from now on, calls of layers are compared with earlier ones
+        layers.release()                        # at the end of the trace, also if it has failed
+
+    Inside of `run_every_layer`, there are none.
+    """
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
-        self.blocks: list[list[torch.nn.Module]] = []
         self.later: set[int] = set()
-        """The modules, by identity, that are in blocks after the first of their family."""
+        """The modules, by identity, that are in layers after the first of their family."""
+        self._families: list[list[torch.nn.Module]] = []
+        self._calls = InterceptedCalls()
         if _REPEATS.get():
             for module in modules:
                 for container in parts_in(module):
@@ -107,13 +120,25 @@ class LayerFamilies:
                 by_kind.setdefault(kind, []).append(parts)
         for family in by_kind.values():
             if len(family) >= LEAST:
-                self.blocks.append([parts[0] for parts in family])
+                self._families.append([parts[0] for parts in family])
                 for parts in family[1:]:
                     self.later.update(map(id, parts))
 
+    def watch(self, tracer: PythonKeyTracer, mode: FakeTensorMode, recorder: ProxyTorchDispatchMode) -> None:
+        """From now on, a layer that is like an earlier one is written into the graph of `tracer` without being run."""
+        handlers = LayerHandlers(tracer, mode, recorder)
+        for layers in self._families:
+            family = LayerFamily(layers)
+            for layer in layers:
+                self._calls.intercept(layer, handlers.handler_of(layer, family))
+
+    def release(self) -> None:
+        """Every class is as it was before. May be called again, after an interrupt."""
+        self._calls.release()
+
 
 def _kind_of(parts: list[torch.nn.Module]) -> Key | None:
-    """What blocks that consist of these must have in common, before they are looked at more closely. None for one that is
+    """What layers that consist of these must have in common, before they are looked at more closely. None for one that is
     not worth it: a module of torch's, or a few of them, are run faster than they are compared."""
     if len(parts) == 1:
         kind = type(parts[0])
@@ -123,7 +148,7 @@ def _kind_of(parts: list[torch.nn.Module]) -> Key | None:
     return tuple([(type(part), *[p.shape for p in part._parameters.values() if p is not None]) for part in parts])
 
 
-# --- what a block has recorded ----------------------------------------------------------------------------------------
+# --- what a layer has recorded ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -145,7 +170,7 @@ class LayerRecording:
 
     @functools.cached_property
     def outside(self) -> list[FakeTensor]:
-        """Tensors that the block reads and that are neither its inputs nor its own."""
+        """Tensors that the layer reads and that are neither its inputs nor its own."""
         inside = {*self.nodes, *self.inputs, *(node for node in self.own if node is not None)}
         vals = [
             read.meta.get("val") for node in self.nodes for read in node.all_input_nodes if read not in inside
@@ -164,21 +189,21 @@ class LayerRecording:
         own = {node: ("own", i) for i, node in enumerate(self.own) if node is not None}
         numbers.update(own)
 
-        def named(part: Any) -> Any:
+        def describe(part: Any) -> Any:
             return numbers.get(part, part) if isinstance(part, Node) else (type(part), part)
 
         calls = [
             (
                 own.get(node, node.target),
-                map_aggregate(node.args, named),
-                map_aggregate(node.kwargs, named),
+                map_aggregate(node.args, describe),
+                map_aggregate(node.kwargs, describe),
                 _specs(node.meta.get("val")),
             )
             for node in self.nodes
         ]
         return [
             calls,
-            [named(leaf) if isinstance(leaf, Node) else leaf for leaf in self.result],
+            [describe(leaf) if isinstance(leaf, Node) else leaf for leaf in self.result],
             self.structure,
         ]
 
@@ -192,10 +217,11 @@ def _specs(val: Any) -> Any:
 
 @dataclass(frozen=True)
 class LayerRun:
-    """What was there before a block ran, and the tensors that it has made."""
+    """What was there before a layer ran, and the tensors that it has made."""
 
     before: Node
     random: Any
+    settings: tuple[Any, ...]
     counts: dict[Any, int]
     prefix: str
     made: list[weakref.ref[Any]]
@@ -203,9 +229,9 @@ class LayerRun:
 
 @dataclass(frozen=True)
 class LayerCall:
-    """A block, what it was like before it ran, and what it was given."""
+    """A layer, what it was like before it ran, and what it was given."""
 
-    block: torch.nn.Module
+    layer: torch.nn.Module
     signature: Key
     seen: ComparedState
     arguments: Any
@@ -213,35 +239,25 @@ class LayerCall:
     structure: Any
 
 
-class RepeatedLayers:
-    """The repeated blocks of one trace."""
+class LayerHandlers:
+    """What is called in the place of the layers of one trace."""
 
-    def __init__(self, tracer: PythonKeyTracer, mode: FakeTensorMode, recorder: Any) -> None:
+    def __init__(self, tracer: PythonKeyTracer, mode: FakeTensorMode, recorder: ProxyTorchDispatchMode) -> None:
         self._tracer = tracer
         self._mode = mode
         self._recorder = recorder
         self._likeness = LayerComparison()
         self._groups: dict[Key, LayerGroup] = {}
 
-    def watch(self, families: list[list[torch.nn.Module]]) -> None:
-        """Listen to calls of blocks. The modules are lent: what is set on them goes when they are given back."""
-        for blocks in families:
-            family = LayerFamily(blocks)
-            for block in blocks:
-                if "forward" not in vars(block):  # else it is listened to, or has one of its own
-                    listening = vars(block)["forward"] = self._listening(block, family)
-                    self._likeness.replaced.add(id(listening))
+    def handler_of(self, layer: torch.nn.Module, family: LayerFamily) -> Callable[..., Any]:
+        """Runs the layer, or writes down again what one like it has recorded."""
 
-    def _listening(self, block: torch.nn.Module, family: LayerFamily) -> Callable[..., Any]:
-        forward = block.forward
-
-        @functools.wraps(forward)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def handle(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if family.misses >= TRIES or not _torch.is_recorded_alone(self._mode, self._recorder):
                 return forward(*args, **kwargs)
             try:
                 with _torch.NoFunctionModes():
-                    signature, seen = self._signature(block, family)
+                    signature, seen = self._signature(layer, family)
                     leaves, structure = flatten_call(args, kwargs)
                     key = key_of(self._tracer, self._mode, leaves, structure)
                     if _is_trained(seen.tensors):
@@ -251,12 +267,11 @@ class RepeatedLayers:
                 return forward(*args, **kwargs)
             known = self._groups[signature].known.get(key)
             if known is None:
-                family.begin()
-                run, result = self._observed(lambda: forward(*args, **kwargs))
+                run, (reads, result) = self._observe(lambda: family.run(layer, lambda: forward(*args, **kwargs)))
                 try:
-                    family.check_unread()
-                    call = LayerCall(block, signature, seen, (args, kwargs), leaves, structure)
-                    recording = self._judged(run, result, call)
+                    family.check_unread(reads)
+                    call = LayerCall(layer, signature, seen, (args, kwargs), leaves, structure)
+                    recording = self._check_run(run, result, call, family)
                 except (NotComparable, TypeError):
                     family.misses += 1
                 else:
@@ -268,25 +283,25 @@ class RepeatedLayers:
                 result = known.plan.follow(self._tracer, self._mode, given, seen.tensors)
             return _torch.tree_unflatten(result, known.structure)
 
-        return call
+        return handle
 
-    def _signature(self, block: torch.nn.Module, family: LayerFamily) -> tuple[Key, ComparedState]:
+    def _signature(self, layer: torch.nn.Module, family: LayerFamily) -> tuple[Key, ComparedState]:
         seen = ComparedState()
-        signature = self._likeness.signature(block, seen)
+        signature = self._likeness.signature(layer, seen, family.watched)
         if signature not in self._groups:
-            if family.is_recorded and family.watch(self._likeness.names_of(type(block))):
+            if family.is_recorded and family.watch(self._likeness.names_of(type(layer))):
                 seen = ComparedState()
-                signature = self._likeness.signature(block, seen)
+                signature = self._likeness.signature(layer, seen, family.watched)
             self._groups.setdefault(signature, LayerGroup())
         return signature, seen
 
     # --- running and comparing ---------------------------------------------------------------------------------
 
-    def _observed(self, forward: Callable[[], Any]) -> tuple[LayerRun, Any]:
-        """Run a block, and look at what happens meanwhile."""
+    def _observe(self, forward: Callable[[], Any]) -> tuple[LayerRun, Any]:
+        """Run a layer, and look at what happens meanwhile."""
         tracer = self._tracer
         run = LayerRun(
-            next(iter(reversed(tracer.graph.nodes))), random.getstate(), dict(tracer.torch_fn_counts),
+            next(iter(reversed(tracer.graph.nodes))), random.getstate(), _settings(), dict(tracer.torch_fn_counts),
             tracer.node_meta.stack_trace(), [],
         )  # fmt: skip
         around, tracer.made = tracer.made, run.made
@@ -296,14 +311,16 @@ class RepeatedLayers:
             tracer.made = around
             if around is not None:
                 around += run.made
-        tracer.node_meta.stack_trace()  # lets go of the frames in which the block ran, and so of their tensors
+        tracer.node_meta.stack_trace()  # lets go of the frames in which the layer ran, and so of their tensors
         return run, result
 
-    def _judged(self, run: LayerRun, result: Any, called: LayerCall) -> LayerRecording:
-        """What was recorded, if writing it down again is as good as running the block again."""
+    def _check_run(self, run: LayerRun, result: Any, called: LayerCall, family: LayerFamily) -> LayerRecording:
+        """What was recorded, if writing it down again is as good as running the layer again."""
         after, seen = ComparedState(), called.seen
         seen.tensors = resolve_parameters(seen.tensors)
-        if random.getstate() != run.random or self._likeness.signature(called.block, after) != called.signature:
+        if random.getstate() != run.random or _settings() != run.settings:
+            raise NotComparable
+        if self._likeness.signature(called.layer, after, family.watched) != called.signature:
             raise NotComparable
         if after.calls != seen.calls:  # with arguments that were not seen
             raise NotComparable
@@ -335,6 +352,10 @@ class RepeatedLayers:
         return node
 
 
+def _settings() -> tuple[Any, ...]:
+    return torch.is_grad_enabled(), *_torch.settings()
+
+
 def _advance(before: dict[Any, int], after: dict[Any, int]) -> dict[Any, int]:
     return {func: count - before.get(func, 0) for func, count in after.items() if count != before.get(func, 0)}
 
@@ -344,12 +365,12 @@ def _is_trained(tensors: list[Any]) -> bool:
 
 
 def _is_determined(leaf: Any, given: list[FakeTensor]) -> bool:
-    """Whether a block gives a tensor with values that are known, other than one that it was given."""
+    """Whether a layer gives a tensor with values that are known, other than one that it was given."""
     return type(leaf) is FakeTensor and leaf._known is not None and not any(leaf is one for one in given)
 
 
 def _is_shared(node: Node, own: list[Node | None]) -> bool:
-    """Written down once and used by all: constants that are not a block's own, and numbers made of sizes."""
+    """Written down once and used by all: constants that are not a layer's own, and numbers made of sizes."""
     if node.op == "get_attr":
         return node not in own
     return type(node.meta.get("val")) in NUMBERS

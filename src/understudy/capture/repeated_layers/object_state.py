@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextvars
-import enum
 import functools
 import logging
+import pathlib
 import re
-import sys
+import subprocess
 import threading
 import types
 import weakref
@@ -18,9 +18,7 @@ from typing import Any
 import torch
 
 from understudy.capture.borrowed_modules import cell_contents
-from understudy.capture.lazy_state import LazyParameterDict
 from understudy.capture.repeated_layers.reachable_code import functions_of
-from understudy.graph.borrowed_state import EVERY_MODULE_HAS
 
 COMPARED = frozenset(
     {int, float, bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
@@ -29,13 +27,16 @@ COMPARED = frozenset(
 LARGEST = 4000
 """Parts of objects that are looked at for one layer; more are not worth it."""
 UNCHANGING = (
-    types.ModuleType, property, staticmethod, classmethod, enum.Enum,
-    logging.Filterer, type(threading.Lock()), type(threading.RLock()),
+    types.ModuleType, property, staticmethod, classmethod,
     re.Pattern, range, slice, type(...), type(NotImplemented), torch.finfo, torch.iinfo, types.GenericAlias,
     types.UnionType, types.MethodDescriptorType, types.WrapperDescriptorType,
     types.GetSetDescriptorType, types.MemberDescriptorType,
 )  # fmt: skip
 """What is the same if it is the same object, and has no state that a forward would change."""
+WITH_STATE_OUTSIDE = (pathlib.Path, subprocess.Popen, threading.Thread, type(threading.RLock()))
+"""Whose methods answer by what is in files, processes and threads."""
+OPERATORS = ("torch._ops", "torch._C")
+"""Whose objects have attributes that torch itself sets as they are used."""
 NAMED_LIBRARIES = ("torch", "typing", "understudy")
 UNCHANGING_OF_NUMPY = frozenset({"generic", "ufunc", "dtype"})
 EMPTY: Mapping[str, Any] = types.MappingProxyType({})
@@ -186,6 +187,27 @@ def _of_module(states: ObjectStates, value: torch.nn.Module) -> Sequence[Any]:
     return _of_dict(states, vars(value))
 
 
+def _of_plain_attributes(states: ObjectStates, value: Any) -> Sequence[Any]:
+    """Of an object of torch's: what a program may have put there to count with."""
+    items = [*vars(value).items()]
+    plain = [part for _, part in items if type(part) in COMPARED]
+    return [*(name for name, _ in items), *map(states.same, [(type(part), part or repr(part)) for part in plain])]
+
+
+def _of_logger(states: ObjectStates, value: logging.Logger) -> Sequence[Any]:
+    """Levels, up to the root: what a logger lets through. Filters and handlers change nothing but what is written."""
+    levels: list[Any] = [states.same(value.manager.disable), value.disabled]
+    logger: logging.Logger | None = value
+    while logger is not None:
+        levels.append(states.same(logger.level))
+        logger = logger.parent
+    return levels
+
+
+def _of_lock(states: ObjectStates, value: Any) -> Sequence[Any]:
+    return (value.locked(),)
+
+
 def _refuse_to_read(states: ObjectStates, value: Any) -> Sequence[Any]:
     raise NotComparable
 
@@ -211,6 +233,7 @@ READERS: dict[type, Reader | None] = {
     contextvars.ContextVar: _of_variable,
     weakref.ReferenceType: _of_reference,
     torch.Generator: _refuse_to_read,
+    type(threading.Lock()): _of_lock,
     CACHED: _of_cached,
 }
 BASES: dict[type, Reader] = {
@@ -236,12 +259,15 @@ def _reader_of(kind: type) -> Reader | None:
         return _of_tensor
     if issubclass(kind, type):
         return _of_function
-    if (
-        issubclass(kind, UNCHANGING)
-        or kind.__module__.partition(".")[0] in NAMED_LIBRARIES
-        or _is_a_number(kind)
-    ):
+    if issubclass(kind, logging.Logger):
+        return _of_logger
+    if issubclass(kind, WITH_STATE_OUTSIDE):
+        return _refuse_to_read
+    if issubclass(kind, UNCHANGING) or _is_a_number(kind):
         return None
+    if kind.__module__.partition(".")[0] in NAMED_LIBRARIES:
+        has_attributes = kind.__dictoffset__ != 0 and kind.__module__ not in OPERATORS
+        return _of_plain_attributes if has_attributes else None
     base = next((base for base in BASES if issubclass(kind, base)), object)
     slots = _slots_of(kind)
     if kind.__basicsize__ > _size_without_attributes(kind, base, len(slots)):
@@ -278,105 +304,3 @@ def _size_without_attributes(kind: type, base: type, slots: int) -> int:
     """Of an object with nothing but its attributes and what is in its base. A larger one holds what Python can't see."""
     pointer = object.__basicsize__ // 2
     return base.__basicsize__ + pointer * (slots + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0))
-
-
-# --- Attributes in which blocks differ, such as the number of a layer: whether a run of a block reads them ---
-
-READING = torch.nn.Module.__getattr__.__code__
-
-
-LOOKING_INSIDE = frozenset({"__dict__", "vars", "__getattribute__"})
-"""How code finds attributes without asking for them."""
-
-
-class WatchedParameterDict(LazyParameterDict):
-    """A module's table of parameters, with some attributes behind it. Python asks the table for an attribute that the
-    module itself does not hold; so a read is heard of, and what is never read makes no difference."""
-
-    def __init__(self, module: torch.nn.Module, reads: set[str]) -> None:
-        super().__init__()
-        for name in module._parameters:  # what is pending, stays so
-            self[name] = dict.__getitem__(module._parameters, name)
-        self._attributes = vars(module)
-        self._reads = reads
-        self.hidden: dict[str, Any] = {}
-        self._attributes["_parameters"] = self
-
-    def hide(self, name: str) -> None:
-        self.hidden[name] = self._attributes.pop(name)
-
-    def show(self, name: str) -> None:
-        self._attributes[name] = self.hidden.pop(name)
-
-    def __contains__(self, name: object) -> bool:
-        if name not in self.hidden:
-            return super().__contains__(name)
-        self._reads.add(str(name))
-        if sys._getframe(1).f_code is READING:
-            return True
-        self.show(str(name))  # somebody sets or deletes it
-        return False
-
-    def __missing__(self, name: str) -> Any:
-        return self.hidden[name]
-
-
-class LayerFamily:
-    """Siblings of one kind. If they are not alike, the attributes in which they differ can be watched."""
-
-    def __init__(self, blocks: list[torch.nn.Module]) -> None:
-        self._blocks = blocks
-        self.is_recorded = False
-        self.misses = 0
-        """Blocks that were run although one like them should have been known."""
-        self._tables: list[WatchedParameterDict] = []
-        self._is_watched = False
-        self.reads: set[str] = set()
-
-    def watch(self, names: set[str]) -> bool:
-        """Hide the attributes in which the blocks differ. Says whether there are any; only once. `names`: those that the
-        code of the blocks uses."""
-        if self._is_watched or not LOOKING_INSIDE.isdisjoint(names):
-            return False
-        self._is_watched = True
-        for modules in zip(*(block.modules() for block in self._blocks), strict=True):
-            self._hide(modules, _differing(modules))
-        return bool(self._tables)
-
-    def _hide(self, modules: tuple[torch.nn.Module, ...], names: list[str]) -> None:
-        for module in dict.fromkeys(modules) if names else ():
-            table = WatchedParameterDict(module, self.reads)
-            for name in names:
-                table.hide(name)
-            self._tables.append(table)
-
-    def begin(self) -> None:
-        """Before a block is run and recorded."""
-        self.misses += self.is_recorded
-        self.is_recorded = True
-        self.reads.clear()
-
-    def check_unread(self) -> None:
-        """After a run: what was read makes a difference from now on."""
-        if self.reads:
-            for table in self._tables:
-                for name in self.reads & table.hidden.keys():
-                    table.show(name)
-            raise NotComparable
-
-
-def _differing(modules: tuple[torch.nn.Module, ...]) -> list[str]:
-    """The plain attributes that all of them have and that are not the same in all."""
-    if any(type(module).__getattr__ is not torch.nn.Module.__getattr__ for module in modules):
-        return []
-    tables = list(map(vars, modules))
-    names = [
-        name
-        for name, value in tables[0].items()
-        if name not in EVERY_MODULE_HAS and type(value) in COMPARED and all(name in table for table in tables)
-        and not any(hasattr(type(module), name) for module in modules)  # it would be found there
-    ]  # fmt: skip
-    return [
-        name for name in names if len({(type(table[name]), table[name]) for table in tables}) > 1
-        and all(type(table[name]) in COMPARED for table in tables)
-    ]  # fmt: skip

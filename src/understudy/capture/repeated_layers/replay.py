@@ -1,4 +1,8 @@
-"""The tensors that the nodes of a recorded block give: their specs and which of them share memory, to make them anew."""
+"""A recorded layer, prepared once to be written into the graph again and again.
+
+    StepValues, ReplayedValues    the tensors that its nodes give: their specs and which of them share memory
+    LayerPlan                     its nodes, with slots for what differs from run to run; `follow` writes them down
+"""
 
 from __future__ import annotations
 
@@ -30,11 +34,11 @@ class TensorValue:
     spec: Any
     storage: int
     is_simple: bool
-    """Made the short way: on a storage that nobody but the block's own values have."""
+    """Made the short way: on a storage that nobody but the layer's own values have."""
 
 
 class StepValues:
-    """What the steps of a block give."""
+    """What the steps of a layer give."""
 
     def __init__(self, tensors: list[Any], outside: list[FakeTensor]) -> None:
         self._numbers: dict[Any, int] = {}
@@ -56,17 +60,17 @@ class StepValues:
     def add(self, val: Any) -> bool:
         """What the next step gives. Says whether it can be made at any time."""
         if type(val) is FakeTensor:
-            self.steps.append(self._described(val))
+            self.steps.append(self._describe(val))
             return can_be_made_again(val._spec)
         tensors = flat(FakeTensor, (val,), {})
 
-        def described(part: Any) -> Any:
-            return self._described(part) if type(part) is FakeTensor else part
+        def describe(part: Any) -> Any:
+            return self._describe(part) if type(part) is FakeTensor else part
 
-        self.steps.append(map_aggregate(val, described))
+        self.steps.append(map_aggregate(val, describe))
         return val is not None and all(can_be_made_again(tensor._spec) for tensor in tensors)
 
-    def _described(self, tensor: FakeTensor) -> TensorValue:
+    def _describe(self, tensor: FakeTensor) -> TensorValue:
         storage = self._number(tensor)
         self.first.setdefault(storage, len(self.steps))
         is_simple = storage not in self.from_before and can_be_made_again(tensor._spec)
@@ -74,7 +78,7 @@ class StepValues:
 
 
 class ReplayedValues:
-    """The values of one stretch of nodes that were written after a recorded block, each made once."""
+    """The values of one stretch of nodes that were written after a recorded layer, each made once."""
 
     def __init__(self, values: StepValues, mode: FakeTensorMode, given: list[FakeTensor], own: list[Any]) -> None:
         self._values = values
@@ -104,10 +108,10 @@ class ReplayedValues:
         if type(vals) is TensorValue:
             return self._tensor(vals, step)
 
-        def made(part: Any) -> Any:
+        def make(part: Any) -> Any:
             return self._tensor(part, step) if type(part) is TensorValue else part
 
-        return map_aggregate(vals, made)
+        return map_aggregate(vals, make)
 
     def _tensor(self, val: TensorValue, step: int) -> FakeTensor:
         base = self._bases[val.storage]
@@ -126,7 +130,7 @@ class ReplayedValues:
         return make_again(self._mode, val.spec, base) if is_short else make_view(self._mode, base, val.spec)
 
 
-# --- A recorded block as a plan: what it takes to write it into the graph once more, prepared once ----------
+# --- A recorded layer as a plan: what it takes to write it into the graph once more, prepared once ----------
 
 NONE = -1
 set_meta = _torch.set_node_meta
@@ -142,7 +146,7 @@ class ArgumentSlot:
 
 
 class FunctionCall(NamedTuple):
-    """A call of a torch function: how many of its kind come before it in the block."""
+    """A call of a torch function: how many of its kind come before it in the layer."""
 
     func: Any
     name: str
@@ -155,7 +159,7 @@ class ReplayStep(NamedTuple):
 
     slot: int
     own: int
-    """Which of the block's own tensors it reads, NONE for a call."""
+    """Which of the layer's own tensors it reads, NONE for a call."""
     name: str
     bucket: dict[Node, None]
     """Where the graph keeps such calls."""
@@ -172,7 +176,7 @@ class ReplayStep(NamedTuple):
 
 
 class ReplayedLayer:
-    """One run of a block that was not run: knows what its nodes say, for the time when somebody reads it."""
+    """One run of a layer that was not run: knows what its nodes say, for the time when somebody reads it."""
 
     __slots__ = ("_calls", "_counts", "_prefix", "_traces", "_values")
 
@@ -185,17 +189,17 @@ class ReplayedLayer:
         self._calls = calls
         self._counts = counts
 
-    def made(self, pending: Pending) -> Any:
+    def make(self, pending: Pending) -> Any:
         if pending.kind == "val":
             return self._values.make(pending.number)
-        if pending.kind == "stack_trace":  # the lines around a block are its own, those inside are the same each time
+        if pending.kind == "stack_trace":  # the lines around a layer are its own, those inside are the same each time
             return self._prefix + self._traces[pending.number]
         call = self._calls[pending.number]
         return f"{call.name}_{self._counts.get(call.func, 0) + call.before}", call.kind
 
 
 class LayerPlan:
-    """The steps of a block, and how to follow them."""
+    """The steps of a layer, and how to follow them."""
 
     def __init__(self, known: LayerRecording, appender: _torch.NodeAppender) -> None:
         self._known = known
@@ -223,7 +227,7 @@ class LayerPlan:
         val = node.meta.get("val")
         number = NONE if val is None else len(self._gives.steps)
         is_late = val is not None and self._gives.add(val)
-        kwargs = map_aggregate(node.kwargs, self._placed) if node.kwargs else node.kwargs
+        kwargs = map_aggregate(node.kwargs, self._place) if node.kwargs else node.kwargs
         has_places = bool(kwargs) and _has_places(kwargs)
         return ReplayStep(
             slot, NONE, _base_name(node.target), self._appender.bucket(node.target), node.target,
@@ -233,7 +237,7 @@ class LayerPlan:
         )  # fmt: skip
 
     def _arguments(self, args: tuple[Any, ...]) -> Callable[[list[Any]], tuple[Any, ...]]:
-        placed = [self._placed_all(part) if isinstance(part, AGGREGATES) else self._placed(part) for part in args]
+        placed = [self._place_all(part) if isinstance(part, AGGREGATES) else self._place(part) for part in args]
         if any(isinstance(part, AGGREGATES) and _has_places(part) for part in placed):
             return lambda values: tuple(_fill_slots(placed, values))
         positions = [part.slot if type(part) is ArgumentSlot else self._same_in_all(part) for part in placed]
@@ -246,11 +250,11 @@ class LayerPlan:
         self._values.append(argument)
         return len(self._values) - 1
 
-    def _placed_all(self, aggregate: Any) -> Any:
+    def _place_all(self, aggregate: Any) -> Any:
         is_flat = isinstance(aggregate, (list, tuple)) and PLAIN.issuperset(map(type, aggregate))
-        return aggregate if is_flat else map_aggregate(aggregate, self._placed)
+        return aggregate if is_flat else map_aggregate(aggregate, self._place)
 
-    def _placed(self, part: Any) -> Any:
+    def _place(self, part: Any) -> Any:
         return self._slots.get(part, part) if type(part) is Node else part
 
     def _pending(self, name: str, value: Any, number: int) -> Any:
@@ -275,7 +279,7 @@ class LayerPlan:
     def follow(
         self, tracer: PythonKeyTracer, mode: FakeTensorMode, given: list[FakeTensor], tensors: list[Any]
     ) -> list[Any]:
-        """Write the block down for these inputs and tensors of its own; gives the leaves of its result."""
+        """Write the layer down for these inputs and tensors of its own; gives the leaves of its result."""
         slots = self._values.copy()
         for node, fake in zip(self._known.inputs, given, strict=True):
             slots[self._slots[node].slot] = tracer.node_of_tensor(fake)
@@ -324,10 +328,10 @@ class LayerPlan:
 def _fill_slots(arguments: Any, slots: list[Any]) -> Any:
     """Arguments with the nodes of this run in their places."""
 
-    def filled(part: Any) -> Any:
+    def fill(part: Any) -> Any:
         return slots[part.slot] if type(part) is ArgumentSlot else part
 
-    return map_aggregate(arguments, filled)
+    return map_aggregate(arguments, fill)
 
 
 def _has_places(part: Any) -> bool:

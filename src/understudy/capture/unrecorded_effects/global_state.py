@@ -187,7 +187,7 @@ def apply_to_fakes(original: Any) -> Any:
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
         tracer = active_tracer()
         if tracer is not None and tracer.strays is not None:
-            args, kwargs = tracer.strays.replaced(args, kwargs)
+            args, kwargs = tracer.strays.replace(args, kwargs)
         return original.__func__(cls, *args, **kwargs)
 
     return classmethod(applied)

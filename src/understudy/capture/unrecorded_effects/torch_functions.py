@@ -69,7 +69,7 @@ class TorchFunctionMetadataMode(TorchFunctionMode):
         count = counts[func] = counts.get(func, 0) + 1
         tracer.node_meta.torch_call = func, count
         if tracer.strays is not None and has_reals(args, kwargs) and func not in READS_ONLY:
-            args, kwargs = tracer.strays.replaced(args, kwargs or {})
+            args, kwargs = tracer.strays.replace(args, kwargs or {})
         if func in SPECIAL:
             return SPECIAL[func](tracer, func, args, kwargs or {})
         return func(*args, **kwargs) if kwargs else func(*args)

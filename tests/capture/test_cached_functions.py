@@ -1,0 +1,190 @@
+"""Caches: nothing of a trace stays in them; what a `functools.lru_cache` has kept from before is a constant."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from understudy import FakeTensor, capture_step, make_fx
+
+MODES = ["real", "fake", "symbolic"]
+X = torch.randn(4, 3)
+
+
+@functools.lru_cache(maxsize=8)
+def table(width: int) -> torch.Tensor:
+    return torch.arange(width) * 2.0
+
+
+@functools.cache
+def tables(width: int) -> dict[str, Any]:
+    return {"even": [torch.arange(width) * 2.0], "odd": (torch.arange(width) * 2.0 + 1,)}
+
+
+class Rotary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    @functools.lru_cache(maxsize=4)  # noqa: B019
+    def angles(self, width: int) -> torch.Tensor:
+        return torch.arange(width) / 3
+
+    @staticmethod
+    @functools.cache
+    def scale(width: int) -> torch.Tensor:
+        return torch.full((width,), 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.angles(3) + self.scale(3)
+
+
+def by_table(x: torch.Tensor) -> torch.Tensor:
+    return x * table(3)
+
+
+def by_tables(x: torch.Tensor) -> torch.Tensor:
+    kept = tables(3)
+    return x * kept["even"][0] + kept["odd"][0]
+
+
+def by_closure() -> Any:
+    @functools.lru_cache
+    def inner(width: int) -> torch.Tensor:
+        return torch.ones(width) * 3
+
+    def helper(x: torch.Tensor) -> torch.Tensor:
+        return x + inner(3)
+
+    return lambda x: helper(x)
+
+
+PROGRAMS = {
+    "global": lambda: by_table, "structures": lambda: by_tables, "closure": by_closure, "method": Rotary,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def empty_caches() -> None:
+    for cache in (table, tables, Rotary.angles, Rotary.scale):
+        cache.cache_clear()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_of_the_trace_stays(name: str, mode: str) -> None:
+    program = PROGRAMS[name]()
+    gm = make_fx(program, tracing_mode=mode)(X)
+    after = program(X)
+    assert type(after) is torch.Tensor
+    assert torch.equal(gm(X), after)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("mode", MODES)
+def test_what_was_kept_before_is_a_constant(name: str, mode: str) -> None:
+    program = PROGRAMS[name]()
+    before = program(X)
+    gm = make_fx(program, tracing_mode=mode)(X)
+    assert torch.equal(gm(X), before)
+    assert torch.equal(program(X), before)
+
+
+def test_results_from_before_are_kept() -> None:
+    before = table(3)
+    make_fx(by_table, tracing_mode="fake")(X)
+    assert table(3) is before
+
+
+def test_a_cache_without_tensors_is_left_alone() -> None:
+    calls: list[int] = []
+
+    @functools.cache
+    def width_of(width: int) -> int:
+        calls.append(width)
+        return width
+
+    make_fx(lambda x: x * width_of(3), tracing_mode="fake")(X)
+    assert width_of(3) == 3
+    assert calls == [3]
+
+
+def test_an_error_in_the_trace() -> None:
+    def fail(x: torch.Tensor) -> torch.Tensor:
+        table(3)
+        raise RuntimeError("in the program")
+
+    with pytest.raises(RuntimeError, match="in the program"):
+        make_fx(fail, tracing_mode="fake")(X)
+    assert type(table(3)) is torch.Tensor
+
+
+def test_a_training_step() -> None:
+    model = Rotary()
+    step = capture_step(model, lambda y: y.sum(), torch.optim.SGD(model.parameters(), lr=0.1), X)
+    assert type(Rotary.scale(3)) is torch.Tensor
+    assert type(step(X)) is torch.Tensor
+
+
+def test_other_real_tensors_are_refused_as_before() -> None:
+    constant = torch.ones(3)
+    with pytest.raises(Exception, match="is a real tensor"):
+        make_fx(lambda x: x * constant, tracing_mode="fake")(X)
+
+
+def test_twice_on_other_sizes() -> None:
+    for rows in (2, 5):
+        gm = make_fx(by_table, tracing_mode="symbolic")(torch.ones(rows, 3))
+        assert torch.equal(gm(X), by_table(X))
+    assert not isinstance(table(3), FakeTensor)
+
+
+# --- dicts and lists of modules -----------------------------------------------------------------------------------------------
+
+
+class Keeping(nn.Module):
+    """Keeps what it has computed in a container of its own."""
+
+    def __init__(self, container: Any) -> None:
+        super().__init__()
+        self.container = container
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = torch.arange(x.shape[1]) * 2.0
+        if isinstance(self.container, dict):
+            self.container.setdefault("tables", []).append((made,))
+            self.container["last"] = made
+        else:
+            self.container.append({"made": made})
+        return x * made
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+@pytest.mark.parametrize("container", [{}, {"last": 1}, {"tables": [1]}, [], [0]])
+def test_containers_of_modules(container: Any, mode: str) -> None:
+    before, container = container, copy.deepcopy(container)
+    model = Keeping(container)
+    gm = make_fx(model, tracing_mode=mode)(X)
+    assert model.container is container
+    assert container == before
+    assert torch.equal(gm(X), model(X))
+
+
+def test_containers_that_only_count_are_left_alone() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[int] = []
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen.append(1)
+            return x * 2
+
+    model = Counting()
+    make_fx(model, tracing_mode="fake")(X)
+    assert model.seen == [1]
