@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.fx import Node, Proxy
+from torch.fx import Node
 
 from understudy import _torch
 from understudy.fake.tensor import FakeTensor
@@ -45,6 +45,7 @@ class NodeArguments:
         self._names: dict[int, str] = {}
         self._constants: dict[int, tuple[Any, str]] = {}
         self._nodes: dict[str, Node] = {}
+        self._tuples: dict[int, tuple[tuple[Any, ...], Node]] = {}
         self.added: list[str] = []
         for prefix, module in root.named_modules():
             for name, value in (
@@ -62,7 +63,7 @@ class NodeArguments:
     # --- one value ---------------------------------------------------------------------------------------------
 
     def argument(self, value: Any) -> Any:
-        if isinstance(value, Proxy):
+        if isinstance(value, MetaProxy):
             if getattr(value.tracer, "is_over", False):
                 raise left_over_error(value.node.name)
             return self._tracer.here(value.node)
@@ -83,11 +84,18 @@ class NodeArguments:
             return {self._key(key): self.argument(part) for key, part in value.items()}
         if isinstance(value, slice):
             return slice(*map(self.argument, (value.start, value.stop, value.step)))
+        whole = self._tuples.get(id(value))
+        if whole is not None:
+            return self._tracer.here(whole[1])
         parts = [self.argument(part) for part in value]
         return parts if isinstance(value, list) else tuple(parts)
 
+    def remember_tuple(self, value: tuple[Any, ...], node: Node) -> None:
+        """A node gives this tuple: where the program passes it on as a whole, the node is the argument."""
+        self._tuples[id(value)] = value, node
+
     def _key(self, key: Any) -> Any:
-        if isinstance(key, (Proxy, *SYMBOLIC)):
+        if isinstance(key, (MetaProxy, *SYMBOLIC)):
             raise TypeError("a value of the trace can't be the key of a dict: its hash is not known")
         return key
 
@@ -116,6 +124,11 @@ class NodeArguments:
             if isinstance(value, torch.Tensor):
                 self._tracer.write_meta(node, self._tracer.derivation.stand_in(value))
         return self._tracer.here(node)
+
+    def move_to_node(self, tensor: torch.Tensor, node: Node) -> None:
+        """From here on, a tensor is read from this node, which gives the same tensor: `self.count.add_(1)`."""
+        name = self._names.get(id(tensor)) or self._constants[id(tensor)][1]
+        self._nodes[name] = node
 
     def kept(self, value: Any, prefix: str) -> Node:
         """The node that reads a constant, which is put into the root."""

@@ -142,6 +142,10 @@ class Derivation:
         self._found[id(tensor)] = (tensor, made._version)
         return made
 
+    def stand_in_made(self, tensor: torch.Tensor) -> Any:
+        """The stand-in of a tensor that is there, None if it has none."""
+        return self._made.get(id(tensor))
+
     def is_written(self, tensor: torch.Tensor) -> bool:
         """Whether the program has written to a tensor that is there: what is in it is not what the program would see."""
         made = self._made.get(id(tensor))

@@ -205,7 +205,7 @@ class TraceInputs:
         `by_position`: where it can be, as hooks of modules expect it."""
         parameters = signature_of(function).parameters
         self._check_names(parameters)
-        nodes = {parameter: self._placeholder(parameter) for parameter in self._all(parameters)}
+        nodes = [(parameter, self._placeholder(parameter)) for parameter in self._all(parameters)]
         if self._given or self._needed:
             checks = (self._given, self._traced, self._needed)
             self._tracer.create_node("call_function", as_traced, checks, {})
@@ -214,7 +214,7 @@ class TraceInputs:
         by_position = by_position or any(
             p.kind is p.VAR_POSITIONAL and p.name in self._examples for p in parameters.values()
         )
-        for parameter, node in nodes.items():
+        for parameter, node in nodes:
             value = self._value(parameter, node)
             if value is EMPTY:
                 by_position = False
@@ -264,7 +264,7 @@ class TraceInputs:
             return node
         if not is_fixed and name in self._examples and default is None:
             self._needed[name] = node
-        parts = tuple(fixed_parts(value)) if name in self._concrete or name in self._examples else ()
+        parts = tuple(fixed_parts(value)) if is_fixed or name in self._concrete or name in self._examples else ()
         if parts:
             self._given[name], self._traced[name] = node, parts
         return node

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dis
+import enum
 import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from types import FrameType
+from types import BuiltinFunctionType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +32,9 @@ UNKNOWN = _Unknown()
 FACTS = (int, float, complex, str, torch.dtype, torch.layout, torch.memory_format, torch.qscheme, *SYMBOLIC)
 
 
+CONSTANTS = (*FACTS, type(None), bytes, range, enum.Enum, type(...), type, FunctionType, BuiltinFunctionType)
+
+
 def is_fact(value: Any) -> bool:
     """A plain answer about a tensor: numbers, a dtype, sizes. In a graph it is a constant, or computed from sizes."""
     if isinstance(value, (tuple, list)):
@@ -38,10 +42,22 @@ def is_fact(value: Any) -> bool:
     return isinstance(value, FACTS)
 
 
+def is_constant(value: Any) -> bool:
+    """Whether nothing in a value needs a node: the program gets the value itself, so that `is None` says what is so."""
+    kind = type(value)
+    if kind in (tuple, list, torch.Size, set, frozenset):
+        return all(map(is_constant, value))
+    if kind is dict:
+        return all(map(is_constant, value.values()))
+    return isinstance(value, CONSTANTS) and kind is not DeviceOf
+
+
 # --- The values that a traced program handles: each stands for a node, and knows what that node will give ---
-# A proxy is an `fx.Proxy` that carries metadata: a stand-in, or a structure with stand-ins in it. One that stands for a
-# tensor *is* a tensor as well (an empty one, that nobody looks at), so that `isinstance(x, torch.Tensor)` says what it
-# says in the program that is traced.
+# A proxy carries metadata: a stand-in, or an object with stand-ins in it. One that stands for a tensor *is* a tensor as
+# well (an empty one, that nobody looks at), so that `isinstance(x, torch.Tensor)` and `callable(x)` say what they say in
+# the program that is traced. None inherits from `fx.Proxy`, whose instances are callable and have `keys`; they only claim
+# to be of that class, for programs that ask whether they are traced. What has a class of Python's own, numbers, tuples,
+# dicts, is handed out as such (see `MetaTracer.present`).
 #
 #     x.shape            answered from the metadata
 #     x.device           a text that is a device to torch, and `x.device` in the graph
@@ -50,9 +66,10 @@ def is_fact(value: Any) -> bool:
 #     bool(x), int(x)    answered if the metadata knows, else an error with the line
 
 
-class MetaProxy(Proxy):
+class MetaProxy:
     """Stands for the value of a node. `_meta` is what is known of that value, or `UNKNOWN`."""
 
+    node: Node
     tracer: MetaTracer
     _meta: Any
 
@@ -60,6 +77,12 @@ class MetaProxy(Proxy):
         self.node = node
         self.tracer = tracer
         self._meta = meta
+
+    # `isinstance(value, Cache)` is what programs ask of an object.
+    def _claimed_class(self) -> Any:
+        return type(self._meta)
+
+    __class__ = property(_claimed_class)
 
     def __repr__(self) -> str:
         return f"MetaProxy({self.node.name}: {self.tracer.shown(self._meta)})"
@@ -129,9 +152,6 @@ class MetaProxy(Proxy):
     def __setitem__(self, item: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, item, value), {})
 
-    def keys(self) -> Any:
-        return self.tracer.keys(self)
-
     # --- torch functions outside of the trace's own mode --------------------------------------------------------
 
     @classmethod
@@ -141,56 +161,90 @@ class MetaProxy(Proxy):
         args, kwargs = args or (), kwargs or {}
         proxy = next(iter(proxies_in((args, kwargs))), None)
         if proxy is None:  # torch's classes ask, without an object, whether they are overridden
-            return super().__torch_function__(orig_method, types, args, kwargs)
+            tensor: Any = torch.Tensor
+            return tensor.__torch_function__(orig_method, types, args, kwargs)
         return proxy.tracer.called(orig_method, args, kwargs)
 
 
-def _in_place(name: str) -> Callable[[MetaProxy, Any], Any]:
-    target = getattr(operator, name)
-
-    def method(self: MetaProxy, other: Any) -> Any:
-        return self.tracer.create_proxy("call_function", target, (self, other), {})
+def _operator_method(target: Callable[..., Any], is_reflected: bool = False) -> Callable[..., Any]:
+    def method(self: MetaProxy, *other: Any) -> Any:
+        arguments = (*other, self) if is_reflected else (self, *other)
+        return self.tracer.create_proxy("call_function", target, arguments, {})
 
     return method
 
 
-for _name in "iadd iand ifloordiv ilshift imod imul imatmul ior ipow irshift isub itruediv ixor".split():
-    setattr(MetaProxy, f"__{_name}__", _in_place(_name))
+ARITHMETIC = "add sub mul truediv floordiv mod pow matmul lshift rshift and or xor".split()
+OTHER_OPERATORS = "neg pos invert eq ne lt le gt ge".split()
+for _name in (*ARITHMETIC, *OTHER_OPERATORS, *[f"i{name}" for name in ARITHMETIC]):
+    setattr(MetaProxy, f"__{_name}__", _operator_method(getattr(operator, f"__{_name}__")))
+for _name in ARITHMETIC:
+    setattr(MetaProxy, f"__r{_name}__", _operator_method(getattr(operator, f"__{_name}__"), is_reflected=True))
+
+
+class TracedTensor(Proxy, torch.Tensor):  # type: ignore[misc]
+    """The class that proxies of tensors claim to be of; it has no instances."""
+
+    __call__ = None  # type: ignore[assignment]
 
 
 class TensorProxy(MetaProxy, torch.Tensor):  # type: ignore[misc]
     """A proxy that is a tensor to whoever asks for its class. Make it with `make_proxy`."""
 
+    def _claimed_class(self) -> Any:
+        return TracedTensor
+
+    __class__ = property(_claimed_class)
+
     def __getattribute__(self, name: str) -> Any:
-        if name in OWN or name.startswith("__"):
+        if name in OWN_STATE or name.startswith("__"):
             return object.__getattribute__(self, name)
         return attribute(self, name)
 
     __hash__ = object.__hash__
 
 
+class CallableProxy(MetaProxy):
+    """Stands for something that can be called: a function, an object with `__call__`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.tracer.create_proxy("call_method", "__call__", (self, *args), kwargs)
+
+
 class MetaAttribute(MetaProxy):
     """`x.foo`: a node once it is used other than by calling it, in the place where it was read."""
 
     _owner: MetaProxy
+    _source: Node | None
     _name: str
     _made: Node | None
+    _moved: Node | None
     _place: tuple[Node, str]
 
     @property
     def node(self) -> Node:  # type: ignore[override]
+        return self._moved or self._first_node
+
+    @property
+    def _first_node(self) -> Node:
+        """The node that reads the attribute; what was done to its owner later is no matter."""
         if self._made is None:
-            owner = self._owner.node
+            owner = self._source or self._owner._first_node
             before, line = self._place
             if isinstance(self._owner, MetaAttribute) and self._owner._place[0] is before:
                 before = owner  # an attribute of an attribute comes after it
-            with self.tracer.within(before.graph), before.graph.inserting_after(before):
-                self._made = self.tracer.node_for(
-                    "call_function", getattr, (self._owner, self._name), {}, self._meta
-                )
+            tracer = self.tracer
+            with tracer.within(before.graph), before.graph.inserting_after(before):
+                arguments = (tracer.here(owner), self._name)
+                self._made = tracer.create_node("call_function", getattr, arguments, {})
+                tracer.write_meta(self._made, self._meta)
             if line:
                 self._made.meta["stack_trace"] = line
         return self._made
+
+
+class MethodAttribute(MetaAttribute):
+    """`x.view`: an attribute that can be called."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._owner.tracer.create_proxy("call_method", self._name, (self._owner, *args), kwargs)
@@ -200,8 +254,13 @@ class TensorAttribute(MetaAttribute, TensorProxy):  # type: ignore[misc]
     """`x.T`: an attribute that is a tensor."""
 
 
-OWN_STATE = frozenset({"node", "tracer", "_meta", "_owner", "_name", "_made", "_place"})
-OWN = frozenset({*OWN_STATE, "keys"})
+class UnknownAttribute(MethodAttribute, TensorProxy):  # type: ignore[misc]
+    """`x.foo` of a value of which nothing is known: it may be a tensor, or be called."""
+
+
+OWN_STATE = frozenset(
+    "node tracer _meta _owner _source _name _made _moved _place _first_node".split()
+)
 """What a tensor's proxy answers itself. Every other name, `view` or `T`, is one of the tensor that it stands for."""
 MAPPING_QUESTIONS = frozenset({"keys", "items", "values", "get"})
 """The keys of a known mapping are known; what stands under them is a value of the trace."""
@@ -252,19 +311,27 @@ def make_proxy(tracer: MetaTracer, node: Node, meta: Any) -> MetaProxy:
         MetaProxy.__init__(proxy, node, tracer, meta)
         tracer.tensors.append(weakref.ref(proxy))
         return proxy
-    return MetaProxy(node, tracer, meta)
+    return (CallableProxy if callable(meta) else MetaProxy)(node, tracer, meta)
 
 
 def _make_attribute(owner: MetaProxy, name: str, meta: Any, is_tensor: bool) -> MetaAttribute:
     tracer = owner.tracer
-    made: Any = (
-        _torch.make_subclass(TensorAttribute, tracer.hollow)
-        if is_tensor
-        else MetaAttribute.__new__(MetaAttribute)
-    )
-    made.tracer, made._meta, made._owner, made._name, made._made = tracer, meta, owner, name, None
+    made: Any
+    if is_tensor:
+        made = _torch.make_subclass(UnknownAttribute if meta is UNKNOWN else TensorAttribute, tracer.hollow)
+    else:
+        made = object.__new__(MethodAttribute if callable(meta) else MetaAttribute)
+    made.tracer, made._meta, made._owner, made._name = tracer, meta, owner, name
+    made._made = made._moved = None
+    is_read_later = isinstance(owner, MetaAttribute) and owner._moved is None
+    made._source = None if is_read_later else owner.node
     made._place = (tracer.last_node(), tracer.node_meta.stack_trace() if is_tensor else "")
     return made
+
+
+def move_to_node(proxy: MetaProxy, node: Node) -> None:
+    """From here on, a value stands for this node, which gives the same tensor: `x.add_(1)` gives `x`."""
+    object.__setattr__(proxy, "_moved" if isinstance(proxy, MetaAttribute) else "node", node)
 
 
 def device_of(owner: MetaProxy, device: torch.device) -> DeviceOf:
@@ -286,7 +353,7 @@ def attribute(proxy: MetaProxy, name: str) -> Any:
     """`x.foo`: a fact if it is known and no tensor, else something that becomes a node if it is used."""
     meta = proxy._meta
     if meta is UNKNOWN:
-        if name.startswith("_"):
+        if name.startswith("_") or name in ("keys", "items"):  # it counts as a tensor, which has none of these
             raise AttributeError(f"nothing is known of {proxy!r}, and so nothing of its {name!r}")
         return _make_attribute(proxy, name, UNKNOWN, is_tensor=name not in NEVER_TENSORS)
     if isinstance(meta, Mapping) and name in MAPPING_QUESTIONS:
@@ -294,6 +361,8 @@ def attribute(proxy: MetaProxy, name: str) -> Any:
     if isinstance(meta, torch.Tensor) and not hasattr(torch.Tensor, name):
         raise AttributeError(f"'Tensor' object has no attribute {name!r}")
     value = proxy.tracer.attribute_of(meta, name)
+    if value is meta:  # `x.real` of a tensor that is not complex
+        return proxy
     if isinstance(value, torch.device):
         return device_of(proxy, value)
     if is_fact(value) or value is None:

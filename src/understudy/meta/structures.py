@@ -16,14 +16,14 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
-from torch.fx import Proxy
 
 from understudy.fake.tensor import FakeTensor
+from understudy.meta.proxies import MetaProxy
 
 Path = tuple[tuple[str, Any], ...]
 """How a part is reached: ("item", key) and ("attr", name), from the outside in."""
 OPAQUE = (
-    torch.Tensor, Proxy, torch.nn.Module, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType,
+    torch.Tensor, torch.nn.Module, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType,
     functools.partial, str, bytes, int, float, complex, torch.dtype, torch.device, torch.layout, enum.Enum,
 )  # fmt: skip
 """What is not looked into."""
@@ -35,7 +35,7 @@ COLLECTIONS = (set, frozenset, deque)
 
 def parts_of(value: Any) -> list[tuple[str, Any, Any]]:
     """The parts of a structure: how each is reached, under which key, and what it is."""
-    if type(value) in PLAIN:  # most are, and the questions below cost more
+    if type(value) in PLAIN or isinstance(value, MetaProxy):  # most are, and the questions below cost more
         return []
     if isinstance(value, dict):
         return [("item", key, part) for key, part in value.items()]
@@ -48,6 +48,21 @@ def parts_of(value: Any) -> list[tuple[str, Any, Any]]:
     if value is None or isinstance(value, OPAQUE):
         return []
     return [("attr", name, part) for name, part in state_of(value).items()]
+
+
+def can_be_unpacked(value: Any) -> bool:
+    """Whether a structure can be made of its items again: tuples, also named ones, lists, dicts with plain keys."""
+    if isinstance(value, dict):
+        return all(isinstance(key, (str, int, float, tuple)) for key in value)
+    return isinstance(value, tuple) or type(value) is list
+
+
+def items_of(value: Any) -> list[tuple[Any, Any, Any]]:
+    """The parts of such a structure: under which key `with_parts` takes each, its `value[…]`, and what it is."""
+    in_order = isinstance(value, tuple)
+    return [
+        (key, position if in_order else key, part) for position, (_, key, part) in enumerate(parts_of(value))
+    ]
 
 
 def state_of(value: Any) -> dict[str, Any]:

@@ -29,15 +29,18 @@ from understudy.meta.modules import AssignedAttributes, empty_caches_of
 from understudy.meta.patches import patch_calls
 from understudy.meta.proxies import (
     UNKNOWN,
+    MetaAttribute,
     MetaProxy,
     as_device,
     attribute,
+    is_constant,
     is_fact,
     make_proxy,
+    move_to_node,
     parts_in_turn,
     proxies_in,
 )
-from understudy.meta.structures import holds, is_stand_in, transform
+from understudy.meta.structures import can_be_unpacked, holds, is_stand_in, items_of, transform, with_parts
 from understudy.meta.vmap_bodies import VmapBody, apply_function, call_scripted, called_vmap
 from understudy.shapes.bindings import values_in
 
@@ -133,6 +136,8 @@ class MetaTracer(torch.fx.Tracer):
         self.hollow = _torch.hollow()
         self._bodies: list[VmapBody] = []
         self._refused: list[Node] = []
+        self._parts: list[Node] = []
+        """Nodes that read parts of structures; those that nobody uses are erased at the end."""
         self.tensors: list[weakref.ref[Any]] = []
         """All proxies of tensors. None is left when the trace is over, unless something has kept it."""
         return function
@@ -160,9 +165,9 @@ class MetaTracer(torch.fx.Tracer):
         self.create_node("output", "output", (self.create_arg(result),), {}, type_expr=returned)
         for node in self._refused:  # and the program went on without
             node.graph.erase_node(node)
-        for node in reversed(self.graph.nodes):  # parts of the inputs that nobody read
-            if not node.users and node.meta.pop("is_part_of_input", False):
-                self.graph.erase_node(node)
+        for node in reversed(self._parts):
+            if not node.users:
+                node.graph.erase_node(node)
         erase_empty_regions(self.graph)
 
     def _functions_kept_whole(self, function: Callable[..., Any]) -> list[tuple[Any, str]]:
@@ -218,10 +223,35 @@ class MetaTracer(torch.fx.Tracer):
             node = self._node(kind, target, args, kwargs, name, type_expr)
             self._refused.append(node)
             raise at_node(refused.error, node, refused.inputs) from refused.error
-        if self._answers(kind, target, args, meta):
-            return self._noticed(kind, target, args, kwargs, meta)
-        proxy = self.proxy_for(kind, target, args, kwargs, meta, name, type_expr)
-        return as_device(proxy, meta) if isinstance(meta, torch.device) else proxy
+        if self._answers(kind, target, args, meta) and not any(self._fresh_numbers(meta)):
+            return meta
+        same = self._find_same(kind, target, args, kwargs, meta)
+        node = self.node_for(kind, target, args, kwargs, meta, name, type_expr)
+        return self.present(node, meta) if same is None else self._move_to_node(same, node)
+
+    def _find_same(self, kind: str, target: Any, args: Any, kwargs: Any, meta: Any) -> Any:
+        """The argument that a call of torch gives back, as `x.add_(1)` and `x.contiguous()` do: `is` has to say so.
+
+        Modules and functions of others may give back something else when the graph runs: `nn.Dropout`, by its mode.
+        """
+        if type(meta) is not FakeTensor or kind == "call_module" or not (kind == "call_method" or _is_torchs(target)):
+            return None
+        made = self.derivation.stand_in_made
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, MetaProxy):
+                if value._meta is meta and (isinstance(value, MetaAttribute) or value.node.graph is self.graph):
+                    return value
+            elif isinstance(value, torch.Tensor) and made(value) is meta and not self._bodies:
+                return value
+        return None
+
+    def _move_to_node(self, value: Any, node: Node) -> Any:
+        """What is done with a value from here on is done with what this node gives, which is the same tensor."""
+        if isinstance(value, MetaProxy):
+            move_to_node(value, node)
+        else:
+            self.arguments.move_to_node(value, node)
+        return value
 
     def _node(
         self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None
@@ -235,9 +265,41 @@ class MetaTracer(torch.fx.Tracer):
         self.write_meta(node, meta)
         return node
 
-    def proxy_for(self, kind: str, target: Any, args: Any, kwargs: Any, meta: Any, *rest: Any) -> MetaProxy:
+    def proxy_for(self, kind: str, target: Any, args: Any, kwargs: Any, meta: Any) -> Any:
         """The value of a node that is made for this call."""
-        return make_proxy(self, self.node_for(kind, target, args, kwargs, meta, *rest), meta)
+        return self.present(self.node_for(kind, target, args, kwargs, meta), meta)
+
+    def present(self, node: Node, meta: Any) -> Any:
+        """What the program gets for the value of a node: a proxy in the place of each tensor and each object.
+
+        None, numbers, tuples, lists and dicts are what they are: programs ask `is None` and `isinstance(y, tuple)`.
+        """
+        for number, path in self._fresh_numbers(meta):
+            self.symbols.bind_part(number, self._at(node, path))
+        return self._present(node, meta)
+
+    def _present(self, node: Node, meta: Any) -> Any:
+        if meta is UNKNOWN or isinstance(meta, torch.Tensor):
+            return make_proxy(self, node, meta)
+        if is_constant(meta):
+            return meta
+        if isinstance(meta, torch.device):
+            return as_device(make_proxy(self, node, meta), meta)
+        if not can_be_unpacked(meta):
+            return make_proxy(self, node, meta)
+        parts = {key: self._present_part(node, index, part) for key, index, part in items_of(meta)}
+        whole = with_parts(meta, parts)
+        if isinstance(whole, tuple):
+            self.arguments.remember_tuple(whole, node)
+        return whole
+
+    def _present_part(self, node: Node, index: Any, part: Any) -> Any:
+        if is_constant(part):
+            return part
+        item = self.create_node("call_function", operator.getitem, (node, index), {})
+        self._parts.append(item)
+        self.write_meta(item, part)
+        return self._present(item, part)
 
     def write_meta(self, node: Node, meta: Any) -> None:
         if meta is UNKNOWN:
@@ -248,13 +310,13 @@ class MetaTracer(torch.fx.Tracer):
         if type(meta) is FakeTensor and meta._spec.is_symbolic and not self._bodies:
             self.symbols.bind_tensor(meta._spec, node)
 
-    def proxy(self, node: Node) -> MetaProxy:
+    def proxy(self, node: Node) -> Any:
         return make_proxy(self, node, UNKNOWN)
 
     def known(self, node: Node, meta: Any) -> MetaProxy:
         """The value of a node of which this is known."""
         if node.op != "placeholder":
-            node.meta["is_part_of_input"] = True
+            self._parts.append(node)
         self.write_meta(node, meta)
         return make_proxy(self, node, meta)
 
@@ -305,17 +367,12 @@ class MetaTracer(torch.fx.Tracer):
         if meta is UNKNOWN or not is_fact(meta) or kind == "call_module":
             return False
         first = args[0] if args else None
-        on_number = isinstance(first, MetaProxy) and not isinstance(first, torch.Tensor)
-        return not on_number and (kind == "call_method" or _is_torchs(target))
+        on_object = isinstance(first, MetaProxy) and not isinstance(first, torch.Tensor)
+        return any(target is access for access in ACCESSES) if on_object else kind == "call_method" or _is_torchs(target)
 
-    def _noticed(self, kind: str, target: Any, args: Any, kwargs: Any, meta: Any) -> Any:
-        """Facts are handed out as they are. A number that data decides needs the node that reads it."""
-        fresh = [(number, path) for number, path in values_in(meta) if not self._is_readable(number)]
-        if fresh:
-            node = self.node_for(kind, target, args, kwargs, meta)
-            for number, path in fresh:
-                self.symbols.bind_part(number, self._at(node, path))
-        return meta
+    def _fresh_numbers(self, meta: Any) -> Iterator[tuple[Any, Any]]:
+        """Numbers that data decides, which need the node that reads them, and the path to each."""
+        return ((number, path) for number, path in values_in(meta) if not self._is_readable(number))
 
     def _is_readable(self, number: Any) -> bool:
         """Whether the graph can say what a symbolic number is: only what data decides has to be taken down at once."""
@@ -465,6 +522,10 @@ class MetaTracer(torch.fx.Tracer):
 
     def shown(self, meta: Any) -> str:
         return "unknown" if meta is UNKNOWN else describe_tensors((meta,), {})
+
+
+ACCESSES = (operator.getitem, getattr)
+"""They only look into an object."""
 
 
 @begins_here

@@ -88,11 +88,13 @@ def called_vmap(
         "chunk_size": chunk_size,
     }
     module = tracer.kept_body(GraphModule(tracer.root, body.graph, "Body"))
-    call: Any = ("call_function", run_vmap, (module, options, *given), {})
-    whole = tracer.attempted(run_vmap, (module, options, *given))
+    arguments = (module, options, *given)
+    whole = tracer.attempted(run_vmap, arguments)
     if whole is UNKNOWN and mapped:
         whole = _from_one_part(tracer, result, out_dims, mapped[0])
-    return tracer.create_proxy(*call) if whole is UNKNOWN else tracer.proxy_for(*call, whole)
+    if whole is UNKNOWN:
+        return tracer.create_proxy("call_function", run_vmap, arguments, {})
+    return tracer.proxy_for("call_function", run_vmap, arguments, {}, whole)
 
 
 def _from_one_part(tracer: MetaTracer, result: Any, out_dims: Any, mapped: tuple[Any, int]) -> Any:
