@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import collections
 import copy
 import dataclasses
@@ -860,3 +861,27 @@ def test_an_encoder_with_padding() -> None:
     with torch.no_grad():
         traced = symbolic_trace(model, dict(zip(("x", "padding"), args, strict=True)))
         assert torch.equal(traced(*args), model(*args))
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_traces_leave_nothing_behind(symbolic: bool) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            left, right = self.linear(x).chunk(2, -1)
+            return torch.cat([left, right], -1).relu_() + x.T.mean()
+
+    def count_objects() -> int:
+        gc.collect()
+        return len(gc.get_objects())
+
+    model = Model()
+    for _ in range(5):
+        symbolic_trace(model, {"x": x24}, symbolic=symbolic)
+    before = count_objects()
+    for _ in range(40):
+        symbolic_trace(model, {"x": x24}, symbolic=symbolic)
+    assert count_objects() - before < 40

@@ -437,19 +437,22 @@ _ATTENTION_SWITCHES = (
 )
 
 
-@contextmanager
-def below_function_mode(mode: Any) -> Iterator[None]:
-    """Without this mode for torch functions, and without those that were entered after it."""
-    depth = torch._C._len_torch_function_stack()
-    stack = [torch._C._get_function_stack_at(position) for position in range(depth)]
-    above = stack[stack.index(mode) :] if mode in stack else []
-    for _ in above:
-        torch._C._pop_torch_function_stack()
-    try:
-        yield
-    finally:
-        for entered in above:
-            torch._C._push_on_torch_function_stack(entered)
+def pop_function_modes(mode: Any) -> list[Any]:
+    """Take out this mode for torch functions and those that were entered after it; gives them, in their order."""
+    taken: list[Any] = []
+    for depth in range(torch._C._len_torch_function_stack() - 1, -1, -1):
+        if torch._C._get_function_stack_at(depth) is mode:
+            for _ in range(torch._C._len_torch_function_stack() - depth):
+                taken.append(torch._C._pop_torch_function_stack())
+            break
+    taken.reverse()
+    return taken
+
+
+def push_function_modes(taken: list[Any]) -> None:
+    """Put back what `pop_function_modes` took out."""
+    for mode in taken:
+        torch._C._push_on_torch_function_stack(mode)
 
 
 def hollow() -> Tensor:

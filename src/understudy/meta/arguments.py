@@ -13,7 +13,7 @@ from understudy import _torch
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.symbol_nodes import SymbolNodes, SymbolSource
 from understudy.meta.errors import left_over_error
-from understudy.meta.proxies import SYMBOLIC, DeviceOf, MetaProxy
+from understudy.meta.proxies import ATOMS, SYMBOLIC, DeviceOf, MetaProxy, read_own
 from understudy.meta.structures import construction, holds
 from understudy.shapes.node import SymNode
 from understudy.spec import TensorSpec
@@ -63,10 +63,15 @@ class NodeArguments:
     # --- one value ---------------------------------------------------------------------------------------------
 
     def argument(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in ATOMS:
+            return value
+        if kind is tuple and id(value) not in self._tuples:
+            return tuple([self.argument(part) for part in value])
         if isinstance(value, MetaProxy):
-            if getattr(value.tracer, "is_over", False):
+            if read_own(value, "tracer").is_over:
                 raise left_over_error(value.node.name)
-            return self._tracer.here(value.node)
+            return self._tracer.here(read_own(value, "node"))
         if value is None or value is ... or isinstance(value, PLAIN):
             if type(value) is DeviceOf:
                 return self._tracer.here(value._attribute.node)
@@ -75,6 +80,8 @@ class NodeArguments:
             return self._number(value)
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
+        if id(value) in self._tuples:
+            return self._tracer.here(self._tuples[id(value)][1])
         if isinstance(value, (tuple, list, dict, slice)) and construction(value) is None:
             return self._parts(value)
         return self._other(value)
@@ -84,15 +91,16 @@ class NodeArguments:
             return {self._key(key): self.argument(part) for key, part in value.items()}
         if isinstance(value, slice):
             return slice(*map(self.argument, (value.start, value.stop, value.step)))
-        whole = self._tuples.get(id(value))
-        if whole is not None:
-            return self._tracer.here(whole[1])
         parts = [self.argument(part) for part in value]
         return parts if isinstance(value, list) else tuple(parts)
 
     def remember_tuple(self, value: tuple[Any, ...], node: Node) -> None:
         """A node gives this tuple: where the program passes it on as a whole, the node is the argument."""
         self._tuples[id(value)] = value, node
+
+    def forget_tuples(self) -> None:
+        """The trace is over: let go of the values in them."""
+        self._tuples.clear()
 
     def _key(self, key: Any) -> Any:
         if isinstance(key, (MetaProxy, *SYMBOLIC)):

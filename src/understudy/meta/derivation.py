@@ -26,7 +26,7 @@ from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.lines import user_frames, user_line
 from understudy.meta.modules import modules_in_python
-from understudy.meta.proxies import UNKNOWN, DeviceOf, MetaProxy
+from understudy.meta.proxies import ATOMS, UNKNOWN, DeviceOf, MetaProxy, read_own
 from understudy.meta.structures import holds, transform
 
 Override = Callable[..., Any]
@@ -87,6 +87,34 @@ class UnderivableCall:
         return f"  called:  {self.call}\n  at:      {self.line}\n  why:     {self.why}"
 
 
+class Unrecorded:
+    """A region in which calls of torch are not recorded, inside a fake mode if one is given."""
+
+    __slots__ = ("_derivation", "_mode", "_taken")
+
+    def __init__(self, derivation: Derivation, mode: FakeTensorMode | None) -> None:
+        self._derivation = derivation
+        self._mode = mode
+        self._taken: list[Any] | None = None
+
+    def __enter__(self) -> None:
+        derivation = self._derivation
+        if not derivation.is_active:
+            derivation.is_active = True
+            self._taken = _torch.pop_function_modes(derivation.recording)
+        if self._mode is not None:
+            self._mode.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            if self._mode is not None:
+                self._mode.__exit__(*error)
+        finally:
+            if self._taken is not None:
+                _torch.push_function_modes(self._taken)
+                self._derivation.is_active = False
+
+
 class Derivation:
     """Runs calls on metadata, for one trace."""
 
@@ -102,6 +130,19 @@ class Derivation:
 
     def meta_of(self, value: Any) -> Any:
         """The arguments of a call with stand-ins in the place of values of the trace and of real tensors."""
+        kind = type(value)
+        if kind in ATOMS:
+            return value
+        if kind is tuple:
+            return tuple([self.meta_of(part) for part in value])
+        if isinstance(value, MetaProxy):
+            meta = read_own(value, "_meta")
+            if meta is UNKNOWN:
+                raise MetadataUnknown
+            return meta
+        if kind is dict:
+            parts = {key: self.meta_of(part) for key, part in value.items()}
+            return parts if any(parts[key] is not value[key] for key in value) else value
         return transform(value, self._meta_of_leaf, _is_of_a_trace)
 
     def known_parts(self, value: Any) -> Any:
@@ -154,23 +195,19 @@ class Derivation:
     # --- running ---------------------------------------------------------------------------------------------
 
     @contextmanager
-    def unrecorded(self) -> Iterator[None]:
-        """Nothing that happens in here is part of the program."""
-        if self.is_active:
+    def ready(self) -> Iterator[None]:
+        """The program runs without the mode. What the mode changes in torch stays changed: each change asks for an active
+        mode itself, and making them anew for each call of the program would take longer than the call."""
+        with self.mode, _torch.without_fake_mode():
             yield
-            return
-        self.is_active = True
-        try:
-            with _torch.below_function_mode(self.recording):
-                yield
-        finally:
-            self.is_active = False
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
+    def unrecorded(self) -> Unrecorded:
+        """Nothing that happens in here is part of the program."""
+        return Unrecorded(self, None)
+
+    def running(self) -> Unrecorded:
         """What happens in here happens to stand-ins, and is no part of the program."""
-        with self.unrecorded(), self.mode:
-            yield
+        return Unrecorded(self, self.mode)
 
     def run(self, call: Callable[..., Any], name: str, args: Any, kwargs: Any, is_torchs: bool = True) -> Any:
         """The result of a call on metadata, or `UNKNOWN`. `is_torchs`: what it refuses, real tensors are refused, too."""

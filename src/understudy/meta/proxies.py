@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import enum
+import functools
 import operator
 import sys
 import weakref
@@ -15,6 +16,7 @@ import torch
 from torch.fx import Node, Proxy
 
 from understudy import _torch
+from understudy.fake.tensor import FakeTensor
 
 if TYPE_CHECKING:
     from understudy.meta.tracer import MetaTracer
@@ -32,11 +34,15 @@ UNKNOWN = _Unknown()
 FACTS = (int, float, complex, str, torch.dtype, torch.layout, torch.memory_format, torch.qscheme, *SYMBOLIC)
 
 
+ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+"""Types of arguments that have no values of the trace in them, and are arguments of nodes as they are."""
 CONSTANTS = (*FACTS, type(None), bytes, range, enum.Enum, type(...), type, FunctionType, BuiltinFunctionType)
 
 
 def is_fact(value: Any) -> bool:
     """A plain answer about a tensor: numbers, a dtype, sizes. In a graph it is a constant, or computed from sizes."""
+    if type(value) is FakeTensor:
+        return False
     if isinstance(value, (tuple, list)):
         return all(is_fact(part) for part in value)
     return isinstance(value, FACTS)
@@ -45,6 +51,8 @@ def is_fact(value: Any) -> bool:
 def is_constant(value: Any) -> bool:
     """Whether nothing in a value needs a node: the program gets the value itself, so that `is None` says what is so."""
     kind = type(value)
+    if kind is FakeTensor:
+        return False
     if kind in (tuple, list, torch.Size, set, frozenset):
         return all(map(is_constant, value))
     if kind is dict:
@@ -66,6 +74,10 @@ def is_constant(value: Any) -> bool:
 #     bool(x), int(x)    answered if the metadata knows, else an error with the line
 
 
+read_own: Callable[[Any, str], Any] = object.__getattribute__
+"""The state of a proxy, past the `__getattribute__` of proxies of tensors, which is code of Python and slower."""
+
+
 class MetaProxy:
     """Stands for the value of a node. `_meta` is what is known of that value, or `UNKNOWN`."""
 
@@ -74,9 +86,8 @@ class MetaProxy:
     _meta: Any
 
     def __init__(self, node: Node, tracer: MetaTracer, meta: Any = UNKNOWN) -> None:
-        self.node = node
-        self.tracer = tracer
-        self._meta = meta
+        state = read_own(self, "__dict__")
+        state["node"], state["tracer"], state["_meta"] = node, tracer, meta
 
     # `isinstance(value, Cache)` is what programs ask of an object.
     def _claimed_class(self) -> Any:
@@ -198,7 +209,7 @@ class TensorProxy(MetaProxy, torch.Tensor):  # type: ignore[misc]
 
     def __getattribute__(self, name: str) -> Any:
         if name in OWN_STATE or name.startswith("__"):
-            return object.__getattribute__(self, name)
+            return read_own(self, name)
         return attribute(self, name)
 
     __hash__ = object.__hash__
@@ -306,7 +317,7 @@ class DeviceOf(str):
 
 
 def make_proxy(tracer: MetaTracer, node: Node, meta: Any) -> MetaProxy:
-    if meta is UNKNOWN or isinstance(meta, torch.Tensor):
+    if meta is UNKNOWN or type(meta) is FakeTensor or isinstance(meta, torch.Tensor):
         proxy: Any = _torch.make_subclass(TensorProxy, tracer.hollow)
         MetaProxy.__init__(proxy, node, tracer, meta)
         tracer.tensors.append(weakref.ref(proxy))
@@ -321,11 +332,12 @@ def _make_attribute(owner: MetaProxy, name: str, meta: Any, is_tensor: bool) -> 
         made = _torch.make_subclass(UnknownAttribute if meta is UNKNOWN else TensorAttribute, tracer.hollow)
     else:
         made = object.__new__(MethodAttribute if callable(meta) else MetaAttribute)
-    made.tracer, made._meta, made._owner, made._name = tracer, meta, owner, name
-    made._made = made._moved = None
     is_read_later = isinstance(owner, MetaAttribute) and owner._moved is None
-    made._source = None if is_read_later else owner.node
-    made._place = (tracer.last_node(), tracer.node_meta.stack_trace() if is_tensor else "")
+    read_own(made, "__dict__").update(
+        tracer=tracer, _meta=meta, _owner=owner, _name=name, _made=None, _moved=None,
+        _source=None if is_read_later else read_own(owner, "node"),
+        _place=(tracer.last_node(), tracer.node_meta.stack_trace() if is_tensor else ""),
+    )  # fmt: skip
     return made
 
 
@@ -351,16 +363,17 @@ NEVER_TENSORS = frozenset({"device", "dtype", "layout"})
 
 def attribute(proxy: MetaProxy, name: str) -> Any:
     """`x.foo`: a fact if it is known and no tensor, else something that becomes a node if it is used."""
-    meta = proxy._meta
+    meta = read_own(proxy, "_meta")
     if meta is UNKNOWN:
         if name.startswith("_") or name in ("keys", "items"):  # it counts as a tensor, which has none of these
             raise AttributeError(f"nothing is known of {proxy!r}, and so nothing of its {name!r}")
         return _make_attribute(proxy, name, UNKNOWN, is_tensor=name not in NEVER_TENSORS)
-    if isinstance(meta, Mapping) and name in MAPPING_QUESTIONS:
+    is_tensor = type(meta) is FakeTensor or isinstance(meta, torch.Tensor)
+    if not is_tensor and name in MAPPING_QUESTIONS and isinstance(meta, Mapping):
         return getattr({key: proxy[key] for key in meta}, name)
-    if isinstance(meta, torch.Tensor) and not hasattr(torch.Tensor, name):
+    if is_tensor and not hasattr(torch.Tensor, name):
         raise AttributeError(f"'Tensor' object has no attribute {name!r}")
-    value = proxy.tracer.attribute_of(meta, name)
+    value = getattr(meta, name) if _is_method(type(meta), name) else proxy.tracer.attribute_of(meta, name)
     if value is meta:  # `x.real` of a tensor that is not complex
         return proxy
     if isinstance(value, torch.device):
@@ -368,6 +381,12 @@ def attribute(proxy: MetaProxy, name: str) -> Any:
     if is_fact(value) or value is None:
         return value
     return _make_attribute(proxy, name, value, isinstance(value, torch.Tensor))
+
+
+@functools.cache
+def _is_method(kind: type, name: str) -> bool:
+    """Whether this is a method of tensors: no torch function is called to read it."""
+    return kind is FakeTensor and callable(getattr(FakeTensor, name))
 
 
 def proxies_in(value: Any) -> Iterator[MetaProxy]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import operator
@@ -17,6 +18,7 @@ from understudy import _torch
 from understudy.errors import UnderstudyError
 from understudy.fake.inputs import describe_tensors
 from understudy.fake.tensor import FakeTensor
+from understudy.graph.borrowed_state import no_collection
 from understudy.graph.node_origins import at_node, begins_here
 from understudy.graph.node_values import NodeMeta, set_val, snapshot
 from understudy.meta import functions, modules
@@ -29,7 +31,6 @@ from understudy.meta.modules import AssignedAttributes, empty_caches_of
 from understudy.meta.patches import patch_calls
 from understudy.meta.proxies import (
     UNKNOWN,
-    MetaAttribute,
     MetaProxy,
     as_device,
     attribute,
@@ -39,10 +40,14 @@ from understudy.meta.proxies import (
     move_to_node,
     parts_in_turn,
     proxies_in,
+    read_own,
 )
 from understudy.meta.structures import can_be_unpacked, holds, is_stand_in, items_of, transform, with_parts
 from understudy.meta.vmap_bodies import VmapBody, apply_function, call_scripted, called_vmap
 from understudy.shapes.bindings import values_in
+
+
+ENDS = ("placeholder", "output")
 
 
 class MetaTracer(torch.fx.Tracer):
@@ -100,7 +105,8 @@ class MetaTracer(torch.fx.Tracer):
         function = self._begin(root, meta_args, symbolic)
         state = AssignedAttributes(self.root)
         try:
-            with patch_calls(self, self._functions_kept_whole(function)), self.recording:
+            whole = self._functions_kept_whole(function)
+            with no_collection(), self.derivation.ready(), patch_calls(self, whole), self.recording:
                 self._record(root, function, TraceInputs(self, meta_args, concrete_args or {}), state)
         except BaseException:
             for name in self.arguments.added:
@@ -110,6 +116,7 @@ class MetaTracer(torch.fx.Tracer):
             state.restore()
             self.derivation.warn()
             self.node_meta.close()
+            self.arguments.forget_tuples()
             empty_caches_of(self.tensors)
             self.submodule_paths = None
             self.is_over = True
@@ -118,6 +125,8 @@ class MetaTracer(torch.fx.Tracer):
 
     def _begin(self, root: Any, meta_args: Mapping[str, Any] | None, symbolic: Any) -> Callable[..., Any]:
         is_module = isinstance(root, torch.nn.Module)
+        if isinstance(root, GraphModule):
+            _torch.write_code(root)
         self.root = root if is_module else torch.nn.Module()
         function: Callable[..., Any] = getattr(root, self.traced_func_name) if is_module else root
         self.submodule_paths = {module: name for name, module in root.named_modules()} if is_module else {}
@@ -135,6 +144,11 @@ class MetaTracer(torch.fx.Tracer):
         self.arguments = NodeArguments(self, self.root)
         self.hollow = _torch.hollow()
         self._bodies: list[VmapBody] = []
+        self._appender = _torch.NodeAppender(self.graph)
+        self._base_names: dict[int, tuple[Any, str]] = {}
+        """By the identity of a target: the target, and the name that its nodes are numbered under."""
+        self._stack_copy: tuple[str, Any] | None = None
+        """The innermost module, and what `nn_module_stack` is in it: a key of the stack stands for one call."""
         self._refused: list[Node] = []
         self._parts: list[Node] = []
         """Nodes that read parts of structures; those that nobody uses are erased at the end."""
@@ -190,10 +204,33 @@ class MetaTracer(torch.fx.Tracer):
     def is_deriving(self) -> bool:
         return self.derivation.is_active
 
-    def create_node(self, *args: Any, **kwargs: Any) -> Node:
-        node = super().create_node(*args, **kwargs)
-        if node.op not in ("placeholder", "output"):
+    def create_node(
+        self, kind: str, target: Any, args: Any, kwargs: Any, name: str | None = None, type_expr: Any = None
+    ) -> Node:
+        if kind in ENDS or name is not None or type_expr is not None:
+            node = super().create_node(kind, target, args, kwargs, name, type_expr)
+        else:
+            node = self._append_node(kind, target, args, kwargs)
+        if kind not in ENDS:
             self.node_meta.mark(node)
+        return node
+
+    def _append_node(self, kind: str, target: Any, args: Any, kwargs: Any) -> Node:
+        """As `torch.fx.Tracer` makes a node, without checks of arguments that are nodes and numbers already."""
+        base = self._base_names.get(id(target))
+        if base is None:
+            base = target, self.graph._target_to_str(target)
+            self._base_names[id(target)] = base
+        if self._appender.graph is not self.graph:
+            self._appender = _torch.NodeAppender(self.graph)
+        node = self._appender.node(kind, base[1], target, args, kwargs)
+        self.node_name_to_scope[node.name] = self.scope.module_path, self.scope.module_type
+        stack = self.module_stack
+        if stack:
+            innermost = next(reversed(stack))
+            if self._stack_copy is None or self._stack_copy[0] != innermost:
+                self._stack_copy = innermost, copy.copy(stack)
+            node.meta["nn_module_stack"] = self._stack_copy[1]
         return node
 
     def proxy_of(self, tensor: torch.Tensor) -> MetaProxy:
@@ -201,7 +238,7 @@ class MetaTracer(torch.fx.Tracer):
         return make_proxy(self, self.create_arg(tensor), self.derivation.stand_in(tensor))
 
     def last_node(self) -> Node:
-        return next(iter(reversed(self.graph.nodes)))
+        return _torch.last_node(self.graph)
 
     def append_call(self, target: Any, args: Any, kwargs: Any, name: str | None = None) -> Node:
         """A node whose arguments are nodes and numbers already."""
@@ -217,6 +254,12 @@ class MetaTracer(torch.fx.Tracer):
         """Record a call, after it was run on the metadata. Facts about tensors are answered, and not recorded."""
         if self.is_over:
             raise left_over_error(str(target))
+        with self.derivation.unrecorded():
+            return self._derive_and_record(kind, target, args, kwargs, name, type_expr)
+
+    def _derive_and_record(
+        self, kind: str, target: Any, args: Any, kwargs: Any, name: str | None, type_expr: Any
+    ) -> Any:
         try:
             meta = self._derived(kind, target, args, kwargs)
         except RefusedCall as refused:
@@ -239,7 +282,7 @@ class MetaTracer(torch.fx.Tracer):
         made = self.derivation.stand_in_made
         for value in (*args, *kwargs.values()):
             if isinstance(value, MetaProxy):
-                if value._meta is meta and (isinstance(value, MetaAttribute) or value.node.graph is self.graph):
+                if read_own(value, "_meta") is meta and value.node.graph is self.graph:
                     return value
             elif isinstance(value, torch.Tensor) and made(value) is meta and not self._bodies:
                 return value
@@ -256,9 +299,8 @@ class MetaTracer(torch.fx.Tracer):
     def _node(
         self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None
     ) -> Node:
-        return self.create_node(
-            kind, target, self.create_arg(tuple(args)), self.create_arg(dict(kwargs)), name, type_expr
-        )
+        named = self.create_arg(dict(kwargs)) if kwargs else {}
+        return self.create_node(kind, target, self.create_arg(tuple(args)), named, name, type_expr)
 
     def node_for(self, kind: str, target: Any, args: Any, kwargs: Any, meta: Any, *rest: Any) -> Node:
         node = self._node(kind, target, args, kwargs, *rest)
@@ -274,12 +316,14 @@ class MetaTracer(torch.fx.Tracer):
 
         None, numbers, tuples, lists and dicts are what they are: programs ask `is None` and `isinstance(y, tuple)`.
         """
+        if type(meta) is FakeTensor:
+            return make_proxy(self, node, meta)
         for number, path in self._fresh_numbers(meta):
             self.symbols.bind_part(number, self._at(node, path))
         return self._present(node, meta)
 
     def _present(self, node: Node, meta: Any) -> Any:
-        if meta is UNKNOWN or isinstance(meta, torch.Tensor):
+        if meta is UNKNOWN or type(meta) is FakeTensor or isinstance(meta, torch.Tensor):
             return make_proxy(self, node, meta)
         if is_constant(meta):
             return meta
@@ -304,11 +348,16 @@ class MetaTracer(torch.fx.Tracer):
     def write_meta(self, node: Node, meta: Any) -> None:
         if meta is UNKNOWN:
             return
+        if type(meta) is FakeTensor:
+            with self.derivation.unrecorded():
+                node.meta["val"] = snapshot(meta)
+                node.meta["tensor_meta"] = self.node_meta.tensor_meta(meta, meta.requires_grad)
+            if meta._spec.is_symbolic and not self._bodies:
+                self.symbols.bind_tensor(meta._spec, node)
+            return
         set_val(node, meta)
         if "val" not in node.meta and holds(meta, is_stand_in):  # an object, which fx does not look into
             node.meta["val"] = transform(meta, lambda tensor, path: snapshot(tensor), is_stand_in)
-        if type(meta) is FakeTensor and meta._spec.is_symbolic and not self._bodies:
-            self.symbols.bind_tensor(meta._spec, node)
 
     def proxy(self, node: Node) -> Any:
         return make_proxy(self, node, UNKNOWN)
@@ -564,7 +613,7 @@ def symbolic_trace(
     tracer = tracer or MetaTracer()
     graph = tracer.trace(root, meta_args, concrete_args, symbolic=symbolic)
     name = type(root).__name__ if isinstance(root, torch.nn.Module) else getattr(root, "__name__", "traced")
-    module = GraphModule(tracer.root, graph, name)
+    module = _torch.lazy_graph_module(tracer.root, graph, name)
     for constant in tracer.arguments.added:
         delattr(tracer.root, constant)  # they are in the new module, the old one is as it was
     module.shape_env = tracer.shape_env
