@@ -439,12 +439,9 @@ _ATTENTION_SWITCHES = (
 
 def pop_function_modes(mode: Any) -> list[Any]:
     """Take out this mode for torch functions and those that were entered after it; gives them, in their order."""
-    taken: list[Any] = []
-    for depth in range(torch._C._len_torch_function_stack() - 1, -1, -1):
-        if torch._C._get_function_stack_at(depth) is mode:
-            for _ in range(torch._C._len_torch_function_stack() - depth):
-                taken.append(torch._C._pop_torch_function_stack())
-            break
+    depth = torch._C._len_torch_function_stack()
+    place = next((i for i in range(depth - 1, -1, -1) if torch._C._get_function_stack_at(i) is mode), depth)
+    taken = [torch._C._pop_torch_function_stack() for _ in range(depth - place)]
     taken.reverse()
     return taken
 

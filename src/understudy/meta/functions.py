@@ -154,7 +154,7 @@ def call_torch_function(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -
 
 
 def _looked_through(tracer: MetaTracer, args: Any, kwargs: Any) -> tuple[bool, bool, bool]:
-    if any([isinstance(value, MetaProxy) for value in args]):
+    if any(isinstance(value, MetaProxy) for value in args):
         return True, False, False
     has_traced = has_roots = has_tensors = False
     for leaf in leaves_in((args, kwargs)):

@@ -46,7 +46,6 @@ from understudy.meta.structures import can_be_unpacked, holds, is_stand_in, item
 from understudy.meta.vmap_bodies import VmapBody, apply_function, call_scripted, called_vmap
 from understudy.shapes.bindings import values_in
 
-
 ENDS = ("placeholder", "output")
 
 
@@ -104,6 +103,8 @@ class MetaTracer(torch.fx.Tracer):
             )
         function = self._begin(root, meta_args, symbolic)
         state = AssignedAttributes(self.root)
+        pending = [] if self.shape_env is None else self.shape_env.pending_fresh_unbacked_symbols
+        were_pending = len(pending)
         try:
             whole = self._functions_kept_whole(function)
             with no_collection(), self.derivation.ready(), patch_calls(self, whole), self.recording:
@@ -117,6 +118,7 @@ class MetaTracer(torch.fx.Tracer):
             self.derivation.warn()
             self.node_meta.close()
             self.arguments.forget_tuples()
+            del pending[were_pending:]  # the nodes that read them are in the graph
             empty_caches_of(self.tensors)
             self.submodule_paths = None
             self.is_over = True

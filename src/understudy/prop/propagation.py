@@ -33,7 +33,13 @@ from understudy.prop.targets import (
     target_of,
     with_propagation,
 )
-from understudy.shapes.bindings import KeyPath, compute_unbacked_bindings, rebind_unbacked
+from understudy.shapes.bindings import (
+    KeyPath,
+    compute_unbacked_bindings,
+    rebind_unbacked,
+    unbacked_symbols_in,
+    values_in,
+)
 
 OVERRIDABLE = (
     "run", "run_node", "placeholder", "get_attr", "call_function", "call_method", "call_module", "output", "fetch_attr",
@@ -65,7 +71,7 @@ class FakeTensorProp(torch.fx.Interpreter):
         outer: FakeTensorProp | None = None,
     ) -> None:  # fmt: skip
         super().__init__(module, garbage_collect_values=False)  # values without data cost nothing to keep
-        self._mode = FakeTensorMode() if mode is None else mode
+        self._mode = mode_for(module) if mode is None else mode
         self._tensor_meta = tensor_meta
         self._subgraphs: SubgraphAnswers = SubgraphAnswers() if outer is None else outer._subgraphs
         self._state: BorrowedState = BorrowedState(self._mode) if outer is None else outer._state
@@ -357,6 +363,16 @@ class FakeTensorProp(torch.fx.Interpreter):
         if "val" not in node.meta:
             raise at_node(ValueError("a new placeholder needs a stand-in in its meta['val']"), node, ((), {}))
         return in_stand_ins(self._mode, node.meta["val"])
+
+
+def mode_for(module: GraphModule) -> FakeTensorMode:
+    """A new mode. If the graph has data-dependent sizes, it is one of the environment that their symbols are of."""
+    for node in module.graph.nodes:
+        val = node.meta.get("val")
+        number = next((number for number, _ in values_in(val)), None)
+        if number is not None and unbacked_symbols_in(val):
+            return FakeTensorMode(shape_env=number.shape_env, static_shapes=True)
+    return FakeTensorMode()
 
 
 def _mark(marked: set[Node], node: Node, is_marked: bool) -> None:
