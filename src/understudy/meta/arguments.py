@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from understudy import _torch
 from understudy.fake.tensor import FakeTensor
+from understudy.graph.safe_names import safe_attribute_path
 from understudy.graph.symbol_nodes import SymbolNodes, SymbolSource
 from understudy.meta.errors import left_over_error
 from understudy.meta.proxies import ATOMS, SYMBOLIC, DeviceOf, MetaProxy, read_own
@@ -46,6 +47,7 @@ class NodeArguments:
         self._constants: dict[int, tuple[Any, str]] = {}
         self._nodes: dict[str, Node] = {}
         self._tuples: dict[int, tuple[tuple[Any, ...], Node]] = {}
+        self._safe_paths: dict[str, str] = {}
         self.added: list[str] = []
         for prefix, module in root.named_modules():
             for name, value in (
@@ -132,6 +134,22 @@ class NodeArguments:
             if isinstance(value, torch.Tensor):
                 self._tracer.write_meta(node, self._tracer.derivation.stand_in(value))
         return self._tracer.here(node)
+
+    def safe_path(self, path: str) -> str:
+        """The path under which the graph reads an attribute of the root. What has a name that code can't have is put into
+        the root under another one as well."""
+        known = self._safe_paths.get(path)
+        if known is None:
+            known = safe_attribute_path(path, lambda name: hasattr(self._root, name))
+            if known is not path:
+                prefix, _, name = path.rpartition(".")
+                owner = self._root.get_submodule(prefix)
+                tables = (owner._parameters, owner._buffers, owner._modules, owner.__dict__)
+                value = next(table[name] for table in tables if name in table)
+                setattr(self._root, known, value)
+                self.added.append(known)
+            self._safe_paths[path] = known
+        return known
 
     def move_to_node(self, tensor: torch.Tensor, node: Node) -> None:
         """From here on, a tensor is read from this node, which gives the same tensor: `self.count.add_(1)`."""

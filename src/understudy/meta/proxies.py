@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import enum
 import functools
+import keyword
 import operator
 import sys
 import weakref
@@ -65,7 +66,7 @@ def is_constant(value: Any) -> bool:
 # well (an empty one, that nobody looks at), so that `isinstance(x, torch.Tensor)` and `callable(x)` say what they say in
 # the program that is traced. None inherits from `fx.Proxy`, whose instances are callable and have `keys`; they only claim
 # to be of that class, for programs that ask whether they are traced. What has a class of Python's own, numbers, tuples,
-# dicts, is handed out as such (see `MetaTracer.present`).
+# dicts, is handed out as such (see `results`).
 #
 #     x.shape            answered from the metadata
 #     x.device           a text that is a device to torch, and `x.device` in the graph
@@ -367,13 +368,16 @@ def attribute(proxy: MetaProxy, name: str) -> Any:
     if meta is UNKNOWN:
         if name.startswith("_") or name in ("keys", "items"):  # it counts as a tensor, which has none of these
             raise AttributeError(f"nothing is known of {proxy!r}, and so nothing of its {name!r}")
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise AttributeError(f"{name!r} can't be written as an attribute in the code of a graph")
         return _make_attribute(proxy, name, UNKNOWN, is_tensor=name not in NEVER_TENSORS)
     is_tensor = type(meta) is FakeTensor or isinstance(meta, torch.Tensor)
     if not is_tensor and name in MAPPING_QUESTIONS and isinstance(meta, Mapping):
         return getattr({key: proxy[key] for key in meta}, name)
     if is_tensor and not hasattr(torch.Tensor, name):
         raise AttributeError(f"'Tensor' object has no attribute {name!r}")
-    value = getattr(meta, name) if _is_method(type(meta), name) else proxy.tracer.attribute_of(meta, name)
+    is_method = type(meta) is FakeTensor and _is_method(name)
+    value = getattr(meta, name) if is_method else proxy.tracer.attribute_of(meta, name)
     if value is meta:  # `x.real` of a tensor that is not complex
         return proxy
     if isinstance(value, torch.device):
@@ -384,9 +388,9 @@ def attribute(proxy: MetaProxy, name: str) -> Any:
 
 
 @functools.cache
-def _is_method(kind: type, name: str) -> bool:
+def _is_method(name: str) -> bool:
     """Whether this is a method of tensors: no torch function is called to read it."""
-    return kind is FakeTensor and callable(getattr(FakeTensor, name))
+    return callable(getattr(FakeTensor, name))
 
 
 def proxies_in(value: Any) -> Iterator[MetaProxy]:

@@ -21,6 +21,7 @@ from understudy.fake.tensor import FakeTensor
 from understudy.graph.borrowed_state import no_collection
 from understudy.graph.node_origins import at_node, begins_here
 from understudy.graph.node_values import NodeMeta, set_val, snapshot
+from understudy.graph.safe_names import ORIGINAL_PATH
 from understudy.meta import functions, modules
 from understudy.meta.arguments import NodeArguments, SizeNodes
 from understudy.meta.derivation import CALLS, Derivation, RefusedCall, method_call, module_call, override_for
@@ -32,9 +33,7 @@ from understudy.meta.patches import patch_calls
 from understudy.meta.proxies import (
     UNKNOWN,
     MetaProxy,
-    as_device,
     attribute,
-    is_constant,
     is_fact,
     make_proxy,
     move_to_node,
@@ -42,11 +41,13 @@ from understudy.meta.proxies import (
     proxies_in,
     read_own,
 )
-from understudy.meta.structures import can_be_unpacked, holds, is_stand_in, items_of, transform, with_parts
+from understudy.meta.results import CallResults
+from understudy.meta.structures import holds, is_stand_in, transform
 from understudy.meta.vmap_bodies import VmapBody, apply_function, call_scripted, called_vmap
-from understudy.shapes.bindings import values_in
 
 ENDS = ("placeholder", "output")
+READS = ("get_attr", "call_module")
+"""Nodes whose target is a path into the root."""
 
 
 class MetaTracer(torch.fx.Tracer):
@@ -152,8 +153,7 @@ class MetaTracer(torch.fx.Tracer):
         self._stack_copy: tuple[str, Any] | None = None
         """The innermost module, and what `nn_module_stack` is in it: a key of the stack stands for one call."""
         self._refused: list[Node] = []
-        self._parts: list[Node] = []
-        """Nodes that read parts of structures; those that nobody uses are erased at the end."""
+        self.results = CallResults(self)
         self.tensors: list[weakref.ref[Any]] = []
         """All proxies of tensors. None is left when the trace is over, unless something has kept it."""
         return function
@@ -181,9 +181,7 @@ class MetaTracer(torch.fx.Tracer):
         self.create_node("output", "output", (self.create_arg(result),), {}, type_expr=returned)
         for node in self._refused:  # and the program went on without
             node.graph.erase_node(node)
-        for node in reversed(self._parts):
-            if not node.users:
-                node.graph.erase_node(node)
+        self.results.erase_unused_parts()
         erase_empty_regions(self.graph)
 
     def _functions_kept_whole(self, function: Callable[..., Any]) -> list[tuple[Any, str]]:
@@ -209,12 +207,15 @@ class MetaTracer(torch.fx.Tracer):
     def create_node(
         self, kind: str, target: Any, args: Any, kwargs: Any, name: str | None = None, type_expr: Any = None
     ) -> Node:
+        path = self.arguments.safe_path(target) if kind in READS else target
         if kind in ENDS or name is not None or type_expr is not None:
-            node = super().create_node(kind, target, args, kwargs, name, type_expr)
+            node = super().create_node(kind, path, args, kwargs, name, type_expr)
         else:
-            node = self._append_node(kind, target, args, kwargs)
+            node = self._append_node(kind, path, args, kwargs)
         if kind not in ENDS:
             self.node_meta.mark(node)
+        if path is not target:
+            node.meta[ORIGINAL_PATH] = target
         return node
 
     def _append_node(self, kind: str, target: Any, args: Any, kwargs: Any) -> Node:
@@ -268,11 +269,11 @@ class MetaTracer(torch.fx.Tracer):
             node = self._node(kind, target, args, kwargs, name, type_expr)
             self._refused.append(node)
             raise at_node(refused.error, node, refused.inputs) from refused.error
-        if self._answers(kind, target, args, meta) and not any(self._fresh_numbers(meta)):
+        if self._answers(kind, target, args, meta) and not any(self.results.fresh_numbers(meta)):
             return meta
         same = self._find_same(kind, target, args, kwargs, meta)
         node = self.node_for(kind, target, args, kwargs, meta, name, type_expr)
-        return self.present(node, meta) if same is None else self._move_to_node(same, node)
+        return self.results.present(node, meta) if same is None else self._move_to_node(same, node)
 
     def _find_same(self, kind: str, target: Any, args: Any, kwargs: Any, meta: Any) -> Any:
         """The argument that a call of torch gives back, as `x.add_(1)` and `x.contiguous()` do: `is` has to say so.
@@ -311,41 +312,7 @@ class MetaTracer(torch.fx.Tracer):
 
     def proxy_for(self, kind: str, target: Any, args: Any, kwargs: Any, meta: Any) -> Any:
         """The value of a node that is made for this call."""
-        return self.present(self.node_for(kind, target, args, kwargs, meta), meta)
-
-    def present(self, node: Node, meta: Any) -> Any:
-        """What the program gets for the value of a node: a proxy in the place of each tensor and each object.
-
-        None, numbers, tuples, lists and dicts are what they are: programs ask `is None` and `isinstance(y, tuple)`.
-        """
-        if type(meta) is FakeTensor:
-            return make_proxy(self, node, meta)
-        for number, path in self._fresh_numbers(meta):
-            self.symbols.bind_part(number, self._at(node, path))
-        return self._present(node, meta)
-
-    def _present(self, node: Node, meta: Any) -> Any:
-        if meta is UNKNOWN or type(meta) is FakeTensor or isinstance(meta, torch.Tensor):
-            return make_proxy(self, node, meta)
-        if is_constant(meta):
-            return meta
-        if isinstance(meta, torch.device):
-            return as_device(make_proxy(self, node, meta), meta)
-        if not can_be_unpacked(meta):
-            return make_proxy(self, node, meta)
-        parts = {key: self._present_part(node, index, part) for key, index, part in items_of(meta)}
-        whole = with_parts(meta, parts)
-        if isinstance(whole, tuple):
-            self.arguments.remember_tuple(whole, node)
-        return whole
-
-    def _present_part(self, node: Node, index: Any, part: Any) -> Any:
-        if is_constant(part):
-            return part
-        item = self.create_node("call_function", operator.getitem, (node, index), {})
-        self._parts.append(item)
-        self.write_meta(item, part)
-        return self._present(item, part)
+        return self.results.present(self.node_for(kind, target, args, kwargs, meta), meta)
 
     def write_meta(self, node: Node, meta: Any) -> None:
         if meta is UNKNOWN:
@@ -367,7 +334,7 @@ class MetaTracer(torch.fx.Tracer):
     def known(self, node: Node, meta: Any) -> MetaProxy:
         """The value of a node of which this is known."""
         if node.op != "placeholder":
-            self._parts.append(node)
+            self.results.parts.append(node)
         self.write_meta(node, meta)
         return make_proxy(self, node, meta)
 
@@ -420,25 +387,6 @@ class MetaTracer(torch.fx.Tracer):
         first = args[0] if args else None
         on_object = isinstance(first, MetaProxy) and not isinstance(first, torch.Tensor)
         return any(target is access for access in ACCESSES) if on_object else kind == "call_method" or _is_torchs(target)
-
-    def _fresh_numbers(self, meta: Any) -> Iterator[tuple[Any, Any]]:
-        """Numbers that data decides, which need the node that reads them, and the path to each."""
-        return ((number, path) for number, path in values_in(meta) if not self._is_readable(number))
-
-    def _is_readable(self, number: Any) -> bool:
-        """Whether the graph can say what a symbolic number is: only what data decides has to be taken down at once."""
-        if number.is_plain or self.symbols.has(number.symbolic):
-            return True
-        env = self.shape_env
-        return all(
-            not env.is_unbacked(symbol) or self.symbols.has(env.node(symbol, int).symbolic)
-            for symbol in number.value.symbols
-        )
-
-    def _at(self, node: Node, path: Any) -> Node:
-        for _, key in path.steps:
-            node = self.create_node("call_function", operator.getitem, (node, key), {})
-        return node
 
     # --- graphs inside of the graph ---------------------------------------------------------------------------------
 
