@@ -15,7 +15,7 @@ from understudy.graph.safe_names import safe_attribute_path
 from understudy.graph.symbol_nodes import SymbolNodes, SymbolSource
 from understudy.meta.errors import left_over_error
 from understudy.meta.proxies import ATOMS, SYMBOLIC, DeviceOf, MetaProxy, read_own
-from understudy.meta.structures import construction, holds
+from understudy.meta.structures import find_construction, holds
 from understudy.shapes.node import SymNode
 from understudy.spec import TensorSpec
 
@@ -84,7 +84,7 @@ class NodeArguments:
             return self._tensor(value)
         if id(value) in self._tuples:
             return self._tracer.here(self._tuples[id(value)][1])
-        if isinstance(value, (tuple, list, dict, slice)) and construction(value) is None:
+        if isinstance(value, (tuple, list, dict, slice)) and find_construction(value) is None:
             return self._parts(value)
         return self._other(value)
 
@@ -122,7 +122,7 @@ class NodeArguments:
         name = self._names.get(id(tensor))
         if name is None:
             _refuse_to_keep(tensor)
-            name = self._kept(tensor, "_tensor_constant")
+            name = self._keep(tensor, "_tensor_constant")
         return self.read(name, tensor)
 
     def read(self, name: str, value: Any) -> Node:
@@ -156,11 +156,11 @@ class NodeArguments:
         name = self._names.get(id(tensor)) or self._constants[id(tensor)][1]
         self._nodes[name] = node
 
-    def kept(self, value: Any, prefix: str) -> Node:
+    def read_constant(self, value: Any, prefix: str) -> Node:
         """The node that reads a constant, which is put into the root."""
-        return self.read(self._kept(value, prefix), value)
+        return self.read(self._keep(value, prefix), value)
 
-    def _kept(self, value: Any, prefix: str) -> str:
+    def _keep(self, value: Any, prefix: str) -> str:
         """The name under which a constant is kept in the root."""
         known = self._constants.get(id(value))
         if known is None:
@@ -184,12 +184,12 @@ class NodeArguments:
                 f"a {type(value).__name__} leaves the traced program, and what it will give is not known: make a list of it"
             )
         if isinstance(value, type) or not holds(value, _is_of_a_trace):
-            return self.kept(value, "_constant")
-        made = construction(value)
+            return self.read_constant(value, "_constant")
+        made = find_construction(value)
         assert made is not None
         target, args, kwargs = made
         node = self._tracer.create_node("call_function", target, self.argument(args), self.argument(kwargs))
-        self._tracer.write_meta(node, self._tracer.derivation.known_parts(value))
+        self._tracer.write_meta(node, self._tracer.derivation.find_meta(value))
         return node
 
 

@@ -87,7 +87,7 @@ class UnderivableCall:
         return f"  called:  {self.call}\n  at:      {self.line}\n  why:     {self.why}"
 
 
-class Unrecorded:
+class SuspendedRecording:
     """A region in which calls of torch are not recorded, inside a fake mode if one is given."""
 
     __slots__ = ("_derivation", "_mode", "_taken")
@@ -145,7 +145,7 @@ class Derivation:
             return parts if any(parts[key] is not value[key] for key in value) else value
         return transform(value, self._meta_of_leaf, _is_of_a_trace)
 
-    def known_parts(self, value: Any) -> Any:
+    def find_meta(self, value: Any) -> Any:
         """The metadata of a structure of values; `UNKNOWN` if nothing is known of one of them."""
         try:
             return self.meta_of(value)
@@ -170,7 +170,7 @@ class Derivation:
         found = self._made.get(id(tensor))
         if found is not None:
             return found
-        with self.unrecorded():
+        with self.suspend_recording():
             made = self.mode.from_tensor(tensor, static_shapes=True)
             if (
                 tensor.numel() <= READABLE
@@ -183,7 +183,7 @@ class Derivation:
         self._found[id(tensor)] = (tensor, made._version)
         return made
 
-    def stand_in_made(self, tensor: torch.Tensor) -> Any:
+    def find_stand_in(self, tensor: torch.Tensor) -> Any:
         """The stand-in of a tensor that is there, None if it has none."""
         return self._made.get(id(tensor))
 
@@ -195,19 +195,19 @@ class Derivation:
     # --- running ---------------------------------------------------------------------------------------------
 
     @contextmanager
-    def ready(self) -> Iterator[None]:
+    def hold_patches(self) -> Iterator[None]:
         """The program runs without the mode. What the mode changes in torch stays changed: each change asks for an active
         mode itself, and making them anew for each call of the program would take longer than the call."""
         with self.mode, _torch.without_fake_mode():
             yield
 
-    def unrecorded(self) -> Unrecorded:
+    def suspend_recording(self) -> SuspendedRecording:
         """Nothing that happens in here is part of the program."""
-        return Unrecorded(self, None)
+        return SuspendedRecording(self, None)
 
-    def running(self) -> Unrecorded:
+    def enter_mode(self) -> SuspendedRecording:
         """What happens in here happens to stand-ins, and is no part of the program."""
-        return Unrecorded(self, self.mode)
+        return SuspendedRecording(self, self.mode)
 
     def run(self, call: Callable[..., Any], name: str, args: Any, kwargs: Any, is_torchs: bool = True) -> Any:
         """The result of a call on metadata, or `UNKNOWN`. `is_torchs`: what it refuses, real tensors are refused, too."""
@@ -216,7 +216,7 @@ class Derivation:
         except MetadataUnknown:
             return UNKNOWN
         try:
-            with self.running():
+            with self.enter_mode():
                 result = call(*inputs[0], **inputs[1])
         except OperatorError as error:
             raise RefusedCall(error, inputs) from error
@@ -226,9 +226,9 @@ class Derivation:
             if is_torchs:
                 raise RefusedCall(error, inputs) from error
             return self._unknown(name, inputs, f"{type(error).__name__}: {error}")
-        return self._in_stand_ins(result)
+        return self._convert_real_tensors(result)
 
-    def _in_stand_ins(self, result: Any) -> Any:
+    def _convert_real_tensors(self, result: Any) -> Any:
         if type(result) is FakeTensor or not holds(result, _is_real):
             return result
         return transform(result, lambda tensor, path: self.stand_in(tensor), _is_real)

@@ -121,7 +121,7 @@ PLAIN = (int, float, complex, bool, str, type(None), torch.dtype, torch.device)
 
 
 @has_side_effect
-def as_traced(given: dict[str, Any], traced: dict[str, Any], needed: dict[str, Any]) -> None:
+def check_arguments(given: dict[str, Any], traced: dict[str, Any], needed: dict[str, Any]) -> None:
     """Refuse arguments other than those that the program was traced with.
 
     What is in a tuple under `traced` are parts of an argument: the way to each, and what was there.
@@ -205,10 +205,10 @@ class TraceInputs:
         `by_position`: where it can be, as hooks of modules expect it."""
         parameters = signature_of(function).parameters
         self._check_names(parameters)
-        nodes = [(parameter, self._placeholder(parameter)) for parameter in self._all(parameters)]
+        nodes = [(parameter, self._placeholder(parameter)) for parameter in self._list_parameters(parameters)]
         if self._given or self._needed:
             checks = (self._given, self._traced, self._needed)
-            self._tracer.create_node("call_function", as_traced, checks, {})
+            self._tracer.create_node("call_function", check_arguments, checks, {})
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         by_position = by_position or any(
@@ -234,7 +234,7 @@ class TraceInputs:
             if name not in parameters and not takes_any:
                 raise TypeError(f"the program has no argument {name!r}; it has {', '.join(parameters)}")
 
-    def _all(self, parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
+    def _list_parameters(self, parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
         """Those of the signature, and those that go into its `**kwargs`. `*args` without an example is empty."""
         found = []
         for parameter in parameters.values():
@@ -250,7 +250,7 @@ class TraceInputs:
 
     def _placeholder(self, parameter: inspect.Parameter) -> Node:
         name, default = parameter.name, parameter.default
-        is_fixed, value = self._fixed(parameter)
+        is_fixed, value = self._find_fixed(parameter)
         if is_fixed and isinstance(value, PLAIN):
             default = value
         elif default is not EMPTY and not isinstance(default, PLAIN):
@@ -269,7 +269,7 @@ class TraceInputs:
             self._given[name], self._traced[name] = node, parts
         return node
 
-    def _fixed(self, parameter: inspect.Parameter) -> tuple[bool, Any]:
+    def _find_fixed(self, parameter: inspect.Parameter) -> tuple[bool, Any]:
         """Whether the argument has the one value that it was traced with, and which."""
         name = parameter.name
         if name in self._concrete:
@@ -283,14 +283,14 @@ class TraceInputs:
         """The argument to call the program with; `EMPTY` for one that the program is to take from its default."""
         name = parameter.name
         if name in self._concrete:
-            return self._unpacked(self._concrete[name], name, node)
+            return self._unpack(self._concrete[name], name, node)
         if name in self._examples:
-            return self._unpacked(self._examples[name], name, node)
-        if self._fixed(parameter)[0]:
+            return self._unpack(self._examples[name], name, node)
+        if self._find_fixed(parameter)[0]:
             return EMPTY
         return self._tracer.proxy(node)
 
-    def _unpacked(self, example: Any, name: str, node: Node) -> Any:
+    def _unpack(self, example: Any, name: str, node: Node) -> Any:
         """The structure of the examples, with a value of the trace in the place of each tensor."""
         nodes: dict[Path, Node] = {(): node}
 
@@ -309,12 +309,12 @@ class TraceInputs:
                 if not isinstance(leaf, torch.Tensor)
                 else self._tracer.example(leaf, _source(name, path))
             )
-            return self._tracer.known(node_at(path), meta)
+            return self._tracer.make_known_proxy(node_at(path), meta)
 
         value = transform(example, value_at, _is_open)
         for path, part in nodes.items():
             if "val" not in part.meta:
-                self._tracer.write_meta(part, self._tracer.derivation.known_parts(_reach(value, path)))
+                self._tracer.write_meta(part, self._tracer.derivation.find_meta(_reach(value, path)))
         return value
 
 

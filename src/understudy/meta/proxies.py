@@ -97,7 +97,7 @@ class MetaProxy:
     __class__ = property(_claimed_class)
 
     def __repr__(self) -> str:
-        return f"MetaProxy({self.node.name}: {self.tracer.shown(self._meta)})"
+        return f"MetaProxy({self.node.name}: {self.tracer.describe(self._meta)})"
 
     def __format__(self, format_spec: str) -> str:
         return repr(self)
@@ -175,7 +175,7 @@ class MetaProxy:
         if proxy is None:  # torch's classes ask, without an object, whether they are overridden
             tensor: Any = torch.Tensor
             return tensor.__torch_function__(orig_method, types, args, kwargs)
-        return proxy.tracer.called(orig_method, args, kwargs)
+        return proxy.tracer.call_torch_function(orig_method, args, kwargs)
 
 
 def _operator_method(target: Callable[..., Any], is_reflected: bool = False) -> Callable[..., Any]:

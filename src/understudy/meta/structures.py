@@ -156,9 +156,9 @@ def _dict_like(value: dict[Any, Any], parts: dict[Any, Any]) -> Any:
 # --- what the graph calls ------------------------------------------------------------------------------------------
 
 
-def rebuilt(kind: str, state: dict[str, Any]) -> Any:
+def rebuild(kind: str, state: dict[str, Any]) -> Any:
     """An object of this class ("package.module:Class") with these attributes."""
-    return _with_state(_class_named(kind), state)
+    return _with_state(_find_class(kind), state)
 
 
 def _with_state(cls: Any, state: dict[str, Any]) -> Any:
@@ -171,21 +171,21 @@ def _with_state(cls: Any, state: dict[str, Any]) -> Any:
 
 
 @functools.cache
-def _class_named(kind: str) -> Any:
+def _find_class(kind: str) -> Any:
     module, _, name = kind.partition(":")
     return functools.reduce(getattr, name.split("."), importlib.import_module(module))
 
 
 def class_name(cls: type) -> str | None:
-    """The name under which `rebuilt` finds a class; None if it can't, as one that was made in a function."""
+    """The name under which `rebuild` finds a class; None if it can't, as one that was made in a function."""
     name = f"{cls.__module__}:{cls.__qualname__}"
     try:
-        return name if _class_named(name) is cls else None
+        return name if _find_class(name) is cls else None
     except (ImportError, AttributeError):
         return None
 
 
-def construction(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None:
+def find_construction(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None:
     """The call that makes a structure of its parts; None for those that a node has as an argument as they are."""
     kind = type(value)
     if kind in (dict, list, tuple, slice, torch.Size):
@@ -213,7 +213,7 @@ def construction(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[
             f"an object of class {kind.__qualname__} with traced values in it leaves the program, and its class can't be "
             "imported: define the class at the top of a module, or return the tensors themselves"
         )
-    return rebuilt, (name, dict(state_of(value))), {}
+    return rebuild, (name, dict(state_of(value))), {}
 
 
 def _only_takes_its_fields(kind: Any) -> bool:

@@ -43,7 +43,7 @@ from understudy.meta.proxies import (
 )
 from understudy.meta.results import CallResults
 from understudy.meta.structures import holds, is_stand_in, transform
-from understudy.meta.vmap_bodies import VmapBody, apply_function, call_scripted, called_vmap
+from understudy.meta.vmap_bodies import VmapBody, apply_function, call_scripted, call_vmap
 
 ENDS = ("placeholder", "output")
 READS = ("get_attr", "call_module")
@@ -108,7 +108,7 @@ class MetaTracer(torch.fx.Tracer):
         were_pending = len(pending)
         try:
             whole = self._functions_kept_whole(function)
-            with no_collection(), self.derivation.ready(), patch_calls(self, whole), self.recording:
+            with no_collection(), self.derivation.hold_patches(), patch_calls(self, whole), self.recording:
                 self._record(root, function, TraceInputs(self, meta_args, concrete_args or {}), state)
         except BaseException:
             for name in self.arguments.added:
@@ -257,14 +257,14 @@ class MetaTracer(torch.fx.Tracer):
         """Record a call, after it was run on the metadata. Facts about tensors are answered, and not recorded."""
         if self.is_over:
             raise left_over_error(str(target))
-        with self.derivation.unrecorded():
+        with self.derivation.suspend_recording():
             return self._derive_and_record(kind, target, args, kwargs, name, type_expr)
 
     def _derive_and_record(
         self, kind: str, target: Any, args: Any, kwargs: Any, name: str | None, type_expr: Any
     ) -> Any:
         try:
-            meta = self._derived(kind, target, args, kwargs)
+            meta = self._derive(kind, target, args, kwargs)
         except RefusedCall as refused:
             node = self._node(kind, target, args, kwargs, name, type_expr)
             self._refused.append(node)
@@ -282,7 +282,7 @@ class MetaTracer(torch.fx.Tracer):
         """
         if type(meta) is not FakeTensor or kind == "call_module" or not (kind == "call_method" or _is_torchs(target)):
             return None
-        made = self.derivation.stand_in_made
+        made = self.derivation.find_stand_in
         for value in (*args, *kwargs.values()):
             if isinstance(value, MetaProxy):
                 if read_own(value, "_meta") is meta and value.node.graph is self.graph:
@@ -318,7 +318,7 @@ class MetaTracer(torch.fx.Tracer):
         if meta is UNKNOWN:
             return
         if type(meta) is FakeTensor:
-            with self.derivation.unrecorded():
+            with self.derivation.suspend_recording():
                 node.meta["val"] = snapshot(meta)
                 node.meta["tensor_meta"] = self.node_meta.tensor_meta(meta, meta.requires_grad)
             if meta._spec.is_symbolic and not self._bodies:
@@ -331,7 +331,7 @@ class MetaTracer(torch.fx.Tracer):
     def proxy(self, node: Node) -> Any:
         return make_proxy(self, node, UNKNOWN)
 
-    def known(self, node: Node, meta: Any) -> MetaProxy:
+    def make_known_proxy(self, node: Node, meta: Any) -> MetaProxy:
         """The value of a node of which this is known."""
         if node.op != "placeholder":
             self.results.parts.append(node)
@@ -340,12 +340,12 @@ class MetaTracer(torch.fx.Tracer):
 
     def example(self, tensor: torch.Tensor, source: str) -> Any:
         """The metadata of an argument."""
-        with self.derivation.unrecorded():
+        with self.derivation.suspend_recording():
             return self._examples.stand_in(tensor, source)
 
     # --- metadata ------------------------------------------------------------------------------------------------
 
-    def _derived(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+    def _derive(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
         run = self.derivation.run
         if kind == "call_method":
             return run(method_call(target), f".{target}", args, kwargs)
@@ -372,7 +372,7 @@ class MetaTracer(torch.fx.Tracer):
             )
         return UNKNOWN
 
-    def attempted(self, function: Callable[..., Any], args: Any) -> Any:
+    def try_to_derive(self, function: Callable[..., Any], args: Any) -> Any:
         """What a call gives if it can be run on metadata, and nothing is said if it can't."""
         noted = len(self.derivation.underivable)
         try:
@@ -426,10 +426,10 @@ class MetaTracer(torch.fx.Tracer):
     def value_of(self, node: Node) -> MetaProxy:
         return make_proxy(self, node, node.meta.get("val", UNKNOWN))
 
-    def kept_body(self, module: GraphModule) -> MetaProxy:
+    def keep_body(self, module: GraphModule) -> MetaProxy:
         """A body as a value: it is kept in the root."""
         with self.outermost():
-            node = self.arguments.kept(module, "_body")
+            node = self.arguments.read_constant(module, "_body")
         return MetaProxy(node, self, module)
 
     # --- what the program calls ----------------------------------------------------------------------------------
@@ -441,7 +441,7 @@ class MetaTracer(torch.fx.Tracer):
         """Whether there are values of this trace among the arguments."""
         return next(proxies_in((args, kwargs)), None) is not None
 
-    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def call_torch_function(self, func: Any, args: Any, kwargs: Any) -> Any:
         return functions.call_torch_function(self, func, args, kwargs)
 
     def called_whole(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -449,7 +449,7 @@ class MetaTracer(torch.fx.Tracer):
         return self.create_proxy("call_function", function, args, kwargs)
 
     def called_vmap(self, *call: Any) -> Any:
-        return called_vmap(self, *call)
+        return call_vmap(self, *call)
 
     def called_script(self, function: Any, args: Any, kwargs: Any) -> Any:
         return self.create_proxy("call_function", call_scripted, (function, *args), kwargs)
@@ -498,7 +498,7 @@ class MetaTracer(torch.fx.Tracer):
         return attribute(obj, "keys")()
 
     def attribute_of(self, meta: Any, name: str) -> Any:
-        with self.derivation.running():
+        with self.derivation.enter_mode():
             return getattr(meta, name)
 
     def number(self, proxy: MetaProxy, convert: Callable[[Any], Any]) -> Any:
@@ -508,7 +508,7 @@ class MetaTracer(torch.fx.Tracer):
         if meta is UNKNOWN:
             raise self.refused(f"{asked}() was asked of a value of which nothing is known", proxy)
         try:
-            with self.derivation.running():
+            with self.derivation.enter_mode():
                 return convert(meta)
         except UnderstudyError as error:
             raise self.refused(
@@ -517,9 +517,9 @@ class MetaTracer(torch.fx.Tracer):
 
     def refused(self, reason: str, proxy: MetaProxy) -> MetaTraceError:
         asked = reason.split("()", 1)[0] if "()" in reason else ""
-        return refused_error(reason, asked, self.shown(proxy._meta), proxy.node)
+        return refused_error(reason, asked, self.describe(proxy._meta), proxy.node)
 
-    def shown(self, meta: Any) -> str:
+    def describe(self, meta: Any) -> str:
         return "unknown" if meta is UNKNOWN else describe_tensors((meta,), {})
 
 

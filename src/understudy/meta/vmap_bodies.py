@@ -56,7 +56,7 @@ class VmapBody:
         return found
 
 
-def called_vmap(
+def call_vmap(
     tracer: MetaTracer, func: Callable[..., Any], in_dims: Any, out_dims: Any, randomness: str, chunk_size: Any,
     args: tuple[Any, ...], kwargs: dict[str, Any],
 ) -> Any:  # fmt: skip
@@ -87,9 +87,9 @@ def called_vmap(
         "randomness": randomness,
         "chunk_size": chunk_size,
     }
-    module = tracer.kept_body(GraphModule(tracer.root, body.graph, "Body"))
+    module = tracer.keep_body(GraphModule(tracer.root, body.graph, "Body"))
     arguments = (module, options, *given)
-    whole = tracer.attempted(run_vmap, arguments)
+    whole = tracer.try_to_derive(run_vmap, arguments)
     if whole is UNKNOWN and mapped:
         whole = _from_one_part(tracer, result, out_dims, mapped[0])
     if whole is UNKNOWN:
@@ -104,7 +104,7 @@ def _from_one_part(tracer: MetaTracer, result: Any, out_dims: Any, mapped: tuple
     if not all(isinstance(part, MetaProxy) and isinstance(part._meta, torch.Tensor) for part in parts):
         return UNKNOWN
     places = [out_dims] * len(parts) if isinstance(out_dims, int) else _torch.tree_flatten(out_dims)[0]
-    with tracer.derivation.running():
+    with tracer.derivation.enter_mode():
         count = value.shape[dim]
         metas = [
             part._meta.new_empty((count, *part._meta.shape)).movedim(0, place)
@@ -121,7 +121,7 @@ def _part(tracer: MetaTracer, value: Any, dim: int | None) -> Any:
     proxy = value if isinstance(value, MetaProxy) else tracer.proxy_of(value)
     if proxy._meta is UNKNOWN:
         return tracer.proxy(node)
-    with tracer.derivation.running():
+    with tracer.derivation.enter_mode():
         meta = proxy._meta.select(dim, 0)
     tracer.write_meta(node, meta)
     return make_proxy(tracer, node, meta)

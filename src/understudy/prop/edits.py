@@ -80,26 +80,26 @@ class EditedNodes:
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def in_known_names(mode: FakeTensorMode, value: Any) -> Any:
+def rename_symbols(mode: FakeTensorMode, value: Any) -> Any:
     """The same tensors and numbers, with each symbol that was renamed under its new name."""
     env = mode.shape_env
 
-    def renamed_value(value: Any) -> Any:
+    def rename_value(value: Any) -> Any:
         if isinstance(value, FloatExpr):
-            return env.float_expr(value.operation, *map(renamed_value, value.arguments))
+            return env.float_expr(value.operation, *map(rename_value, value.arguments))
         return env.with_merged_symbols(value) if isinstance(value, Condition) else env.simplify(value)
 
-    def renamed(size: Any) -> Any:
-        return env.node(renamed_value(size.value), size.kind) if type(size) is SymNode else size
+    def rename(size: Any) -> Any:
+        return env.node(rename_value(size.value), size.kind) if type(size) is SymNode else size
 
     def of_spec(spec: TensorSpec) -> TensorSpec:
-        shape, stride = tuple(map(renamed, spec.shape)), tuple(map(renamed, spec.stride))
-        return spec.as_view(shape, stride, renamed(spec.offset))
+        shape, stride = tuple(map(rename, spec.shape)), tuple(map(rename, spec.stride))
+        return spec.as_view(shape, stride, rename(spec.offset))
 
     def of_leaf(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             node = leaf.node
-            return renamed(node).symbolic if type(node) is SymNode else leaf
+            return rename(node).symbolic if type(node) is SymNode else leaf
         if type(leaf) is not FakeTensor or not leaf._spec.is_symbolic or leaf._spec.sparse is not None:
             return leaf
         spec = of_spec(leaf._spec)

@@ -174,7 +174,7 @@ def takes_graphs(target: Any) -> bool:
     return isinstance(target, _torch.HigherOrderOperator) and higher_order(target).run is not None
 
 
-def with_propagation(args: tuple[Any, ...], propagate: Propagate) -> tuple[Any, ...]:
+def wrap_subgraphs(args: tuple[Any, ...], propagate: Propagate) -> tuple[Any, ...]:
     """The arguments, graph modules replaced by ones that propagate."""
     return tuple(
         [PropagatedSubgraph(value, propagate) if isinstance(value, torch.fx.GraphModule) else value for value in args]
