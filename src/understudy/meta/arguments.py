@@ -96,7 +96,7 @@ class NodeArguments:
         parts = [self.argument(part) for part in value]
         return parts if isinstance(value, list) else tuple(parts)
 
-    def remember_tuple(self, value: tuple[Any, ...], node: Node) -> None:
+    def remember_tuple(self, value: tuple[object, ...], node: Node) -> None:
         """A node gives this tuple: where the program passes it on as a whole, the node is the argument."""
         self._tuples[id(value)] = value, node
 
@@ -104,7 +104,7 @@ class NodeArguments:
         """The trace is over: let go of the values in them."""
         self._tuples.clear()
 
-    def _key(self, key: Any) -> Any:
+    def _key(self, key: object) -> Any:
         if isinstance(key, (MetaProxy, *SYMBOLIC)):
             raise TypeError("a value of the trace can't be the key of a dict: its hash is not known")
         return key
@@ -125,7 +125,7 @@ class NodeArguments:
             name = self._keep(tensor, "_tensor_constant")
         return self.read(name, tensor)
 
-    def read(self, name: str, value: Any) -> Node:
+    def read(self, name: str, value: object) -> Node:
         """The node that reads an attribute of the root: one for each name."""
         node = self._nodes.get(name)
         if node is None:
@@ -156,11 +156,11 @@ class NodeArguments:
         name = self._names.get(id(tensor)) or self._constants[id(tensor)][1]
         self._nodes[name] = node
 
-    def read_constant(self, value: Any, prefix: str) -> Node:
+    def read_constant(self, value: object, prefix: str) -> Node:
         """The node that reads a constant, which is put into the root."""
         return self.read(self._keep(value, prefix), value)
 
-    def _keep(self, value: Any, prefix: str) -> str:
+    def _keep(self, value: object, prefix: str) -> str:
         """The name under which a constant is kept in the root."""
         known = self._constants.get(id(value))
         if known is None:
@@ -172,7 +172,7 @@ class NodeArguments:
 
     # --- everything else ----------------------------------------------------------------------------------------
 
-    def _other(self, value: Any) -> Any:
+    def _other(self, value: object) -> Any:
         if isinstance(value, (range, _torch.OpOverload)):
             return value
         if _pythons(value) is not value:
@@ -201,7 +201,7 @@ def _pythons(value: Any) -> Any:
     return value.item() if is_numpys else value
 
 
-def _is_of_a_trace(value: Any) -> bool:
+def _is_of_a_trace(value: object) -> bool:
     return isinstance(value, (MetaProxy, torch.Tensor, *SYMBOLIC)) or type(value) is DeviceOf
 
 

@@ -35,14 +35,14 @@ Override = Callable[..., Any]
 class MetaOverrides(dict[Any, Override]):
     """function or type of module → what it gives, in stand-ins. A plain dict, with a decorator."""
 
-    def register(self, target: Any) -> Callable[[Override], Override]:
+    def register(self, target: object) -> Callable[[Override], Override]:
         def remember(override: Override) -> Override:
             self[target] = override
             return override
 
         return remember
 
-    def for_module(self, module: Any) -> Override | None:
+    def for_module(self, module: object) -> Override | None:
         """The override of the most special class of this module."""
         return next((self[kind] for kind in type(module).__mro__ if kind in self), None)
 
@@ -69,7 +69,7 @@ class MetadataUnknown(Exception):
 class RefusedCall(Exception):
     """A call that real tensors would refuse as well. The error itself is the cause."""
 
-    def __init__(self, error: Exception, inputs: tuple[Any, Any]) -> None:
+    def __init__(self, error: Exception, inputs: tuple[object, object]) -> None:
         super().__init__(str(error))
         self.error = error
         self.inputs = inputs
@@ -118,7 +118,7 @@ class SuspendedRecording:
 class Derivation:
     """Runs calls on metadata, for one trace."""
 
-    def __init__(self, mode: FakeTensorMode, recording: Any) -> None:
+    def __init__(self, mode: FakeTensorMode, recording: object) -> None:
         self.mode = mode
         self.recording = recording
         self.is_active = False
@@ -145,7 +145,7 @@ class Derivation:
             return parts if any(parts[key] is not value[key] for key in value) else value
         return transform(value, self._meta_of_leaf, _is_of_a_trace)
 
-    def find_meta(self, value: Any) -> Any:
+    def find_meta(self, value: object) -> Any:
         """The metadata of a structure of values; `UNKNOWN` if nothing is known of one of them."""
         try:
             return self.meta_of(value)
@@ -209,7 +209,7 @@ class Derivation:
         """What happens in here happens to stand-ins, and is no part of the program."""
         return SuspendedRecording(self, self.mode)
 
-    def run(self, call: Callable[..., Any], name: str, args: Any, kwargs: Any, is_torchs: bool = True) -> Any:
+    def run(self, call: Callable[..., Any], name: str, args: object, kwargs: object, is_torchs: bool = True) -> Any:
         """The result of a call on metadata, or `UNKNOWN`. `is_torchs`: what it refuses, real tensors are refused, too."""
         try:
             inputs = (self.meta_of(args), self.meta_of(kwargs))
@@ -228,12 +228,12 @@ class Derivation:
             return self._unknown(name, inputs, f"{type(error).__name__}: {error}")
         return self._convert_real_tensors(result)
 
-    def _convert_real_tensors(self, result: Any) -> Any:
+    def _convert_real_tensors(self, result: object) -> Any:
         if type(result) is FakeTensor or not holds(result, _is_real):
             return result
         return transform(result, lambda tensor, path: self.stand_in(tensor), _is_real)
 
-    def _unknown(self, name: str, inputs: tuple[Any, Any], why: str) -> Any:
+    def _unknown(self, name: str, inputs: tuple[object, object], why: str) -> Any:
         call = f"{name}({describe_tensors(*inputs)})"
         self.underivable.append(
             UnderivableCall(call, user_line(), why.splitlines()[0] if why else "no reason was given")
@@ -259,18 +259,18 @@ class Derivation:
         warnings.warn_explicit(message, UserWarning, *place)
 
 
-def _is_of_a_trace(value: Any) -> bool:
+def _is_of_a_trace(value: object) -> bool:
     return isinstance(value, (torch.Tensor, MetaProxy)) or type(value) is DeviceOf
 
 
-def _is_real(value: Any) -> bool:
+def _is_real(value: object) -> bool:
     return isinstance(value, torch.Tensor) and type(value) is not FakeTensor
 
 
 # --- which function a node calls on metadata -------------------------------------------------------------------------
 
 
-def override_for(target: Any) -> Any:
+def override_for(target: object) -> Any:
     try:
         return manual_meta_overrides.get(target)
     except TypeError:  # not hashable
@@ -280,14 +280,14 @@ def override_for(target: Any) -> Any:
 def item_call(target: Callable[..., Any]) -> Callable[..., Any]:
     """`x[i]` with an index in a tensor whose value is data: eager reads it, and selects. Any index selects alike."""
 
-    def call(values: Any, item: Any, *rest: Any) -> Any:
+    def call(values: object, item: object, *rest: object) -> Any:
         is_tensor = type(values) is FakeTensor
         return target(values, _with_any_index(item) if is_tensor else item, *rest)
 
     return call
 
 
-def _with_any_index(item: Any) -> Any:
+def _with_any_index(item: object) -> Any:
     if type(item) is tuple:
         return tuple(map(_with_any_index, item))
     if type(item) is FakeTensor and item.ndim == 0 and item.fake_mode.value_of(item) is None:
@@ -309,7 +309,7 @@ CALLS: dict[Any, Callable[..., Any]] = {
 
 
 def method_call(name: str) -> Callable[..., Any]:
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: object, *args: object, **kwargs: object) -> Any:
         return getattr(self, name)(*args, **kwargs)
 
     return call
@@ -319,7 +319,7 @@ def module_call(module: torch.nn.Module, forward: Callable[..., Any]) -> Callabl
     """The module's own forward; what it assigns to itself meanwhile is taken back."""
     override = manual_meta_overrides.for_module(module)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         if override is not None:
             return override(module, *args, **kwargs)
         before = [(inner, dict(inner._buffers), dict(inner.__dict__)) for inner in modules_in_python(module)]

@@ -53,7 +53,7 @@ class Regions:
             _torch.set_grad_enabled: self._set_grad_enabled,
         }
 
-    def _enter_autocast(self, *options: Any) -> None:
+    def _enter_autocast(self, *options: object) -> None:
         """`torch.autocast` has entered already."""
         self._autocasts.append(self._tracer.append_call(_torch.enter_autocast, options, {}))
 
@@ -183,7 +183,7 @@ def target_of(func: Any) -> Target:
     return "call_function", func
 
 
-def _property_of(func: Any) -> str | None:
+def _property_of(func: object) -> str | None:
     """The name of the property that `func` reads or writes."""
     owner = getattr(func, "__self__", None)
     if getattr(func, "__name__", "") not in ("__get__", "__set__", "__delete__") or owner is None:

@@ -30,7 +30,7 @@ class ExampleInputs:
     An example on the meta device says nothing of the device: it is taken to be where the tensors of the root are.
     """
 
-    def __init__(self, root: torch.nn.Module, meta_args: Mapping[str, Any] | None, symbolic: Any) -> None:
+    def __init__(self, root: torch.nn.Module, meta_args: Mapping[str, object] | None, symbolic: object) -> None:
         if not isinstance(symbolic, (bool, Mapping)):
             raise TypeError(
                 "symbolic is True, or maps names of arguments to what becomes of their sizes; it is a "
@@ -89,7 +89,7 @@ def _has_no_device(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "meta" or getattr(tensor, "fake_mode", None) is not None
 
 
-def _env_of(value: Any) -> Any:
+def _env_of(value: object) -> Any:
     return value.fake_mode.shape_env if type(value) is FakeTensor else None
 
 
@@ -121,7 +121,7 @@ PLAIN = (int, float, complex, bool, str, type(None), torch.dtype, torch.device)
 
 
 @has_side_effect
-def check_arguments(given: dict[str, Any], traced: dict[str, Any], needed: dict[str, Any]) -> None:
+def check_arguments(given: dict[str, object], traced: dict[str, object], needed: dict[str, object]) -> None:
     """Refuse arguments other than those that the program was traced with.
 
     What is in a tuple under `traced` are parts of an argument: the way to each, and what was there.
@@ -140,7 +140,7 @@ def check_arguments(given: dict[str, Any], traced: dict[str, Any], needed: dict[
                 _refuse_another(name, _source(name, path), part, _part_at(value, path))
 
 
-def _refuse_another(name: str, what: str, before: Any, now: Any) -> None:
+def _refuse_another(name: str, what: str, before: object, now: object) -> None:
     if now is before or (type(now) is type(before) and now == before):
         return
     raise ValueError(
@@ -149,7 +149,7 @@ def _refuse_another(name: str, what: str, before: Any, now: Any) -> None:
     )
 
 
-def _part_at(value: Any, path: Path) -> Any:
+def _part_at(value: object, path: Path) -> Any:
     """The part of an argument, None if there is no such part."""
     try:
         return _reach(value, path)
@@ -157,7 +157,7 @@ def _part_at(value: Any, path: Path) -> Any:
         return None
 
 
-def fixed_parts(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def fixed_parts(value: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """What of a structure is fixed by tracing with it: how long its lists are, what keys its dicts have, its numbers.
 
     Objects are not looked into, save for dataclasses: caches of models count in theirs what they hold.
@@ -187,7 +187,7 @@ class TraceInputs:
     """Makes the placeholders of a graph and the arguments to call the program with."""
 
     def __init__(
-        self, tracer: MetaTracer, meta_args: Mapping[str, Any] | None, concrete_args: Mapping[str, Any]
+        self, tracer: MetaTracer, meta_args: Mapping[str, object] | None, concrete_args: Mapping[str, object]
     ) -> None:
         self._tracer = tracer
         self._has_examples = meta_args is not None
@@ -290,7 +290,7 @@ class TraceInputs:
             return EMPTY
         return self._tracer.proxy(node)
 
-    def _unpack(self, example: Any, name: str, node: Node) -> Any:
+    def _unpack(self, example: object, name: str, node: Node) -> Any:
         """The structure of the examples, with a value of the trace in the place of each tensor."""
         nodes: dict[Path, Node] = {(): node}
 
@@ -303,7 +303,7 @@ class TraceInputs:
                 nodes[path] = found
             return found
 
-        def value_at(leaf: Any, path: Path) -> Any:
+        def value_at(leaf: object, path: Path) -> Any:
             meta = (
                 UNKNOWN
                 if not isinstance(leaf, torch.Tensor)
@@ -318,7 +318,7 @@ class TraceInputs:
         return value
 
 
-def _reach(value: Any, path: Path) -> Any:
+def _reach(value: object, path: Path) -> Any:
     for how, key in path:
         value = STEPS[how](value, key)
     return value
@@ -339,7 +339,7 @@ STEPS: dict[str, Callable[[Any, Any], Any]] = {
 SHOWN_STEPS = {"item": "{}[{!r}]", "attr": "{}.{}", "length": "the length of {}", "keys": "the keys of {}"}
 
 
-def _is_open(value: Any) -> bool:
+def _is_open(value: object) -> bool:
     """What is to be a value of the trace: a tensor, or fx's mark for a place that is left open."""
     return isinstance(value, torch.Tensor) or value is torch.fx.PH or isinstance(value, type(torch.fx.PH))
 

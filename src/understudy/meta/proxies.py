@@ -40,7 +40,7 @@ ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device,
 CONSTANTS = (*FACTS, type(None), bytes, range, enum.Enum, type(...), type, FunctionType, BuiltinFunctionType)
 
 
-def is_fact(value: Any) -> bool:
+def is_fact(value: object) -> bool:
     """A plain answer about a tensor: numbers, a dtype, sizes. In a graph it is a constant, or computed from sizes."""
     if type(value) is FakeTensor:
         return False
@@ -86,7 +86,7 @@ class MetaProxy:
     tracer: MetaTracer
     _meta: Any
 
-    def __init__(self, node: Node, tracer: MetaTracer, meta: Any = UNKNOWN) -> None:
+    def __init__(self, node: Node, tracer: MetaTracer, meta: object = UNKNOWN) -> None:
         state = read_own(self, "__dict__")
         state["node"], state["tracer"], state["_meta"] = node, tracer, meta
 
@@ -107,13 +107,13 @@ class MetaProxy:
     def __copy__(self) -> MetaProxy:
         return self
 
-    def __deepcopy__(self, memo: Any) -> MetaProxy:
+    def __deepcopy__(self, memo: object) -> MetaProxy:
         # A copy of a value that nobody has yet is a node like any other.
         if isinstance(self._meta, torch.Tensor):
             return self.tracer.create_proxy("call_method", "clone", (self,), {})
         return self
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         raise self.tracer.refused("a value of a trace can't be pickled", self)
 
     # --- attributes ------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class MetaProxy:
     def __getattr__(self, name: str) -> Any:
         return attribute(self, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name in OWN_STATE:
             object.__setattr__(self, name, value)
         else:
@@ -153,22 +153,22 @@ class MetaProxy:
     def __iter__(self) -> Iterator[Any]:
         return self.tracer.iter(self)
 
-    def __contains__(self, item: Any) -> bool:
+    def __contains__(self, item: object) -> bool:
         if self._meta is UNKNOWN or isinstance(self._meta, torch.Tensor):
             return bool(self.tracer.create_proxy("call_function", operator.contains, (self, item), {}))
         return item in self._meta
 
-    def __getitem__(self, item: Any) -> Any:
+    def __getitem__(self, item: object) -> Any:
         return self.tracer.create_proxy("call_function", operator.getitem, (self, item), {})
 
-    def __setitem__(self, item: Any, value: Any) -> None:
+    def __setitem__(self, item: object, value: object) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, item, value), {})
 
     # --- torch functions outside of the trace's own mode --------------------------------------------------------
 
     @classmethod
     def __torch_function__(
-        cls, orig_method: Callable[..., Any], types: Any, args: Any = None, kwargs: Any = None
+        cls, orig_method: Callable[..., Any], types: object, args: object = None, kwargs: object = None
     ) -> Any:
         args, kwargs = args or (), kwargs or {}
         proxy = next(iter(proxies_in((args, kwargs))), None)
@@ -179,7 +179,7 @@ class MetaProxy:
 
 
 def _operator_method(target: Callable[..., Any], is_reflected: bool = False) -> Callable[..., Any]:
-    def method(self: MetaProxy, *other: Any) -> Any:
+    def method(self: MetaProxy, *other: object) -> Any:
         arguments = (*other, self) if is_reflected else (self, *other)
         return self.tracer.create_proxy("call_function", target, arguments, {})
 
@@ -219,7 +219,7 @@ class TensorProxy(MetaProxy, torch.Tensor):  # type: ignore[misc]
 class CallableProxy(MetaProxy):
     """Stands for something that can be called: a function, an object with `__call__`."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self.tracer.create_proxy("call_method", "__call__", (self, *args), kwargs)
 
 
@@ -258,7 +258,7 @@ class MetaAttribute(MetaProxy):
 class MethodAttribute(MetaAttribute):
     """`x.view`: an attribute that can be called."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self._owner.tracer.create_proxy("call_method", self._name, (self._owner, *args), kwargs)
 
 
@@ -307,17 +307,17 @@ class DeviceOf(str):
     def __hash__(self) -> int:
         return hash(self.device)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         return torch.device, (str(self.device),)
 
     def __enter__(self) -> Any:
         return self.device.__enter__()
 
-    def __exit__(self, *error: Any) -> Any:
+    def __exit__(self, *error: object) -> Any:
         return self.device.__exit__(*error)
 
 
-def make_proxy(tracer: MetaTracer, node: Node, meta: Any) -> MetaProxy:
+def make_proxy(tracer: MetaTracer, node: Node, meta: object) -> MetaProxy:
     if meta is UNKNOWN or type(meta) is FakeTensor or isinstance(meta, torch.Tensor):
         proxy: Any = _torch.make_subclass(TensorProxy, tracer.hollow)
         MetaProxy.__init__(proxy, node, tracer, meta)
@@ -326,7 +326,7 @@ def make_proxy(tracer: MetaTracer, node: Node, meta: Any) -> MetaProxy:
     return (CallableProxy if callable(meta) else MetaProxy)(node, tracer, meta)
 
 
-def _make_attribute(owner: MetaProxy, name: str, meta: Any, is_tensor: bool) -> MetaAttribute:
+def _make_attribute(owner: MetaProxy, name: str, meta: object, is_tensor: bool) -> MetaAttribute:
     tracer = owner.tracer
     made: Any
     if is_tensor:
@@ -393,7 +393,7 @@ def _is_method(name: str) -> bool:
     return callable(getattr(FakeTensor, name))
 
 
-def proxies_in(value: Any) -> Iterator[MetaProxy]:
+def proxies_in(value: object) -> Iterator[MetaProxy]:
     """The proxies in arguments: in lists, tuples, dicts and slices."""
     if isinstance(value, MetaProxy):
         yield value

@@ -31,7 +31,7 @@ class CallResults:
         self.parts: list[Node] = []
         """Nodes that read parts of structures; those that nobody uses are erased at the end."""
 
-    def present(self, node: Node, meta: Any) -> Any:
+    def present(self, node: Node, meta: object) -> Any:
         """The value of a node of which this is known, with the nodes that read its parts."""
         if type(meta) is FakeTensor:
             return make_proxy(self._tracer, node, meta)
@@ -39,7 +39,7 @@ class CallResults:
             self._tracer.symbols.bind_part(number, self._node_at(node, path))
         return self._present(node, meta)
 
-    def _present(self, node: Node, meta: Any) -> Any:
+    def _present(self, node: Node, meta: object) -> Any:
         if meta is UNKNOWN or type(meta) is FakeTensor or isinstance(meta, torch.Tensor):
             return make_proxy(self._tracer, node, meta)
         if is_constant(meta):
@@ -54,7 +54,7 @@ class CallResults:
             self._tracer.arguments.remember_tuple(whole, node)
         return whole
 
-    def _present_part(self, node: Node, index: object, part: Any) -> Any:
+    def _present_part(self, node: Node, index: object, part: object) -> Any:
         if is_constant(part):
             return part
         item = self._tracer.create_node("call_function", operator.getitem, (node, index), {})
@@ -69,7 +69,7 @@ class CallResults:
 
     # --- numbers that data decides -----------------------------------------------------------------------------------
 
-    def fresh_numbers(self, meta: Any) -> Iterator[tuple[SymNode, KeyPath]]:
+    def fresh_numbers(self, meta: object) -> Iterator[tuple[SymNode, KeyPath]]:
         """Numbers that data decides, which need the node that reads them, and the path to each."""
         return ((number, path) for number, path in values_in(meta) if not self._is_readable(number))
 

@@ -33,7 +33,7 @@ COLLECTIONS = (set, frozenset, deque)
 """Made again of a list of their parts."""
 
 
-def parts_of(value: Any) -> list[tuple[str, Any, Any]]:
+def parts_of(value: object) -> list[tuple[str, Any, Any]]:
     """The parts of a structure: how each is reached, under which key, and what it is."""
     if type(value) in PLAIN or isinstance(value, MetaProxy):  # most are, and the questions below cost more
         return []
@@ -50,14 +50,14 @@ def parts_of(value: Any) -> list[tuple[str, Any, Any]]:
     return [("attr", name, part) for name, part in state_of(value).items()]
 
 
-def can_be_unpacked(value: Any) -> bool:
+def can_be_unpacked(value: object) -> bool:
     """Whether a structure can be made of its items again: tuples, also named ones, lists, dicts with plain keys."""
     if isinstance(value, dict):
         return all(isinstance(key, (str, int, float, tuple)) for key in value)
     return isinstance(value, tuple) or type(value) is list
 
 
-def items_of(value: Any) -> list[tuple[Any, Any, Any]]:
+def items_of(value: object) -> list[tuple[Any, Any, Any]]:
     """The parts of such a structure: under which key `with_parts` takes each, its `value[…]`, and what it is."""
     in_order = isinstance(value, tuple)
     return [
@@ -65,7 +65,7 @@ def items_of(value: Any) -> list[tuple[Any, Any, Any]]:
     ]
 
 
-def state_of(value: Any) -> dict[str, Any]:
+def state_of(value: object) -> dict[str, Any]:
     """The attributes of an object, those in slots among them."""
     state = getattr(value, "__dict__", None)
     kind: Any = type(value)
@@ -86,7 +86,7 @@ def _slots_of(kind: type) -> tuple[str, ...]:
     return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
-def leaves_in(value: Any) -> Iterator[Any]:
+def leaves_in(value: object) -> Iterator[Any]:
     """Everything in a structure that has no parts itself, each object once."""
     seen: set[int] = set()
     waiting = [value]
@@ -100,17 +100,17 @@ def leaves_in(value: Any) -> Iterator[Any]:
             waiting.extend(inner for _, _, inner in reversed(parts))
 
 
-def holds(value: Any, is_wanted: Callable[[Any], bool]) -> bool:
+def holds(value: object, is_wanted: Callable[[Any], bool]) -> bool:
     """Whether such a thing is anywhere in a structure."""
     return any(is_wanted(leaf) for leaf in leaves_in(value))
 
 
-def is_stand_in(value: Any) -> bool:
+def is_stand_in(value: object) -> bool:
     return type(value) is FakeTensor
 
 
 def transform(
-    value: Any, change: Callable[[Any, Path], Any], is_wanted: Callable[[Any], bool], path: Path = ()
+    value: object, change: Callable[[Any, Path], Any], is_wanted: Callable[[Any], bool], path: Path = ()
 ) -> Any:
     """The same structure, with what is wanted changed. Parts without any of it are left as they are."""
     if is_wanted(value):
@@ -145,7 +145,7 @@ def with_parts(value: Any, parts: dict[Any, Any]) -> Any:
     return _with_state(type(value), parts)
 
 
-def _dict_like(value: dict[Any, Any], parts: dict[Any, Any]) -> Any:
+def _dict_like(value: dict[object, object], parts: dict[object, object]) -> Any:
     if type(value) is dict:
         return parts
     made = value.copy()
@@ -156,7 +156,7 @@ def _dict_like(value: dict[Any, Any], parts: dict[Any, Any]) -> Any:
 # --- what the graph calls ------------------------------------------------------------------------------------------
 
 
-def rebuild(kind: str, state: dict[str, Any]) -> Any:
+def rebuild(kind: str, state: dict[str, object]) -> Any:
     """An object of this class ("package.module:Class") with these attributes."""
     return _with_state(_find_class(kind), state)
 

@@ -87,10 +87,10 @@ class MetaTracer(torch.fx.Tracer):
     def trace(  # type: ignore[override]
         self,
         root: torch.nn.Module | Callable[..., Any],
-        meta_args: Mapping[str, Any] | None = None,
-        concrete_args: Mapping[str, Any] | None = None,
+        meta_args: Mapping[str, object] | None = None,
+        concrete_args: Mapping[str, object] | None = None,
         *,
-        symbolic: bool | Mapping[str, Any] = False,
+        symbolic: bool | Mapping[str, object] = False,
     ) -> Graph:
         """The graph of a module or a function.
 
@@ -164,7 +164,7 @@ class MetaTracer(torch.fx.Tracer):
         self._is_entering = bool(has_hooks) and self.traced_func_name == "forward"
         return root if self._is_entering else function
 
-    def _record(self, root: Any, function: Callable[..., Any], inputs: TraceInputs, state: AssignedAttributes) -> None:
+    def _record(self, root: object, function: Callable[..., Any], inputs: TraceInputs, state: AssignedAttributes) -> None:
         entry = self._entry(root, function)
         args, kwargs = inputs.arguments(function, by_position=entry is not function)
         self._examples.check_names()
@@ -174,7 +174,7 @@ class MetaTracer(torch.fx.Tracer):
                 self.create_proxy("call_method", "copy_", (buffer, value), {})
         self._end(function, result)
 
-    def _end(self, function: Callable[..., Any], result: Any) -> None:
+    def _end(self, function: Callable[..., Any], result: object) -> None:
         returned = inspect.get_annotations(inspect.unwrap(function)).get("return")
         if isinstance(returned, str):
             returned = None  # written for later: what it means is only known where it stands
@@ -243,16 +243,16 @@ class MetaTracer(torch.fx.Tracer):
     def last_node(self) -> Node:
         return _torch.last_node(self.graph)
 
-    def append_call(self, target: Any, args: Any, kwargs: Any, name: str | None = None) -> Node:
+    def append_call(self, target: object, args: object, kwargs: object, name: str | None = None) -> Node:
         """A node whose arguments are nodes and numbers already."""
         return self.create_node("call_function", target, args, kwargs, name)
 
-    def create_arg(self, a: Any) -> Any:
+    def create_arg(self, a: object) -> Any:
         return self.arguments.argument(a)
 
     def create_proxy(
-        self, kind: str, target: Any, args: Any, kwargs: Any, name: str | None = None, type_expr: Any = None,
-        proxy_factory_fn: Any = None,
+        self, kind: str, target: object, args: object, kwargs: object, name: str | None = None, type_expr: object = None,
+        proxy_factory_fn: object = None,
     ) -> Any:  # fmt: skip
         """Record a call, after it was run on the metadata. Facts about tensors are answered, and not recorded."""
         if self.is_over:
@@ -261,7 +261,7 @@ class MetaTracer(torch.fx.Tracer):
             return self._derive_and_record(kind, target, args, kwargs, name, type_expr)
 
     def _derive_and_record(
-        self, kind: str, target: Any, args: Any, kwargs: Any, name: str | None, type_expr: Any
+        self, kind: str, target: object, args: object, kwargs: object, name: str | None, type_expr: object
     ) -> Any:
         try:
             meta = self._derive(kind, target, args, kwargs)
@@ -305,16 +305,16 @@ class MetaTracer(torch.fx.Tracer):
         named = self.create_arg(dict(kwargs)) if kwargs else {}
         return self.create_node(kind, target, self.create_arg(tuple(args)), named, name, type_expr)
 
-    def node_for(self, kind: str, target: Any, args: Any, kwargs: Any, meta: Any, *rest: Any) -> Node:
+    def node_for(self, kind: str, target: object, args: object, kwargs: object, meta: object, *rest: object) -> Node:
         node = self._node(kind, target, args, kwargs, *rest)
         self.write_meta(node, meta)
         return node
 
-    def proxy_for(self, kind: str, target: Any, args: Any, kwargs: Any, meta: Any) -> Any:
+    def proxy_for(self, kind: str, target: object, args: object, kwargs: object, meta: object) -> Any:
         """The value of a node that is made for this call."""
         return self.results.present(self.node_for(kind, target, args, kwargs, meta), meta)
 
-    def write_meta(self, node: Node, meta: Any) -> None:
+    def write_meta(self, node: Node, meta: object) -> None:
         if meta is UNKNOWN:
             return
         if type(meta) is FakeTensor:
@@ -331,7 +331,7 @@ class MetaTracer(torch.fx.Tracer):
     def proxy(self, node: Node) -> Any:
         return make_proxy(self, node, UNKNOWN)
 
-    def make_known_proxy(self, node: Node, meta: Any) -> MetaProxy:
+    def make_known_proxy(self, node: Node, meta: object) -> MetaProxy:
         """The value of a node of which this is known."""
         if node.op != "placeholder":
             self.results.parts.append(node)
@@ -372,7 +372,7 @@ class MetaTracer(torch.fx.Tracer):
             )
         return UNKNOWN
 
-    def try_to_derive(self, function: Callable[..., Any], args: Any) -> Any:
+    def try_to_derive(self, function: Callable[..., Any], args: object) -> Any:
         """What a call gives if it can be run on metadata, and nothing is said if it can't."""
         noted = len(self.derivation.underivable)
         try:
@@ -412,7 +412,7 @@ class MetaTracer(torch.fx.Tracer):
     def outermost(self) -> Any:
         return self.within(self._bodies[0].outside if self._bodies else self.graph)
 
-    def here(self, node: Any) -> Any:
+    def here(self, node: object) -> Any:
         """A node as one of the graph that is being recorded: a body takes what it does not have from around it."""
         if not isinstance(node, Node) or node.graph is self.graph:
             return node
@@ -437,14 +437,14 @@ class MetaTracer(torch.fx.Tracer):
     def name_of(self, tensor: torch.Tensor) -> str | None:
         return self.arguments.name_of(tensor)
 
-    def handles(self, args: Any, kwargs: Any) -> bool:
+    def handles(self, args: object, kwargs: object) -> bool:
         """Whether there are values of this trace among the arguments."""
         return next(proxies_in((args, kwargs)), None) is not None
 
-    def call_torch_function(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def call_torch_function(self, func: object, args: object, kwargs: object) -> Any:
         return functions.call_torch_function(self, func, args, kwargs)
 
-    def called_whole(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def called_whole(self, function: Callable[..., Any], args: object, kwargs: object) -> Any:
         """A function that is to be a node of its own."""
         return self.create_proxy("call_function", function, args, kwargs)
 
@@ -466,7 +466,7 @@ class MetaTracer(torch.fx.Tracer):
         return self.call_module(module, forward, args, kwargs)
 
     def call_module(
-        self, m: torch.nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, m: torch.nn.Module, forward: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> Any:
         if modules.is_made_of_known_parts(self, m):
             return forward(*args, **kwargs)
@@ -497,7 +497,7 @@ class MetaTracer(torch.fx.Tracer):
     def keys(self, obj: Any) -> Any:
         return attribute(obj, "keys")()
 
-    def attribute_of(self, meta: Any, name: str) -> Any:
+    def attribute_of(self, meta: object, name: str) -> Any:
         with self.derivation.enter_mode():
             return getattr(meta, name)
 
@@ -519,7 +519,7 @@ class MetaTracer(torch.fx.Tracer):
         asked = reason.split("()", 1)[0] if "()" in reason else ""
         return refused_error(reason, asked, self.describe(proxy._meta), proxy.node)
 
-    def describe(self, meta: Any) -> str:
+    def describe(self, meta: object) -> str:
         return "unknown" if meta is UNKNOWN else describe_tensors((meta,), {})
 
 
@@ -528,11 +528,11 @@ ACCESSES = (operator.getitem, getattr)
 
 
 @begins_here
-def _program(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _program(function: Callable[..., Any], args: list[object], kwargs: dict[str, object]) -> Any:
     return function(*args, **kwargs)
 
 
-def _is_torchs(target: Any) -> bool:
+def _is_torchs(target: object) -> bool:
     """A function of torch, or one of Python's operators: they refuse stand-ins only when they refuse tensors."""
     module = (
         getattr(target, "__module__", None)
@@ -548,10 +548,10 @@ def _is_torchs(target: Any) -> bool:
 
 def symbolic_trace(
     root: torch.nn.Module | Callable[..., Any],
-    meta_args: Mapping[str, Any] | None = None,
-    concrete_args: Mapping[str, Any] | None = None,
+    meta_args: Mapping[str, object] | None = None,
+    concrete_args: Mapping[str, object] | None = None,
     *,
-    symbolic: bool | Mapping[str, Any] = False,
+    symbolic: bool | Mapping[str, object] = False,
     tracer: MetaTracer | None = None,
 ) -> GraphModule:
     """A module that does what `root` does, as a graph of calls of torch: `torch.fx.symbolic_trace`, with examples.

@@ -24,7 +24,7 @@ def run_vmap(body: Callable[..., Any], options: dict[str, Any], *args: Any) -> A
     return torch.vmap(body, **options)(*args)
 
 
-def apply_function(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+def apply_function(function: type[torch.autograd.Function], *args: object, **kwargs: object) -> Any:
     """`function.apply(…)`, a node of its own: its backward is more than that of what it calls."""
     return function.apply(*args, **kwargs)
 
@@ -57,8 +57,8 @@ class VmapBody:
 
 
 def call_vmap(
-    tracer: MetaTracer, func: Callable[..., Any], in_dims: Any, out_dims: Any, randomness: str, chunk_size: Any,
-    args: tuple[Any, ...], kwargs: dict[str, Any],
+    tracer: MetaTracer, func: Callable[..., Any], in_dims: object, out_dims: object, randomness: str, chunk_size: object,
+    args: tuple[object, ...], kwargs: dict[str, object],
 ) -> Any:  # fmt: skip
     """A call of a function that was made by `torch.vmap`."""
     dims, flat, structure = _torch.vmap_inputs(in_dims, args, func)

@@ -43,7 +43,7 @@ class EditedNodes:
             heapq.heappush(self._heap, node)
 
     def spread(
-        self, values: dict[Node, Any], compute: Callable[[Node], Any], record: Callable[[Node, Any], None]
+        self, values: dict[Node, object], compute: Callable[[Node], Any], record: Callable[[Node, Any], None]
     ) -> list[Node]:
         """Run them, and what they reach. Gives the nodes that were run."""
         done: list[Node] = []
@@ -61,7 +61,7 @@ class EditedNodes:
         return done
 
     def _compare(
-        self, node: Node, old: Any, new: Any, values: dict[Node, Any], record: Callable[[Node, Any], None]
+        self, node: Node, old: object, new: object, values: dict[Node, object], record: Callable[[Node, Any], None]
     ) -> None:
         before = set(storages_of(old))
         if not is_alike(old, new):
@@ -84,12 +84,12 @@ def rename_symbols(mode: FakeTensorMode, value: Any) -> Any:
     """The same tensors and numbers, with each symbol that was renamed under its new name."""
     env = mode.shape_env
 
-    def rename_value(value: Any) -> Any:
+    def rename_value(value: object) -> Any:
         if isinstance(value, FloatExpr):
             return env.float_expr(value.operation, *map(rename_value, value.arguments))
         return env.with_merged_symbols(value) if isinstance(value, Condition) else env.simplify(value)
 
-    def rename(size: Any) -> Any:
+    def rename(size: object) -> Any:
         return env.node(rename_value(size.value), size.kind) if type(size) is SymNode else size
 
     def of_spec(spec: TensorSpec) -> TensorSpec:

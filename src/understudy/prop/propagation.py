@@ -90,7 +90,7 @@ class FakeTensorProp(torch.fx.Interpreter):
 
     # --- the whole graph --------------------------------------------------------------------------------------
 
-    def propagate(self, *args: Any, changed: Iterable[Node] | None = None) -> Any:
+    def propagate(self, *args: object, changed: Iterable[Node] | None = None) -> Any:
         """Run the graph on these arguments, real tensors among them converted; gives its output.
 
         With `changed`, and no arguments: as `repropagate(changed)`.
@@ -102,7 +102,7 @@ class FakeTensorProp(torch.fx.Interpreter):
         self.repropagate(changed)
         return self.graph.process_outputs(self.env[self._output_node()])
 
-    def propagate_dont_convert_inputs(self, *args: Any) -> Any:
+    def propagate_dont_convert_inputs(self, *args: object) -> Any:
         """Run the graph on arguments that are stand-ins already; gives its output."""
         self._convert_constants()
         with self._enter_run():
@@ -120,8 +120,8 @@ class FakeTensorProp(torch.fx.Interpreter):
                     constants[node.target] = in_stand_ins(self._mode, value)
         self._constants = constants
 
-    def _convert(self, value: Any) -> Any:
-        def convert(part: Any) -> Any:
+    def _convert(self, value: object) -> Any:
+        def convert(part: object) -> Any:
             return self._mode.from_tensor(part) if isinstance(part, torch.Tensor) else part
 
         if isinstance(value, torch.Tensor):
@@ -165,7 +165,7 @@ class FakeTensorProp(torch.fx.Interpreter):
         self._is_alone = _torch.is_heard_alone(self._mode)
         self._grad = torch.is_grad_enabled()
 
-    def _sweep(self, args: Iterable[Any]) -> Any:
+    def _sweep(self, args: Iterable[object]) -> Any:
         """Every node in turn. Torch's own loop does the same and costs 15 µs more for each of them."""
         self.env = {}
         self._odd.clear()
@@ -256,14 +256,14 @@ class FakeTensorProp(torch.fx.Interpreter):
         self._subgraphs.remember(self._mode, identifier, operands, result)
         return result
 
-    def _propagate_inside(self, inner: GraphModule, args: tuple[Any, ...]) -> Any:
+    def _propagate_inside(self, inner: GraphModule, args: tuple[object, ...]) -> Any:
         prop = FakeTensorProp(inner, self._mode, tensor_meta=self._tensor_meta, outer=self)
         prop._note_surroundings()
         return prop._sweep(inner.graph.process_inputs(*args))
 
     # --- what is written -----------------------------------------------------------------------------------------
 
-    def _rename_symbols(self, node: Node, value: Any) -> Any:
+    def _rename_symbols(self, node: Node, value: object) -> Any:
         """The value, symbols that data decides under the names that they had in the run before."""
         env = self._mode.shape_env
         if env is None or node.op == "placeholder":
@@ -279,7 +279,7 @@ class FakeTensorProp(torch.fx.Interpreter):
             node.meta["unbacked_bindings"] = bindings
         return value
 
-    def _record(self, node: Node, value: Any) -> None:
+    def _record(self, node: Node, value: object) -> None:
         self.env[node] = value
         has_grad, is_odd = needs_attention(self._mode, value)
         if has_grad or is_odd or node in self._odd_for_autograd:
@@ -291,7 +291,7 @@ class FakeTensorProp(torch.fx.Interpreter):
         else:
             node.meta["val"] = value
 
-    def _write(self, node: Node, value: Any, is_apart: bool) -> None:
+    def _write(self, node: Node, value: object, is_apart: bool) -> None:
         """Nobody may change what is written: a value that others can get at is written as a snapshot."""
         val = val_of(value, snapshot if is_apart else itself)
         if val is not None:
