@@ -6,6 +6,7 @@ import collections
 import copy
 import dataclasses
 import functools
+import gc
 import math
 import operator
 import pickle
@@ -860,3 +861,27 @@ def test_an_encoder_with_padding() -> None:
     with torch.no_grad():
         traced = symbolic_trace(model, dict(zip(("x", "padding"), args, strict=True)))
         assert torch.equal(traced(*args), model(*args))
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_traces_leave_nothing_behind(symbolic: bool) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            left, right = self.linear(x).chunk(2, -1)
+            return torch.cat([left, right], -1).relu_() + x.T.mean()
+
+    def count_objects() -> int:
+        gc.collect()
+        return len(gc.get_objects())
+
+    model = Model()
+    counts = []
+    for _ in range(3):
+        for _ in range(60):
+            symbolic_trace(model, {"x": x24}, symbolic=symbolic)
+        counts.append(count_objects())
+    assert counts[2] - counts[1] < 60

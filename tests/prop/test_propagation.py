@@ -13,7 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.graph.reality import aliasing, differences
-from understudy import FakeTensor, FakeTensorMode, FakeTensorProp, PropagationError, ShapeEnv
+from understudy import FakeTensor, FakeTensorMode, FakeTensorProp, PropagationError, ShapeEnv, symbolic_trace
+from understudy import make_fx as capture
 from understudy.errors import ShapeMismatch
 
 aten = torch.ops.aten
@@ -443,3 +444,51 @@ def test_floats_and_truths_that_data_decides_keep_their_names() -> None:
     first = names()
     assert names() == first
     assert names() == first
+
+
+# --- data-dependent sizes, and no environment given ---------------------------------------------------------------------
+
+
+def count_rows(x: torch.Tensor) -> torch.Tensor:
+    rows = x.nonzero()
+    return rows[:, 0] + torch.arange(rows.shape[0])
+
+
+def read_a_number(x: torch.Tensor) -> torch.Tensor:
+    number = x.sum().to(torch.int64).item()
+    torch._check(number >= 0)
+    return torch.zeros(number) + x.unique().sum()
+
+
+def select_by_mask(x: torch.Tensor) -> torch.Tensor:
+    return x[x > 0].view(-1, 1) * 2
+
+
+@pytest.mark.parametrize("tracing_mode", ["fake", "symbolic"])
+@pytest.mark.parametrize("function", [count_rows, read_a_number, select_by_mask])
+def test_a_graph_brings_the_environment_of_its_symbols(function: Any, tracing_mode: Any) -> None:
+    x = torch.ones(4, 3)
+    captured = capture(function, tracing_mode=tracing_mode)(x)
+    before = {node.name: str(node.meta.get("unbacked_bindings")) for node in captured.graph.nodes}
+    shapes = {node: str(getattr(node.meta.get("val"), "shape", None)) for node in captured.graph.nodes}
+    for _ in range(2):
+        prop = FakeTensorProp(captured)
+        prop.propagate(x)
+        prop.propagate(x)
+        assert {node.name: str(node.meta.get("unbacked_bindings")) for node in captured.graph.nodes} == before
+        now = {node: str(getattr(node.meta.get("val"), "shape", None)) for node in captured.graph.nodes}
+        if tracing_mode == "fake":
+            assert all(now[node] == shapes[node] for node in shapes if node.op == "call_function")
+
+
+def test_a_torch_level_graph_brings_its_environment() -> None:
+    traced = symbolic_trace(count_rows, {"x": torch.ones(4, 3)})
+    result = FakeTensorProp(traced).propagate(torch.ones(4, 3))
+    assert isinstance(result.shape[0], torch.SymInt)
+
+
+def test_sizes_that_are_numbers_need_no_environment() -> None:
+    captured = capture(lambda x: x @ x.T, tracing_mode="symbolic")(torch.ones(4, 3))
+    prop = FakeTensorProp(captured)
+    assert prop.mode.shape_env is None
+    assert prop.propagate(torch.ones(5, 2)).shape == (5, 5)

@@ -462,19 +462,19 @@ _ATTENTION_SWITCHES = (
 )
 
 
-@contextmanager
-def below_function_mode(mode: Any) -> Iterator[None]:
-    """Without this mode for torch functions, and without those that were entered after it."""
+def pop_function_modes(mode: Any) -> list[Any]:
+    """Take out this mode for torch functions and those that were entered after it; gives them, in their order."""
     depth = torch._C._len_torch_function_stack()
-    stack = [torch._C._get_function_stack_at(position) for position in range(depth)]
-    above = stack[stack.index(mode) :] if mode in stack else []
-    for _ in above:
-        torch._C._pop_torch_function_stack()
-    try:
-        yield
-    finally:
-        for entered in above:
-            torch._C._push_on_torch_function_stack(entered)
+    place = next((i for i in range(depth - 1, -1, -1) if torch._C._get_function_stack_at(i) is mode), depth)
+    taken = [torch._C._pop_torch_function_stack() for _ in range(depth - place)]
+    taken.reverse()
+    return taken
+
+
+def push_function_modes(taken: list[Any]) -> None:
+    """Put back what `pop_function_modes` took out."""
+    for mode in taken:
+        torch._C._push_on_torch_function_stack(mode)
 
 
 def hollow() -> Tensor:

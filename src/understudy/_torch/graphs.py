@@ -88,6 +88,28 @@ class NodeAppender:
 
         return add
 
+    def node(self, op: str, base: str, target: Any, args: Any, kwargs: Any) -> torch.fx.Node:
+        """A node of any kind, by the rules of `call`."""
+        number = self._counts.get(base)
+        if number is None:
+            name = self._create_name(base, None)
+        else:
+            number += 1
+            while (name := f"{base}_{number}") in self._used:
+                number += 1
+            self._counts[base] = number
+            self._used.add(name)
+        graph = self.graph
+        node = new_node(NODE)
+        init_node(node, graph, name, op, target, None)
+        set_node_arguments(node, args, kwargs)
+        self._names[node] = name
+        graph._insert(node)
+        key = (op, target if op == "call_function" else None)
+        graph._find_nodes_lookup_table.table[key][node] = None
+        graph._len += 1
+        return node
+
     def read(self, target: str) -> torch.fx.Node:
         """An attribute of the graph module."""
         name = target.replace(".", "_")
@@ -151,6 +173,13 @@ def lazy_graph_module(root: Any, graph: torch.fx.Graph, name: str) -> torch.fx.G
 
     with _use_lazy_graph_module(True):
         return _make_graph_module(root, graph, name)
+
+
+def write_code(module: torch.fx.GraphModule) -> None:
+    """Write the code of a graph module now: until then, its `forward` has another signature."""
+    from torch.fx._lazy_graph_module import _LazyGraphModule  # why: private
+
+    _LazyGraphModule.force_recompile(module)
 
 
 CodeOnlyModule = torch.fx.graph_module._CodeOnlyModule  # what stands for a graph module until its graph is read

@@ -4,6 +4,7 @@
     proxies      the values that a traced program handles
     inputs       the signature, the examples, the concrete arguments
     arguments    from values to the arguments of nodes; sizes as nodes
+    results      what the program gets for the value of a node
     structures   dicts, dataclasses, caches with values in them
     derivation   what a call gives: the same call on fakes, or a manual override
     functions    calls of torch functions; regions of autocast and no_grad

@@ -7,14 +7,15 @@ from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.fx import Node, Proxy
+from torch.fx import Node
 
 from understudy import _torch
 from understudy.fake.tensor import FakeTensor
+from understudy.graph.safe_names import safe_attribute_path
 from understudy.graph.symbol_nodes import SymbolNodes, SymbolSource
 from understudy.meta.errors import left_over_error
-from understudy.meta.proxies import SYMBOLIC, DeviceOf, MetaProxy
-from understudy.meta.structures import construction, holds
+from understudy.meta.proxies import ATOMS, SYMBOLIC, DeviceOf, MetaProxy, read_own
+from understudy.meta.structures import find_construction, holds
 from understudy.shapes.node import SymNode
 from understudy.spec import TensorSpec
 
@@ -45,6 +46,8 @@ class NodeArguments:
         self._names: dict[int, str] = {}
         self._constants: dict[int, tuple[Any, str]] = {}
         self._nodes: dict[str, Node] = {}
+        self._tuples: dict[int, tuple[tuple[Any, ...], Node]] = {}
+        self._safe_paths: dict[str, str] = {}
         self.added: list[str] = []
         for prefix, module in root.named_modules():
             for name, value in (
@@ -62,10 +65,15 @@ class NodeArguments:
     # --- one value ---------------------------------------------------------------------------------------------
 
     def argument(self, value: Any) -> Any:
-        if isinstance(value, Proxy):
-            if getattr(value.tracer, "is_over", False):
+        kind = type(value)
+        if kind in ATOMS:
+            return value
+        if kind is tuple and id(value) not in self._tuples:
+            return tuple([self.argument(part) for part in value])
+        if isinstance(value, MetaProxy):
+            if read_own(value, "tracer").is_over:
                 raise left_over_error(value.node.name)
-            return self._tracer.here(value.node)
+            return self._tracer.here(read_own(value, "node"))
         if value is None or value is ... or isinstance(value, PLAIN):
             if type(value) is DeviceOf:
                 return self._tracer.here(value._attribute.node)
@@ -74,7 +82,9 @@ class NodeArguments:
             return self._number(value)
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
-        if isinstance(value, (tuple, list, dict, slice)) and construction(value) is None:
+        if id(value) in self._tuples:
+            return self._tracer.here(self._tuples[id(value)][1])
+        if isinstance(value, (tuple, list, dict, slice)) and find_construction(value) is None:
             return self._parts(value)
         return self._other(value)
 
@@ -86,8 +96,16 @@ class NodeArguments:
         parts = [self.argument(part) for part in value]
         return parts if isinstance(value, list) else tuple(parts)
 
-    def _key(self, key: Any) -> Any:
-        if isinstance(key, (Proxy, *SYMBOLIC)):
+    def remember_tuple(self, value: tuple[object, ...], node: Node) -> None:
+        """A node gives this tuple: where the program passes it on as a whole, the node is the argument."""
+        self._tuples[id(value)] = value, node
+
+    def forget_tuples(self) -> None:
+        """The trace is over: let go of the values in them."""
+        self._tuples.clear()
+
+    def _key(self, key: object) -> Any:
+        if isinstance(key, (MetaProxy, *SYMBOLIC)):
             raise TypeError("a value of the trace can't be the key of a dict: its hash is not known")
         return key
 
@@ -104,10 +122,10 @@ class NodeArguments:
         name = self._names.get(id(tensor))
         if name is None:
             _refuse_to_keep(tensor)
-            name = self._kept(tensor, "_tensor_constant")
+            name = self._keep(tensor, "_tensor_constant")
         return self.read(name, tensor)
 
-    def read(self, name: str, value: Any) -> Node:
+    def read(self, name: str, value: object) -> Node:
         """The node that reads an attribute of the root: one for each name."""
         node = self._nodes.get(name)
         if node is None:
@@ -117,11 +135,32 @@ class NodeArguments:
                 self._tracer.write_meta(node, self._tracer.derivation.stand_in(value))
         return self._tracer.here(node)
 
-    def kept(self, value: Any, prefix: str) -> Node:
-        """The node that reads a constant, which is put into the root."""
-        return self.read(self._kept(value, prefix), value)
+    def safe_path(self, path: str) -> str:
+        """The path under which the graph reads an attribute of the root. What has a name that code can't have is put into
+        the root under another one as well."""
+        known = self._safe_paths.get(path)
+        if known is None:
+            known = safe_attribute_path(path, lambda name: hasattr(self._root, name))
+            if known is not path:
+                prefix, _, name = path.rpartition(".")
+                owner = self._root.get_submodule(prefix)
+                tables = (owner._parameters, owner._buffers, owner._modules, owner.__dict__)
+                value = next(table[name] for table in tables if name in table)
+                setattr(self._root, known, value)
+                self.added.append(known)
+            self._safe_paths[path] = known
+        return known
 
-    def _kept(self, value: Any, prefix: str) -> str:
+    def move_to_node(self, tensor: torch.Tensor, node: Node) -> None:
+        """From here on, a tensor is read from this node, which gives the same tensor: `self.count.add_(1)`."""
+        name = self._names.get(id(tensor)) or self._constants[id(tensor)][1]
+        self._nodes[name] = node
+
+    def read_constant(self, value: object, prefix: str) -> Node:
+        """The node that reads a constant, which is put into the root."""
+        return self.read(self._keep(value, prefix), value)
+
+    def _keep(self, value: object, prefix: str) -> str:
         """The name under which a constant is kept in the root."""
         known = self._constants.get(id(value))
         if known is None:
@@ -133,7 +172,7 @@ class NodeArguments:
 
     # --- everything else ----------------------------------------------------------------------------------------
 
-    def _other(self, value: Any) -> Any:
+    def _other(self, value: object) -> Any:
         if isinstance(value, (range, _torch.OpOverload)):
             return value
         if _pythons(value) is not value:
@@ -145,12 +184,12 @@ class NodeArguments:
                 f"a {type(value).__name__} leaves the traced program, and what it will give is not known: make a list of it"
             )
         if isinstance(value, type) or not holds(value, _is_of_a_trace):
-            return self.kept(value, "_constant")
-        made = construction(value)
+            return self.read_constant(value, "_constant")
+        made = find_construction(value)
         assert made is not None
         target, args, kwargs = made
         node = self._tracer.create_node("call_function", target, self.argument(args), self.argument(kwargs))
-        self._tracer.write_meta(node, self._tracer.derivation.known_parts(value))
+        self._tracer.write_meta(node, self._tracer.derivation.find_meta(value))
         return node
 
 
@@ -162,7 +201,7 @@ def _pythons(value: Any) -> Any:
     return value.item() if is_numpys else value
 
 
-def _is_of_a_trace(value: Any) -> bool:
+def _is_of_a_trace(value: object) -> bool:
     return isinstance(value, (MetaProxy, torch.Tensor, *SYMBOLIC)) or type(value) is DeviceOf
 
 

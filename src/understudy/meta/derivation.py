@@ -27,7 +27,7 @@ from understudy.fake.tensor import FakeTensor
 from understudy.lines import user_frames, user_line
 from understudy.meta.errors import MetaTraceError
 from understudy.meta.modules import modules_in_python
-from understudy.meta.proxies import UNKNOWN, DeviceOf, MetaProxy
+from understudy.meta.proxies import ATOMS, UNKNOWN, DeviceOf, MetaProxy, read_own
 from understudy.meta.structures import holds, transform
 
 Override = Callable[..., Any]
@@ -36,14 +36,14 @@ Override = Callable[..., Any]
 class MetaOverrides(dict[Any, Override]):
     """function or type of module → what it gives, in stand-ins. A plain dict, with a decorator."""
 
-    def register(self, target: Any) -> Callable[[Override], Override]:
+    def register(self, target: object) -> Callable[[Override], Override]:
         def remember(override: Override) -> Override:
             self[target] = override
             return override
 
         return remember
 
-    def for_module(self, module: Any) -> Override | None:
+    def for_module(self, module: object) -> Override | None:
         """The override of the most special class of this module."""
         return next((self[kind] for kind in type(module).__mro__ if kind in self), None)
 
@@ -109,7 +109,7 @@ class MetadataUnknown(Exception):
 class RefusedCall(Exception):
     """A call that real tensors would refuse as well. The error itself is the cause."""
 
-    def __init__(self, error: Exception, inputs: tuple[Any, Any]) -> None:
+    def __init__(self, error: Exception, inputs: tuple[object, object]) -> None:
         super().__init__(str(error))
         self.error = error
         self.inputs = inputs
@@ -131,19 +131,47 @@ def proxys_to_metas(v: Any) -> Any:
     """What is known of a value of a trace: its stand-in, or the device that it is. Anything else as it is."""
     if type(v) is DeviceOf:
         v = v._attribute
-    if not isinstance(v, torch.fx.Proxy):
+    if not issubclass(type(v), (torch.fx.Proxy, MetaProxy)):
         return v
-    if not isinstance(v, MetaProxy):
+    if not issubclass(type(v), MetaProxy):
         raise MetaTraceError(f"a value of a MetaTracer is expected, and {v} is a {type(v).__name__}")
     if v._meta is UNKNOWN:
         raise MetaTraceError(f"nothing is known of {v}: say what it is with install_tensor_meta(example)")
     return v._meta
 
 
+class SuspendedRecording:
+    """A region in which calls of torch are not recorded, inside a fake mode if one is given."""
+
+    __slots__ = ("_derivation", "_mode", "_taken")
+
+    def __init__(self, derivation: Derivation, mode: FakeTensorMode | None) -> None:
+        self._derivation = derivation
+        self._mode = mode
+        self._taken: list[Any] | None = None
+
+    def __enter__(self) -> None:
+        derivation = self._derivation
+        if not derivation.is_active:
+            derivation.is_active = True
+            self._taken = _torch.pop_function_modes(derivation.recording)
+        if self._mode is not None:
+            self._mode.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            if self._mode is not None:
+                self._mode.__exit__(*error)
+        finally:
+            if self._taken is not None:
+                _torch.push_function_modes(self._taken)
+                self._derivation.is_active = False
+
+
 class Derivation:
     """Runs calls on metadata, for one trace."""
 
-    def __init__(self, mode: FakeTensorMode, recording: Any) -> None:
+    def __init__(self, mode: FakeTensorMode, recording: object) -> None:
         self.mode = mode
         self.recording = recording
         self.is_active = False
@@ -155,9 +183,22 @@ class Derivation:
 
     def meta_of(self, value: Any) -> Any:
         """The arguments of a call with stand-ins in the place of values of the trace and of real tensors."""
+        kind = type(value)
+        if kind in ATOMS:
+            return value
+        if kind is tuple:
+            return tuple([self.meta_of(part) for part in value])
+        if isinstance(value, MetaProxy):
+            meta = read_own(value, "_meta")
+            if meta is UNKNOWN:
+                raise MetadataUnknown
+            return meta
+        if kind is dict:
+            parts = {key: self.meta_of(part) for key, part in value.items()}
+            return parts if any(parts[key] is not value[key] for key in value) else value
         return transform(value, self._meta_of_leaf, _is_of_a_trace)
 
-    def known_parts(self, value: Any) -> Any:
+    def find_meta(self, value: object) -> Any:
         """The metadata of a structure of values; `UNKNOWN` if nothing is known of one of them."""
         try:
             return self.meta_of(value)
@@ -182,7 +223,7 @@ class Derivation:
         found = self._made.get(id(tensor))
         if found is not None:
             return found
-        with self.unrecorded():
+        with self.suspend_recording():
             made = self.mode.from_tensor(tensor, static_shapes=True)
             if (
                 tensor.numel() <= READABLE
@@ -195,6 +236,10 @@ class Derivation:
         self._found[id(tensor)] = (tensor, made._version)
         return made
 
+    def find_stand_in(self, tensor: torch.Tensor) -> Any:
+        """The stand-in of a tensor that is there, None if it has none."""
+        return self._made.get(id(tensor))
+
     def is_written(self, tensor: torch.Tensor) -> bool:
         """Whether the program has written to a tensor that is there: what is in it is not what the program would see."""
         made = self._made.get(id(tensor))
@@ -203,32 +248,28 @@ class Derivation:
     # --- running ---------------------------------------------------------------------------------------------
 
     @contextmanager
-    def unrecorded(self) -> Iterator[None]:
+    def hold_patches(self) -> Iterator[None]:
+        """The program runs without the mode. What the mode changes in torch stays changed: each change asks for an active
+        mode itself, and making them anew for each call of the program would take longer than the call."""
+        with self.mode, _torch.without_fake_mode():
+            yield
+
+    def suspend_recording(self) -> SuspendedRecording:
         """Nothing that happens in here is part of the program."""
-        if self.is_active:
-            yield
-            return
-        self.is_active = True
-        try:
-            with _torch.below_function_mode(self.recording):
-                yield
-        finally:
-            self.is_active = False
+        return SuspendedRecording(self, None)
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
+    def enter_mode(self) -> SuspendedRecording:
         """What happens in here happens to stand-ins, and is no part of the program."""
-        with self.unrecorded(), self.mode:
-            yield
+        return SuspendedRecording(self, self.mode)
 
-    def run(self, call: Callable[..., Any], name: str, args: Any, kwargs: Any, is_torchs: bool = True) -> Any:
+    def run(self, call: Callable[..., Any], name: str, args: object, kwargs: object, is_torchs: bool = True) -> Any:
         """The result of a call on metadata, or `UNKNOWN`. `is_torchs`: what it refuses, real tensors are refused, too."""
         try:
             inputs = (self.meta_of(args), self.meta_of(kwargs))
         except MetadataUnknown:
             return UNKNOWN
         try:
-            with self.running():
+            with self.enter_mode():
                 result = call(*inputs[0], **inputs[1])
         except OperatorError as error:
             raise RefusedCall(error, inputs) from error
@@ -238,14 +279,14 @@ class Derivation:
             if is_torchs:
                 raise RefusedCall(error, inputs) from error
             return self._unknown(name, inputs, f"{type(error).__name__}: {error}")
-        return self._in_stand_ins(result)
+        return self._convert_real_tensors(result)
 
-    def _in_stand_ins(self, result: Any) -> Any:
+    def _convert_real_tensors(self, result: object) -> Any:
         if type(result) is FakeTensor or not holds(result, _is_real):
             return result
         return transform(result, lambda tensor, path: self.stand_in(tensor), _is_real)
 
-    def _unknown(self, name: str, inputs: tuple[Any, Any], why: str) -> Any:
+    def _unknown(self, name: str, inputs: tuple[object, object], why: str) -> Any:
         call = f"{name}({describe_tensors(*inputs)})"
         self.underivable.append(
             UnderivableCall(call, user_line(), why.splitlines()[0] if why else "no reason was given")
@@ -271,18 +312,18 @@ class Derivation:
         warnings.warn_explicit(message, UserWarning, *place)
 
 
-def _is_of_a_trace(value: Any) -> bool:
+def _is_of_a_trace(value: object) -> bool:
     return isinstance(value, (torch.Tensor, MetaProxy)) or type(value) is DeviceOf
 
 
-def _is_real(value: Any) -> bool:
+def _is_real(value: object) -> bool:
     return isinstance(value, torch.Tensor) and type(value) is not FakeTensor
 
 
 # --- which function a node calls on metadata -------------------------------------------------------------------------
 
 
-def override_for(target: Any) -> Any:
+def override_for(target: object) -> Any:
     try:
         return manual_meta_overrides.get(target)
     except TypeError:  # not hashable
@@ -292,14 +333,14 @@ def override_for(target: Any) -> Any:
 def item_call(target: Callable[..., Any]) -> Callable[..., Any]:
     """`x[i]` with an index in a tensor whose value is data: eager reads it, and selects. Any index selects alike."""
 
-    def call(values: Any, item: Any, *rest: Any) -> Any:
+    def call(values: object, item: object, *rest: object) -> Any:
         is_tensor = type(values) is FakeTensor
         return target(values, _with_any_index(item) if is_tensor else item, *rest)
 
     return call
 
 
-def _with_any_index(item: Any) -> Any:
+def _with_any_index(item: object) -> Any:
     if type(item) is tuple:
         return tuple(map(_with_any_index, item))
     if type(item) is FakeTensor and item.ndim == 0 and item.fake_mode.value_of(item) is None:
@@ -321,7 +362,7 @@ CALLS: dict[Any, Callable[..., Any]] = {
 
 
 def method_call(name: str) -> Callable[..., Any]:
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: object, *args: object, **kwargs: object) -> Any:
         return getattr(self, name)(*args, **kwargs)
 
     return call
@@ -331,7 +372,7 @@ def module_call(module: torch.nn.Module, forward: Callable[..., Any]) -> Callabl
     """The module's own forward; what it assigns to itself meanwhile is taken back."""
     override = manual_meta_overrides.for_module(module)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         if override is not None:
             return override(module, *args, **kwargs)
         before = [(inner, dict(inner._buffers), dict(inner.__dict__)) for inner in modules_in_python(module)]

@@ -53,7 +53,7 @@ class Regions:
             _torch.set_grad_enabled: self._set_grad_enabled,
         }
 
-    def _enter_autocast(self, *options: Any) -> None:
+    def _enter_autocast(self, *options: object) -> None:
         """`torch.autocast` has entered already."""
         self._autocasts.append(self._tracer.append_call(_torch.enter_autocast, options, {}))
 
@@ -143,17 +143,19 @@ class FunctionRecorder(TorchFunctionMode):
 
 def call_torch_function(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:
     """A torch function is called in the traced program."""
-    has_traced, has_roots, has_tensors = _looked_through(tracer, args, kwargs)
+    has_traced, has_roots, has_tensors = _classify_arguments(tracer, args, kwargs)
     if has_traced:
         return _record_call(tracer, func, args, kwargs)
     if has_roots:
-        return _on_root_tensors(tracer, func, args, kwargs)
+        return _call_on_root_tensors(tracer, func, args, kwargs)
     if has_tensors:
         return func(*args, **kwargs)
-    return _without_tensors(tracer, func, args, kwargs)
+    return _call_without_tensors(tracer, func, args, kwargs)
 
 
-def _looked_through(tracer: MetaTracer, args: Any, kwargs: Any) -> tuple[bool, bool, bool]:
+def _classify_arguments(tracer: MetaTracer, args: Any, kwargs: Any) -> tuple[bool, bool, bool]:
+    if any(isinstance(value, MetaProxy) for value in args):
+        return True, False, False
     has_traced = has_roots = has_tensors = False
     for leaf in leaves_in((args, kwargs)):
         if isinstance(leaf, (MetaProxy, *SYMBOLIC)) or type(leaf) is DeviceOf:
@@ -181,7 +183,7 @@ def target_of(func: Any) -> Target:
     return "call_function", func
 
 
-def _property_of(func: Any) -> str | None:
+def _property_of(func: object) -> str | None:
     """The name of the property that `func` reads or writes."""
     owner = getattr(func, "__self__", None)
     if getattr(func, "__name__", "") not in ("__get__", "__set__", "__delete__") or owner is None:
@@ -212,7 +214,7 @@ ABOUT_THE_OBJECT = frozenset(
 """Asked of a tensor that is there, these are answered by the tensor that is there."""
 
 
-def _on_root_tensors(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:
+def _call_on_root_tensors(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:
     accessed = _property_of(func)
     name = accessed or getattr(func, "__name__", "")
     if name in ABOUT_THE_OBJECT or (accessed is None and name == "__iter__"):
@@ -233,7 +235,7 @@ def _read(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:
     if not tracer.derivation.is_written(args[0]):
         return func(*args, **kwargs)
     try:
-        with tracer.derivation.running():
+        with tracer.derivation.enter_mode():
             return func(tracer.derivation.stand_in(args[0]), *args[1:], **kwargs)
     except UnderstudyError as error:
         name = tracer.name_of(args[0])
@@ -245,10 +247,10 @@ def _read(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:
 # --- factories -----------------------------------------------------------------------------------------------------------
 
 
-def _without_tensors(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:
+def _call_without_tensors(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:
     """A factory is what makes a tensor of none. Anything else has been run by asking."""
     try:
-        with tracer.derivation.running():
+        with tracer.derivation.enter_mode():
             result = func(*args, **kwargs)
     except UnderstudyError as error:
         if isinstance(error, OperatorError):

@@ -30,7 +30,7 @@ class ExampleInputs:
     An example on the meta device says nothing of the device: it is taken to be where the tensors of the root are.
     """
 
-    def __init__(self, root: torch.nn.Module, meta_args: Mapping[str, Any] | None, symbolic: Any) -> None:
+    def __init__(self, root: torch.nn.Module, meta_args: Mapping[str, object] | None, symbolic: object) -> None:
         if not isinstance(symbolic, (bool, Mapping)):
             raise TypeError(
                 "symbolic is True, or maps names of arguments to what becomes of their sizes; it is a "
@@ -89,7 +89,7 @@ def _has_no_device(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "meta" or getattr(tensor, "fake_mode", None) is not None
 
 
-def _env_of(value: Any) -> Any:
+def _env_of(value: object) -> Any:
     return value.fake_mode.shape_env if type(value) is FakeTensor else None
 
 
@@ -121,7 +121,7 @@ PLAIN = (int, float, complex, bool, str, type(None), torch.dtype, torch.device)
 
 
 @has_side_effect
-def as_traced(given: dict[str, Any], traced: dict[str, Any], needed: dict[str, Any]) -> None:
+def check_arguments(given: dict[str, object], traced: dict[str, object], needed: dict[str, object]) -> None:
     """Refuse arguments other than those that the program was traced with.
 
     What is in a tuple under `traced` are parts of an argument: the way to each, and what was there.
@@ -140,7 +140,7 @@ def as_traced(given: dict[str, Any], traced: dict[str, Any], needed: dict[str, A
                 _refuse_another(name, _source(name, path), part, _part_at(value, path))
 
 
-def _refuse_another(name: str, what: str, before: Any, now: Any) -> None:
+def _refuse_another(name: str, what: str, before: object, now: object) -> None:
     if now is before or (type(now) is type(before) and now == before):
         return
     raise ValueError(
@@ -149,7 +149,7 @@ def _refuse_another(name: str, what: str, before: Any, now: Any) -> None:
     )
 
 
-def _part_at(value: Any, path: Path) -> Any:
+def _part_at(value: object, path: Path) -> Any:
     """The part of an argument, None if there is no such part."""
     try:
         return _reach(value, path)
@@ -157,7 +157,7 @@ def _part_at(value: Any, path: Path) -> Any:
         return None
 
 
-def fixed_parts(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def fixed_parts(value: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """What of a structure is fixed by tracing with it: how long its lists are, what keys its dicts have, its numbers.
 
     Objects are not looked into, save for dataclasses: caches of models count in theirs what they hold.
@@ -187,7 +187,7 @@ class TraceInputs:
     """Makes the placeholders of a graph and the arguments to call the program with."""
 
     def __init__(
-        self, tracer: MetaTracer, meta_args: Mapping[str, Any] | None, concrete_args: Mapping[str, Any]
+        self, tracer: MetaTracer, meta_args: Mapping[str, object] | None, concrete_args: Mapping[str, object]
     ) -> None:
         self._tracer = tracer
         self._has_examples = meta_args is not None
@@ -205,16 +205,16 @@ class TraceInputs:
         `by_position`: where it can be, as hooks of modules expect it."""
         parameters = signature_of(function).parameters
         self._check_names(parameters)
-        nodes = {parameter: self._placeholder(parameter) for parameter in self._all(parameters)}
+        nodes = [(parameter, self._placeholder(parameter)) for parameter in self._list_parameters(parameters)]
         if self._given or self._needed:
             checks = (self._given, self._traced, self._needed)
-            self._tracer.create_node("call_function", as_traced, checks, {})
+            self._tracer.create_node("call_function", check_arguments, checks, {})
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         by_position = by_position or any(
             p.kind is p.VAR_POSITIONAL and p.name in self._examples for p in parameters.values()
         )
-        for parameter, node in nodes.items():
+        for parameter, node in nodes:
             value = self._value(parameter, node)
             if value is EMPTY:
                 by_position = False
@@ -234,7 +234,7 @@ class TraceInputs:
             if name not in parameters and not takes_any:
                 raise TypeError(f"the program has no argument {name!r}; it has {', '.join(parameters)}")
 
-    def _all(self, parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
+    def _list_parameters(self, parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
         """Those of the signature, and those that go into its `**kwargs`. `*args` without an example is empty."""
         found = []
         for parameter in parameters.values():
@@ -250,7 +250,7 @@ class TraceInputs:
 
     def _placeholder(self, parameter: inspect.Parameter) -> Node:
         name, default = parameter.name, parameter.default
-        is_fixed, value = self._fixed(parameter)
+        is_fixed, value = self._find_fixed(parameter)
         if is_fixed and isinstance(value, PLAIN):
             default = value
         elif default is not EMPTY and not isinstance(default, PLAIN):
@@ -264,12 +264,12 @@ class TraceInputs:
             return node
         if not is_fixed and name in self._examples and default is None:
             self._needed[name] = node
-        parts = tuple(fixed_parts(value)) if name in self._concrete or name in self._examples else ()
+        parts = tuple(fixed_parts(value)) if is_fixed or name in self._concrete or name in self._examples else ()
         if parts:
             self._given[name], self._traced[name] = node, parts
         return node
 
-    def _fixed(self, parameter: inspect.Parameter) -> tuple[bool, Any]:
+    def _find_fixed(self, parameter: inspect.Parameter) -> tuple[bool, Any]:
         """Whether the argument has the one value that it was traced with, and which."""
         name = parameter.name
         if name in self._concrete:
@@ -283,14 +283,14 @@ class TraceInputs:
         """The argument to call the program with; `EMPTY` for one that the program is to take from its default."""
         name = parameter.name
         if name in self._concrete:
-            return self._unpacked(self._concrete[name], name, node)
+            return self._unpack(self._concrete[name], name, node)
         if name in self._examples:
-            return self._unpacked(self._examples[name], name, node)
-        if self._fixed(parameter)[0]:
+            return self._unpack(self._examples[name], name, node)
+        if self._find_fixed(parameter)[0]:
             return EMPTY
         return self._tracer.proxy(node)
 
-    def _unpacked(self, example: Any, name: str, node: Node) -> Any:
+    def _unpack(self, example: object, name: str, node: Node) -> Any:
         """The structure of the examples, with a value of the trace in the place of each tensor."""
         nodes: dict[Path, Node] = {(): node}
 
@@ -303,22 +303,22 @@ class TraceInputs:
                 nodes[path] = found
             return found
 
-        def value_at(leaf: Any, path: Path) -> Any:
+        def value_at(leaf: object, path: Path) -> Any:
             meta = (
                 UNKNOWN
                 if not isinstance(leaf, torch.Tensor)
                 else self._tracer.example(leaf, _source(name, path))
             )
-            return self._tracer.known(node_at(path), meta)
+            return self._tracer.make_known_proxy(node_at(path), meta)
 
         value = transform(example, value_at, _is_open)
         for path, part in nodes.items():
             if "val" not in part.meta:
-                self._tracer.write_meta(part, self._tracer.derivation.known_parts(_reach(value, path)))
+                self._tracer.write_meta(part, self._tracer.derivation.find_meta(_reach(value, path)))
         return value
 
 
-def _reach(value: Any, path: Path) -> Any:
+def _reach(value: object, path: Path) -> Any:
     for how, key in path:
         value = STEPS[how](value, key)
     return value
@@ -339,7 +339,7 @@ STEPS: dict[str, Callable[[Any, Any], Any]] = {
 SHOWN_STEPS = {"item": "{}[{!r}]", "attr": "{}.{}", "length": "the length of {}", "keys": "the keys of {}"}
 
 
-def _is_open(value: Any) -> bool:
+def _is_open(value: object) -> bool:
     """What is to be a value of the trace: a tensor, or fx's mark for a place that is left open."""
     return isinstance(value, torch.Tensor) or value is torch.fx.PH or isinstance(value, type(torch.fx.PH))
 

@@ -126,7 +126,7 @@ def _refill(container: Any, contents: Any) -> None:
     (container.update if isinstance(container, (dict, set)) else container.extend)(contents)
 
 
-def empty_caches_of(values: list[weakref.ref[Any]]) -> None:
+def empty_caches_of(values: list[weakref.ref[object]]) -> None:
     """Empty each `functools.lru_cache` that has kept one of these values, which are nothing without their trace."""
     kept: list[Any] = [value for value in (reference() for reference in values) if value is not None]
     for _ in range(AROUND_A_VALUE):
@@ -144,5 +144,5 @@ AROUND_A_VALUE = 2
 """How far it is from a value to the cache: one that a function returns in a tuple is one step farther."""
 
 
-def _is_traced(value: Any) -> bool:
+def _is_traced(value: object) -> bool:
     return isinstance(value, MetaProxy)

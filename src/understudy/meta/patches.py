@@ -16,7 +16,7 @@ import torch
 from torch.fx import Proxy
 
 from understudy import _torch
-from understudy.meta.proxies import SYMBOLIC, DeviceOf
+from understudy.meta.proxies import SYMBOLIC, DeviceOf, MetaProxy
 from understudy.patching import TRACING, Hold, patch, patch_found
 from understudy.shapes.algebra.floats import FUNCTIONS
 from understudy.shapes.node import SymNode
@@ -86,11 +86,13 @@ def gen_constructor_wrapper(target: Callable[..., Any]) -> tuple[Callable[..., A
 
     @functools.wraps(target)
     def call(*args: Any, **kwargs: Any) -> Any:
-        proxies: list[Proxy] = []
+        proxies: list[Proxy | MetaProxy] = []
 
         def note(value: Any) -> Any:
-            if isinstance(value, Proxy) or type(value) is DeviceOf:
-                proxies.append(value if isinstance(value, Proxy) else value._attribute)
+            if type(value) is DeviceOf:
+                proxies.append(value._attribute)
+            elif issubclass(type(value), (Proxy, MetaProxy)):
+                proxies.append(value)
             return value
 
         torch.fx.node.map_aggregate((args, kwargs), note)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dis
+import enum
+import functools
+import keyword
 import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from types import FrameType
+from types import BuiltinFunctionType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Node, Proxy
 
 from understudy import _torch
+from understudy.fake.tensor import FakeTensor
 
 if TYPE_CHECKING:
     from understudy.meta.tracer import MetaTracer
@@ -31,17 +35,38 @@ UNKNOWN = _Unknown()
 FACTS = (int, float, complex, str, torch.dtype, torch.layout, torch.memory_format, torch.qscheme, *SYMBOLIC)
 
 
-def is_fact(value: Any) -> bool:
+ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+"""Types of arguments that have no values of the trace in them, and are arguments of nodes as they are."""
+CONSTANTS = (*FACTS, type(None), bytes, range, enum.Enum, type(...), type, FunctionType, BuiltinFunctionType)
+
+
+def is_fact(value: object) -> bool:
     """A plain answer about a tensor: numbers, a dtype, sizes. In a graph it is a constant, or computed from sizes."""
+    if type(value) is FakeTensor:
+        return False
     if isinstance(value, (tuple, list)):
         return all(is_fact(part) for part in value)
     return isinstance(value, FACTS)
 
 
+def is_constant(value: Any) -> bool:
+    """Whether nothing in a value needs a node: the program gets the value itself, so that `is None` says what is so."""
+    kind = type(value)
+    if kind is FakeTensor:
+        return False
+    if kind in (tuple, list, torch.Size, set, frozenset):
+        return all(map(is_constant, value))
+    if kind is dict:
+        return all(map(is_constant, value.values()))
+    return isinstance(value, CONSTANTS) and kind is not DeviceOf
+
+
 # --- The values that a traced program handles: each stands for a node, and knows what that node will give ---
-# A proxy is an `fx.Proxy` that carries metadata: a stand-in, or a structure with stand-ins in it. One that stands for a
-# tensor *is* a tensor as well (an empty one, that nobody looks at), so that `isinstance(x, torch.Tensor)` says what it
-# says in the program that is traced.
+# A proxy carries metadata: a stand-in, or an object with stand-ins in it. One that stands for a tensor *is* a tensor as
+# well (an empty one, that nobody looks at), so that `isinstance(x, torch.Tensor)` and `callable(x)` say what they say in
+# the program that is traced. None inherits from `fx.Proxy`, whose instances are callable and have `keys`; they only claim
+# to be of that class, for programs that ask whether they are traced. What has a class of Python's own, numbers, tuples,
+# dicts, is handed out as such (see `results`).
 #
 #     x.shape            answered from the metadata
 #     x.device           a text that is a device to torch, and `x.device` in the graph
@@ -50,19 +75,29 @@ def is_fact(value: Any) -> bool:
 #     bool(x), int(x)    answered if the metadata knows, else an error with the line
 
 
-class MetaProxy(Proxy):
+read_own: Callable[[Any, str], Any] = object.__getattribute__
+"""The state of a proxy, past the `__getattribute__` of proxies of tensors, which is code of Python and slower."""
+
+
+class MetaProxy:
     """Stands for the value of a node. `_meta` is what is known of that value, or `UNKNOWN`."""
 
+    node: Node
     tracer: MetaTracer
     _meta: Any
 
-    def __init__(self, node: Node, tracer: MetaTracer, meta: Any = UNKNOWN) -> None:
-        self.node = node
-        self.tracer = tracer
-        self._meta = meta
+    def __init__(self, node: Node, tracer: MetaTracer, meta: object = UNKNOWN) -> None:
+        state = read_own(self, "__dict__")
+        state["node"], state["tracer"], state["_meta"] = node, tracer, meta
+
+    # `isinstance(value, Cache)` is what programs ask of an object.
+    def _claimed_class(self) -> Any:
+        return type(self._meta)
+
+    __class__ = property(_claimed_class)
 
     def __repr__(self) -> str:
-        return f"MetaProxy({self.node.name}: {self.tracer.shown(self._meta)})"
+        return f"MetaProxy({self.node.name}: {self.tracer.describe(self._meta)})"
 
     def __format__(self, format_spec: str) -> str:
         return repr(self)
@@ -77,13 +112,13 @@ class MetaProxy(Proxy):
     def __copy__(self) -> MetaProxy:
         return self
 
-    def __deepcopy__(self, memo: Any) -> MetaProxy:
+    def __deepcopy__(self, memo: object) -> MetaProxy:
         # A copy of a value that nobody has yet is a node like any other.
         if isinstance(self._meta, torch.Tensor):
             return self.tracer.create_proxy("call_method", "clone", (self,), {})
         return self
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         raise self.tracer.refused("a value of a trace can't be pickled", self)
 
     # --- attributes ------------------------------------------------------------------------------------------
@@ -91,7 +126,7 @@ class MetaProxy(Proxy):
     def __getattr__(self, name: str) -> Any:
         return attribute(self, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name in OWN_STATE:
             object.__setattr__(self, name, value)
         else:
@@ -123,81 +158,112 @@ class MetaProxy(Proxy):
     def __iter__(self) -> Iterator[Any]:
         return self.tracer.iter(self)
 
-    def __contains__(self, item: Any) -> bool:
+    def __contains__(self, item: object) -> bool:
         if self._meta is UNKNOWN or isinstance(self._meta, torch.Tensor):
             return bool(self.tracer.create_proxy("call_function", operator.contains, (self, item), {}))
         return item in self._meta
 
-    def __getitem__(self, item: Any) -> Any:
+    def __getitem__(self, item: object) -> Any:
         return self.tracer.create_proxy("call_function", operator.getitem, (self, item), {})
 
-    def __setitem__(self, item: Any, value: Any) -> None:
+    def __setitem__(self, item: object, value: object) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, item, value), {})
-
-    def keys(self) -> Any:
-        return self.tracer.keys(self)
 
     # --- torch functions outside of the trace's own mode --------------------------------------------------------
 
     @classmethod
     def __torch_function__(
-        cls, orig_method: Callable[..., Any], types: Any, args: Any = None, kwargs: Any = None
+        cls, orig_method: Callable[..., Any], types: object, args: object = None, kwargs: object = None
     ) -> Any:
         args, kwargs = args or (), kwargs or {}
         proxy = next(iter(proxies_in((args, kwargs))), None)
         if proxy is None:  # torch's classes ask, without an object, whether they are overridden
-            return super().__torch_function__(orig_method, types, args, kwargs)
-        return proxy.tracer.called(orig_method, args, kwargs)
+            tensor: Any = torch.Tensor
+            return tensor.__torch_function__(orig_method, types, args, kwargs)
+        return proxy.tracer.call_torch_function(orig_method, args, kwargs)
 
 
-def _in_place(name: str) -> Callable[[MetaProxy, Any], Any]:
-    target = getattr(operator, name)
-
-    def method(self: MetaProxy, other: Any) -> Any:
-        return self.tracer.create_proxy("call_function", target, (self, other), {})
+def _operator_method(target: Callable[..., Any], is_reflected: bool = False) -> Callable[..., Any]:
+    def method(self: MetaProxy, *other: object) -> Any:
+        arguments = (*other, self) if is_reflected else (self, *other)
+        return self.tracer.create_proxy("call_function", target, arguments, {})
 
     return method
 
 
-for _name in "iadd iand ifloordiv ilshift imod imul imatmul ior ipow irshift isub itruediv ixor".split():
-    setattr(MetaProxy, f"__{_name}__", _in_place(_name))
+ARITHMETIC = "add sub mul truediv floordiv mod pow matmul lshift rshift and or xor".split()
+OTHER_OPERATORS = "neg pos invert eq ne lt le gt ge".split()
+for _name in (*ARITHMETIC, *OTHER_OPERATORS, *[f"i{name}" for name in ARITHMETIC]):
+    setattr(MetaProxy, f"__{_name}__", _operator_method(getattr(operator, f"__{_name}__")))
+for _name in ARITHMETIC:
+    setattr(MetaProxy, f"__r{_name}__", _operator_method(getattr(operator, f"__{_name}__"), is_reflected=True))
+
+
+class TracedTensor(Proxy, torch.Tensor):  # type: ignore[misc]
+    """The class that proxies of tensors claim to be of; it has no instances."""
+
+    __call__ = None  # type: ignore[assignment]
 
 
 class TensorProxy(MetaProxy, torch.Tensor):  # type: ignore[misc]
     """A proxy that is a tensor to whoever asks for its class. Make it with `make_proxy`."""
 
+    def _claimed_class(self) -> Any:
+        return TracedTensor
+
+    __class__ = property(_claimed_class)
+
     def __getattribute__(self, name: str) -> Any:
-        if name in OWN or name.startswith("__"):
-            return object.__getattribute__(self, name)
+        if name in OWN_STATE or name.startswith("__"):
+            return read_own(self, name)
         return attribute(self, name)
 
     __hash__ = object.__hash__
+
+
+class CallableProxy(MetaProxy):
+    """Stands for something that can be called: a function, an object with `__call__`."""
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        return self.tracer.create_proxy("call_method", "__call__", (self, *args), kwargs)
 
 
 class MetaAttribute(MetaProxy):
     """`x.foo`: a node once it is used other than by calling it, in the place where it was read."""
 
     _owner: MetaProxy
+    _source: Node | None
     _name: str
     _made: Node | None
+    _moved: Node | None
     _place: tuple[Node, str]
 
     @property
     def node(self) -> Node:  # type: ignore[override]
+        return self._moved or self._first_node
+
+    @property
+    def _first_node(self) -> Node:
+        """The node that reads the attribute; what was done to its owner later is no matter."""
         if self._made is None:
-            owner = self._owner.node
+            owner = self._source or self._owner._first_node
             before, line = self._place
             if isinstance(self._owner, MetaAttribute) and self._owner._place[0] is before:
                 before = owner  # an attribute of an attribute comes after it
-            with self.tracer.within(before.graph), before.graph.inserting_after(before):
-                self._made = self.tracer.node_for(
-                    "call_function", getattr, (self._owner, self._name), {}, self._meta
-                )
+            tracer = self.tracer
+            with tracer.within(before.graph), before.graph.inserting_after(before):
+                arguments = (tracer.here(owner), self._name)
+                self._made = tracer.create_node("call_function", getattr, arguments, {})
+                tracer.write_meta(self._made, self._meta)
             if line:
                 self._made.meta["stack_trace"] = line
         return self._made
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+
+class MethodAttribute(MetaAttribute):
+    """`x.view`: an attribute that can be called."""
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self._owner.tracer.create_proxy("call_method", self._name, (self._owner, *args), kwargs)
 
 
@@ -205,8 +271,13 @@ class TensorAttribute(MetaAttribute, TensorProxy):  # type: ignore[misc]
     """`x.T`: an attribute that is a tensor."""
 
 
-OWN_STATE = frozenset({"node", "tracer", "_meta", "_owner", "_name", "_made", "_place"})
-OWN = frozenset({*OWN_STATE, "keys", "install_tensor_meta"})
+class UnknownAttribute(MethodAttribute, TensorProxy):  # type: ignore[misc]
+    """`x.foo` of a value of which nothing is known: it may be a tensor, or be called."""
+
+
+OWN_STATE = frozenset(
+    "node tracer _meta _owner _source _name _made _moved _place _first_node install_tensor_meta".split()
+)
 """What a tensor's proxy answers itself. Every other name, `view` or `T`, is one of the tensor that it stands for."""
 MAPPING_QUESTIONS = frozenset({"keys", "items", "values", "get"})
 """The keys of a known mapping are known; what stands under them is a value of the trace."""
@@ -241,35 +312,44 @@ class DeviceOf(str):
     def __hash__(self) -> int:
         return hash(self.device)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         return torch.device, (str(self.device),)
 
     def __enter__(self) -> Any:
         return self.device.__enter__()
 
-    def __exit__(self, *error: Any) -> Any:
+    def __exit__(self, *error: object) -> Any:
         return self.device.__exit__(*error)
 
 
-def make_proxy(tracer: MetaTracer, node: Node, meta: Any) -> MetaProxy:
-    if meta is UNKNOWN or isinstance(meta, torch.Tensor):
+def make_proxy(tracer: MetaTracer, node: Node, meta: object) -> MetaProxy:
+    if meta is UNKNOWN or type(meta) is FakeTensor or isinstance(meta, torch.Tensor):
         proxy: Any = _torch.make_subclass(TensorProxy, tracer.hollow)
         MetaProxy.__init__(proxy, node, tracer, meta)
         tracer.tensors.append(weakref.ref(proxy))
         return proxy
-    return MetaProxy(node, tracer, meta)
+    return (CallableProxy if callable(meta) else MetaProxy)(node, tracer, meta)
 
 
-def _make_attribute(owner: MetaProxy, name: str, meta: Any, is_tensor: bool) -> MetaAttribute:
+def _make_attribute(owner: MetaProxy, name: str, meta: object, is_tensor: bool) -> MetaAttribute:
     tracer = owner.tracer
-    made: Any = (
-        _torch.make_subclass(TensorAttribute, tracer.hollow)
-        if is_tensor
-        else MetaAttribute.__new__(MetaAttribute)
-    )
-    made.tracer, made._meta, made._owner, made._name, made._made = tracer, meta, owner, name, None
-    made._place = (tracer.last_node(), tracer.node_meta.stack_trace() if is_tensor else "")
+    made: Any
+    if is_tensor:
+        made = _torch.make_subclass(UnknownAttribute if meta is UNKNOWN else TensorAttribute, tracer.hollow)
+    else:
+        made = object.__new__(MethodAttribute if callable(meta) else MetaAttribute)
+    is_read_later = isinstance(owner, MetaAttribute) and owner._moved is None
+    read_own(made, "__dict__").update(
+        tracer=tracer, _meta=meta, _owner=owner, _name=name, _made=None, _moved=None,
+        _source=None if is_read_later else read_own(owner, "node"),
+        _place=(tracer.last_node(), tracer.node_meta.stack_trace() if is_tensor else ""),
+    )  # fmt: skip
     return made
+
+
+def move_to_node(proxy: MetaProxy, node: Node) -> None:
+    """From here on, a value stands for this node, which gives the same tensor: `x.add_(1)` gives `x`."""
+    object.__setattr__(proxy, "_moved" if isinstance(proxy, MetaAttribute) else "node", node)
 
 
 def device_of(owner: MetaProxy, device: torch.device) -> DeviceOf:
@@ -289,16 +369,22 @@ NEVER_TENSORS = frozenset({"device", "dtype", "layout"})
 
 def attribute(proxy: MetaProxy, name: str) -> Any:
     """`x.foo`: a fact if it is known and no tensor, else something that becomes a node if it is used."""
-    meta = proxy._meta
+    meta = read_own(proxy, "_meta")
     if meta is UNKNOWN:
-        if name.startswith("_"):
+        if name.startswith("_") or name in ("keys", "items"):  # it counts as a tensor, which has none of these
             raise AttributeError(f"nothing is known of {proxy!r}, and so nothing of its {name!r}")
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise AttributeError(f"{name!r} can't be written as an attribute in the code of a graph")
         return _make_attribute(proxy, name, UNKNOWN, is_tensor=name not in NEVER_TENSORS)
-    if isinstance(meta, Mapping) and name in MAPPING_QUESTIONS:
+    is_tensor = type(meta) is FakeTensor or isinstance(meta, torch.Tensor)
+    if not is_tensor and name in MAPPING_QUESTIONS and isinstance(meta, Mapping):
         return getattr({key: proxy[key] for key in meta}, name)
-    if isinstance(meta, torch.Tensor) and not hasattr(torch.Tensor, name):
+    if is_tensor and not hasattr(torch.Tensor, name):
         raise AttributeError(f"'Tensor' object has no attribute {name!r}")
-    value = proxy.tracer.attribute_of(meta, name)
+    is_method = type(meta) is FakeTensor and _is_method(name)
+    value = getattr(meta, name) if is_method else proxy.tracer.attribute_of(meta, name)
+    if value is meta:  # `x.real` of a tensor that is not complex
+        return proxy
     if isinstance(value, torch.device):
         return device_of(proxy, value)
     if is_fact(value) or value is None:
@@ -306,7 +392,13 @@ def attribute(proxy: MetaProxy, name: str) -> Any:
     return _make_attribute(proxy, name, value, isinstance(value, torch.Tensor))
 
 
-def proxies_in(value: Any) -> Iterator[MetaProxy]:
+@functools.cache
+def _is_method(name: str) -> bool:
+    """Whether this is a method of tensors: no torch function is called to read it."""
+    return callable(getattr(FakeTensor, name))
+
+
+def proxies_in(value: object) -> Iterator[MetaProxy]:
     """The proxies in arguments: in lists, tuples, dicts and slices."""
     if isinstance(value, MetaProxy):
         yield value

@@ -16,14 +16,14 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
-from torch.fx import Proxy
 
 from understudy.fake.tensor import FakeTensor
+from understudy.meta.proxies import MetaProxy
 
 Path = tuple[tuple[str, Any], ...]
 """How a part is reached: ("item", key) and ("attr", name), from the outside in."""
 OPAQUE = (
-    torch.Tensor, Proxy, torch.nn.Module, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType,
+    torch.Tensor, torch.nn.Module, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType,
     functools.partial, str, bytes, int, float, complex, torch.dtype, torch.device, torch.layout, enum.Enum,
 )  # fmt: skip
 """What is not looked into."""
@@ -33,9 +33,9 @@ COLLECTIONS = (set, frozenset, deque)
 """Made again of a list of their parts."""
 
 
-def parts_of(value: Any) -> list[tuple[str, Any, Any]]:
+def parts_of(value: object) -> list[tuple[str, Any, Any]]:
     """The parts of a structure: how each is reached, under which key, and what it is."""
-    if type(value) in PLAIN:  # most are, and the questions below cost more
+    if type(value) in PLAIN or isinstance(value, MetaProxy):  # most are, and the questions below cost more
         return []
     if isinstance(value, dict):
         return [("item", key, part) for key, part in value.items()]
@@ -50,7 +50,22 @@ def parts_of(value: Any) -> list[tuple[str, Any, Any]]:
     return [("attr", name, part) for name, part in state_of(value).items()]
 
 
-def state_of(value: Any) -> dict[str, Any]:
+def can_be_unpacked(value: object) -> bool:
+    """Whether a structure can be made of its items again: tuples, also named ones, lists, dicts with plain keys."""
+    if isinstance(value, dict):
+        return all(isinstance(key, (str, int, float, tuple)) for key in value)
+    return isinstance(value, tuple) or type(value) is list
+
+
+def items_of(value: object) -> list[tuple[Any, Any, Any]]:
+    """The parts of such a structure: under which key `with_parts` takes each, its `value[…]`, and what it is."""
+    in_order = isinstance(value, tuple)
+    return [
+        (key, position if in_order else key, part) for position, (_, key, part) in enumerate(parts_of(value))
+    ]
+
+
+def state_of(value: object) -> dict[str, Any]:
     """The attributes of an object, those in slots among them."""
     state = getattr(value, "__dict__", None)
     kind: Any = type(value)
@@ -71,7 +86,7 @@ def _slots_of(kind: type) -> tuple[str, ...]:
     return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
-def leaves_in(value: Any) -> Iterator[Any]:
+def leaves_in(value: object) -> Iterator[Any]:
     """Everything in a structure that has no parts itself, each object once."""
     seen: set[int] = set()
     waiting = [value]
@@ -85,17 +100,17 @@ def leaves_in(value: Any) -> Iterator[Any]:
             waiting.extend(inner for _, _, inner in reversed(parts))
 
 
-def holds(value: Any, is_wanted: Callable[[Any], bool]) -> bool:
+def holds(value: object, is_wanted: Callable[[Any], bool]) -> bool:
     """Whether such a thing is anywhere in a structure."""
     return any(is_wanted(leaf) for leaf in leaves_in(value))
 
 
-def is_stand_in(value: Any) -> bool:
+def is_stand_in(value: object) -> bool:
     return type(value) is FakeTensor
 
 
 def transform(
-    value: Any, change: Callable[[Any, Path], Any], is_wanted: Callable[[Any], bool], path: Path = ()
+    value: object, change: Callable[[Any, Path], Any], is_wanted: Callable[[Any], bool], path: Path = ()
 ) -> Any:
     """The same structure, with what is wanted changed. Parts without any of it are left as they are."""
     if is_wanted(value):
@@ -130,7 +145,7 @@ def with_parts(value: Any, parts: dict[Any, Any]) -> Any:
     return _with_state(type(value), parts)
 
 
-def _dict_like(value: dict[Any, Any], parts: dict[Any, Any]) -> Any:
+def _dict_like(value: dict[object, object], parts: dict[object, object]) -> Any:
     if type(value) is dict:
         return parts
     made = value.copy()
@@ -141,9 +156,9 @@ def _dict_like(value: dict[Any, Any], parts: dict[Any, Any]) -> Any:
 # --- what the graph calls ------------------------------------------------------------------------------------------
 
 
-def rebuilt(kind: str, state: dict[str, Any]) -> Any:
+def rebuild(kind: str, state: dict[str, object]) -> Any:
     """An object of this class ("package.module:Class") with these attributes."""
-    return _with_state(_class_named(kind), state)
+    return _with_state(_find_class(kind), state)
 
 
 def _with_state(cls: Any, state: dict[str, Any]) -> Any:
@@ -156,21 +171,21 @@ def _with_state(cls: Any, state: dict[str, Any]) -> Any:
 
 
 @functools.cache
-def _class_named(kind: str) -> Any:
+def _find_class(kind: str) -> Any:
     module, _, name = kind.partition(":")
     return functools.reduce(getattr, name.split("."), importlib.import_module(module))
 
 
 def class_name(cls: type) -> str | None:
-    """The name under which `rebuilt` finds a class; None if it can't, as one that was made in a function."""
+    """The name under which `rebuild` finds a class; None if it can't, as one that was made in a function."""
     name = f"{cls.__module__}:{cls.__qualname__}"
     try:
-        return name if _class_named(name) is cls else None
+        return name if _find_class(name) is cls else None
     except (ImportError, AttributeError):
         return None
 
 
-def construction(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None:
+def find_construction(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None:
     """The call that makes a structure of its parts; None for those that a node has as an argument as they are."""
     kind = type(value)
     if kind in (dict, list, tuple, slice, torch.Size):
@@ -198,7 +213,7 @@ def construction(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[
             f"an object of class {kind.__qualname__} with traced values in it leaves the program, and its class can't be "
             "imported: define the class at the top of a module, or return the tensors themselves"
         )
-    return rebuilt, (name, dict(state_of(value))), {}
+    return rebuild, (name, dict(state_of(value))), {}
 
 
 def _only_takes_its_fields(kind: Any) -> bool:

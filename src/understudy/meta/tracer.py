@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import operator
@@ -17,8 +18,10 @@ from understudy import _torch
 from understudy.errors import UnderstudyError
 from understudy.fake.inputs import describe_tensors
 from understudy.fake.tensor import FakeTensor
+from understudy.graph.borrowed_state import no_collection
 from understudy.graph.node_origins import at_node, begins_here
 from understudy.graph.node_values import NodeMeta, set_val, snapshot
+from understudy.graph.safe_names import ORIGINAL_PATH
 from understudy.meta import functions, modules
 from understudy.meta.arguments import NodeArguments, SizeNodes
 from understudy.meta.derivation import CALLS, Derivation, RefusedCall, method_call, module_call, override_for
@@ -30,16 +33,21 @@ from understudy.meta.patches import patch_calls
 from understudy.meta.proxies import (
     UNKNOWN,
     MetaProxy,
-    as_device,
     attribute,
     is_fact,
     make_proxy,
+    move_to_node,
     parts_in_turn,
     proxies_in,
+    read_own,
 )
+from understudy.meta.results import CallResults
 from understudy.meta.structures import holds, is_stand_in, transform
-from understudy.meta.vmap_bodies import VmapBody, apply_function, call_scripted, called_vmap
-from understudy.shapes.bindings import values_in
+from understudy.meta.vmap_bodies import VmapBody, apply_function, call_scripted, call_vmap
+
+ENDS = ("placeholder", "output")
+READS = ("get_attr", "call_module")
+"""Nodes whose target is a path into the root."""
 
 
 class MetaTracer(torch.fx.Tracer):
@@ -79,10 +87,10 @@ class MetaTracer(torch.fx.Tracer):
     def trace(  # type: ignore[override]
         self,
         root: torch.nn.Module | Callable[..., Any],
-        meta_args: Mapping[str, Any] | None = None,
-        concrete_args: Mapping[str, Any] | None = None,
+        meta_args: Mapping[str, object] | None = None,
+        concrete_args: Mapping[str, object] | None = None,
         *,
-        symbolic: bool | Mapping[str, Any] = False,
+        symbolic: bool | Mapping[str, object] = False,
     ) -> Graph:
         """The graph of a module or a function.
 
@@ -96,8 +104,11 @@ class MetaTracer(torch.fx.Tracer):
             )
         function = self._begin(root, meta_args, symbolic)
         state = AssignedAttributes(self.root)
+        pending = [] if self.shape_env is None else self.shape_env.pending_fresh_unbacked_symbols
+        were_pending = len(pending)
         try:
-            with patch_calls(self, self._functions_kept_whole(function)), self.recording:
+            whole = self._functions_kept_whole(function)
+            with no_collection(), self.derivation.hold_patches(), patch_calls(self, whole), self.recording:
                 self._record(root, function, TraceInputs(self, meta_args, concrete_args or {}), state)
         except BaseException:
             for name in self.arguments.added:
@@ -107,6 +118,8 @@ class MetaTracer(torch.fx.Tracer):
             state.restore()
             self.derivation.warn()
             self.node_meta.close()
+            self.arguments.forget_tuples()
+            del pending[were_pending:]  # the nodes that read them are in the graph
             empty_caches_of(self.tensors)
             self.submodule_paths = None
             self.is_over = True
@@ -115,6 +128,8 @@ class MetaTracer(torch.fx.Tracer):
 
     def _begin(self, root: Any, meta_args: Mapping[str, Any] | None, symbolic: Any) -> Callable[..., Any]:
         is_module = isinstance(root, torch.nn.Module)
+        if isinstance(root, GraphModule):
+            _torch.write_code(root)
         self.root = root if is_module else torch.nn.Module()
         function: Callable[..., Any] = getattr(root, self.traced_func_name) if is_module else root
         self.submodule_paths = {module: name for name, module in root.named_modules()} if is_module else {}
@@ -132,7 +147,13 @@ class MetaTracer(torch.fx.Tracer):
         self.arguments = NodeArguments(self, self.root)
         self.hollow = _torch.hollow()
         self._bodies: list[VmapBody] = []
+        self._appender = _torch.NodeAppender(self.graph)
+        self._base_names: dict[int, tuple[Any, str]] = {}
+        """By the identity of a target: the target, and the name that its nodes are numbered under."""
+        self._stack_copy: tuple[str, Any] | None = None
+        """The innermost module, and what `nn_module_stack` is in it: a key of the stack stands for one call."""
         self._refused: list[Node] = []
+        self.results = CallResults(self)
         self.tensors: list[weakref.ref[Any]] = []
         """All proxies of tensors. None is left when the trace is over, unless something has kept it."""
         return function
@@ -143,7 +164,7 @@ class MetaTracer(torch.fx.Tracer):
         self._is_entering = bool(has_hooks) and self.traced_func_name == "forward"
         return root if self._is_entering else function
 
-    def _record(self, root: Any, function: Callable[..., Any], inputs: TraceInputs, state: AssignedAttributes) -> None:
+    def _record(self, root: object, function: Callable[..., Any], inputs: TraceInputs, state: AssignedAttributes) -> None:
         entry = self._entry(root, function)
         args, kwargs = inputs.arguments(function, by_position=entry is not function)
         self._examples.check_names()
@@ -153,16 +174,14 @@ class MetaTracer(torch.fx.Tracer):
                 self.create_proxy("call_method", "copy_", (buffer, value), {})
         self._end(function, result)
 
-    def _end(self, function: Callable[..., Any], result: Any) -> None:
+    def _end(self, function: Callable[..., Any], result: object) -> None:
         returned = inspect.get_annotations(inspect.unwrap(function)).get("return")
         if isinstance(returned, str):
             returned = None  # written for later: what it means is only known where it stands
         self.create_node("output", "output", (self.create_arg(result),), {}, type_expr=returned)
         for node in self._refused:  # and the program went on without
             node.graph.erase_node(node)
-        for node in reversed(self.graph.nodes):  # parts of the inputs that nobody read
-            if not node.users and node.meta.pop("is_part_of_input", False):
-                self.graph.erase_node(node)
+        self.results.erase_unused_parts()
         erase_empty_regions(self.graph)
 
     def _functions_kept_whole(self, function: Callable[..., Any]) -> list[tuple[Any, str]]:
@@ -185,10 +204,36 @@ class MetaTracer(torch.fx.Tracer):
     def is_deriving(self) -> bool:
         return self.derivation.is_active
 
-    def create_node(self, *args: Any, **kwargs: Any) -> Node:
-        node = super().create_node(*args, **kwargs)
-        if node.op not in ("placeholder", "output"):
+    def create_node(
+        self, kind: str, target: Any, args: Any, kwargs: Any, name: str | None = None, type_expr: Any = None
+    ) -> Node:
+        path = self.arguments.safe_path(target) if kind in READS else target
+        if kind in ENDS or name is not None or type_expr is not None:
+            node = super().create_node(kind, path, args, kwargs, name, type_expr)
+        else:
+            node = self._append_node(kind, path, args, kwargs)
+        if kind not in ENDS:
             self.node_meta.mark(node)
+        if path is not target:
+            node.meta[ORIGINAL_PATH] = target
+        return node
+
+    def _append_node(self, kind: str, target: Any, args: Any, kwargs: Any) -> Node:
+        """As `torch.fx.Tracer` makes a node, without checks of arguments that are nodes and numbers already."""
+        base = self._base_names.get(id(target))
+        if base is None:
+            base = target, self.graph._target_to_str(target)
+            self._base_names[id(target)] = base
+        if self._appender.graph is not self.graph:
+            self._appender = _torch.NodeAppender(self.graph)
+        node = self._appender.node(kind, base[1], target, args, kwargs)
+        self.node_name_to_scope[node.name] = self.scope.module_path, self.scope.module_type
+        stack = self.module_stack
+        if stack:
+            innermost = next(reversed(stack))
+            if self._stack_copy is None or self._stack_copy[0] != innermost:
+                self._stack_copy = innermost, copy.copy(stack)
+            node.meta["nn_module_stack"] = self._stack_copy[1]
         return node
 
     def proxy_of(self, tensor: torch.Tensor) -> MetaProxy:
@@ -196,76 +241,111 @@ class MetaTracer(torch.fx.Tracer):
         return make_proxy(self, self.create_arg(tensor), self.derivation.stand_in(tensor))
 
     def last_node(self) -> Node:
-        return next(iter(reversed(self.graph.nodes)))
+        return _torch.last_node(self.graph)
 
-    def append_call(self, target: Any, args: Any, kwargs: Any, name: str | None = None) -> Node:
+    def append_call(self, target: object, args: object, kwargs: object, name: str | None = None) -> Node:
         """A node whose arguments are nodes and numbers already."""
         return self.create_node("call_function", target, args, kwargs, name)
 
-    def create_arg(self, a: Any) -> Any:
+    def create_arg(self, a: object) -> Any:
         return self.arguments.argument(a)
 
     def create_proxy(
-        self, kind: str, target: Any, args: Any, kwargs: Any, name: str | None = None, type_expr: Any = None,
-        proxy_factory_fn: Any = None,
+        self, kind: str, target: object, args: object, kwargs: object, name: str | None = None, type_expr: object = None,
+        proxy_factory_fn: object = None,
     ) -> Any:  # fmt: skip
         """Record a call, after it was run on the metadata. Facts about tensors are answered, and not recorded."""
         if self.is_over:
             raise left_over_error(str(target))
+        with self.derivation.suspend_recording():
+            return self._derive_and_record(kind, target, args, kwargs, name, type_expr)
+
+    def _derive_and_record(
+        self, kind: str, target: object, args: object, kwargs: object, name: str | None, type_expr: object
+    ) -> Any:
         try:
-            meta = self._derived(kind, target, args, kwargs)
+            meta = self._derive(kind, target, args, kwargs)
         except RefusedCall as refused:
             node = self._node(kind, target, args, kwargs, name, type_expr)
             self._refused.append(node)
             raise at_node(refused.error, node, refused.inputs) from refused.error
-        if self._answers(kind, target, args, meta):
-            return self._noticed(kind, target, args, kwargs, meta)
-        proxy = self.proxy_for(kind, target, args, kwargs, meta, name, type_expr)
-        return as_device(proxy, meta) if isinstance(meta, torch.device) else proxy
+        if self._answers(kind, target, args, meta) and not any(self.results.fresh_numbers(meta)):
+            return meta
+        same = self._find_same(kind, target, args, kwargs, meta)
+        node = self.node_for(kind, target, args, kwargs, meta, name, type_expr)
+        return self.results.present(node, meta) if same is None else self._move_to_node(same, node)
+
+    def _find_same(self, kind: str, target: Any, args: Any, kwargs: Any, meta: Any) -> Any:
+        """The argument that a call of torch gives back, as `x.add_(1)` and `x.contiguous()` do: `is` has to say so.
+
+        Modules and functions of others may give back something else when the graph runs: `nn.Dropout`, by its mode.
+        """
+        if type(meta) is not FakeTensor or kind == "call_module" or not (kind == "call_method" or _is_torchs(target)):
+            return None
+        made = self.derivation.find_stand_in
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, MetaProxy):
+                if read_own(value, "_meta") is meta and value.node.graph is self.graph:
+                    return value
+            elif isinstance(value, torch.Tensor) and made(value) is meta and not self._bodies:
+                return value
+        return None
+
+    def _move_to_node(self, value: Any, node: Node) -> Any:
+        """What is done with a value from here on is done with what this node gives, which is the same tensor."""
+        if isinstance(value, MetaProxy):
+            move_to_node(value, node)
+        else:
+            self.arguments.move_to_node(value, node)
+        return value
 
     def _node(
         self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None
     ) -> Node:
-        return self.create_node(
-            kind, target, self.create_arg(tuple(args)), self.create_arg(dict(kwargs)), name, type_expr
-        )
+        named = self.create_arg(dict(kwargs)) if kwargs else {}
+        return self.create_node(kind, target, self.create_arg(tuple(args)), named, name, type_expr)
 
-    def node_for(self, kind: str, target: Any, args: Any, kwargs: Any, meta: Any, *rest: Any) -> Node:
+    def node_for(self, kind: str, target: object, args: object, kwargs: object, meta: object, *rest: object) -> Node:
         node = self._node(kind, target, args, kwargs, *rest)
         self.write_meta(node, meta)
         return node
 
-    def proxy_for(self, kind: str, target: Any, args: Any, kwargs: Any, meta: Any, *rest: Any) -> MetaProxy:
+    def proxy_for(self, kind: str, target: object, args: object, kwargs: object, meta: object) -> Any:
         """The value of a node that is made for this call."""
-        return make_proxy(self, self.node_for(kind, target, args, kwargs, meta, *rest), meta)
+        return self.results.present(self.node_for(kind, target, args, kwargs, meta), meta)
 
-    def write_meta(self, node: Node, meta: Any) -> None:
+    def write_meta(self, node: Node, meta: object) -> None:
         if meta is UNKNOWN:
+            return
+        if type(meta) is FakeTensor:
+            with self.derivation.suspend_recording():
+                node.meta["val"] = snapshot(meta)
+                node.meta["tensor_meta"] = self.node_meta.tensor_meta(meta, meta.requires_grad)
+            if meta._spec.is_symbolic and not self._bodies:
+                self.symbols.bind_tensor(meta._spec, node)
             return
         set_val(node, meta)
         if "val" not in node.meta and holds(meta, is_stand_in):  # an object, which fx does not look into
             node.meta["val"] = transform(meta, lambda tensor, path: snapshot(tensor), is_stand_in)
-        if type(meta) is FakeTensor and meta._spec.is_symbolic and not self._bodies:
-            self.symbols.bind_tensor(meta._spec, node)
 
-    def proxy(self, node: Node) -> MetaProxy:
+    def proxy(self, node: Node) -> Any:
         return make_proxy(self, node, UNKNOWN)
 
-    def known(self, node: Node, meta: Any) -> MetaProxy:
+    def make_known_proxy(self, node: Node, meta: object) -> MetaProxy:
         """The value of a node of which this is known."""
         if node.op != "placeholder":
-            node.meta["is_part_of_input"] = True
+            self.results.parts.append(node)
         self.write_meta(node, meta)
         return make_proxy(self, node, meta)
 
     def example(self, tensor: torch.Tensor, source: str) -> Any:
         """The metadata of an argument."""
-        with self.derivation.unrecorded():
+        with self.derivation.suspend_recording():
             return self._examples.stand_in(tensor, source)
 
     # --- metadata ------------------------------------------------------------------------------------------------
 
-    def _derived(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+    def _derive(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
         run = self.derivation.run
         if kind == "call_method":
             return run(method_call(target), f".{target}", args, kwargs)
@@ -292,7 +372,7 @@ class MetaTracer(torch.fx.Tracer):
             )
         return UNKNOWN
 
-    def attempted(self, function: Callable[..., Any], args: Any) -> Any:
+    def try_to_derive(self, function: Callable[..., Any], args: object) -> Any:
         """What a call gives if it can be run on metadata, and nothing is said if it can't."""
         noted = len(self.derivation.underivable)
         try:
@@ -305,32 +385,8 @@ class MetaTracer(torch.fx.Tracer):
         if meta is UNKNOWN or not is_fact(meta) or kind == "call_module":
             return False
         first = args[0] if args else None
-        on_number = isinstance(first, MetaProxy) and not isinstance(first, torch.Tensor)
-        return not on_number and (kind == "call_method" or _is_torchs(target))
-
-    def _noticed(self, kind: str, target: Any, args: Any, kwargs: Any, meta: Any) -> Any:
-        """Facts are handed out as they are. A number that data decides needs the node that reads it."""
-        fresh = [(number, path) for number, path in values_in(meta) if not self._is_readable(number)]
-        if fresh:
-            node = self.node_for(kind, target, args, kwargs, meta)
-            for number, path in fresh:
-                self.symbols.bind_part(number, self._at(node, path))
-        return meta
-
-    def _is_readable(self, number: Any) -> bool:
-        """Whether the graph can say what a symbolic number is: only what data decides has to be taken down at once."""
-        if number.is_plain or self.symbols.has(number.symbolic):
-            return True
-        env = self.shape_env
-        return all(
-            not env.is_unbacked(symbol) or self.symbols.has(env.node(symbol, int).symbolic)
-            for symbol in number.value.symbols
-        )
-
-    def _at(self, node: Node, path: Any) -> Node:
-        for _, key in path.steps:
-            node = self.create_node("call_function", operator.getitem, (node, key), {})
-        return node
+        on_object = isinstance(first, MetaProxy) and not isinstance(first, torch.Tensor)
+        return any(target is access for access in ACCESSES) if on_object else kind == "call_method" or _is_torchs(target)
 
     # --- graphs inside of the graph ---------------------------------------------------------------------------------
 
@@ -356,7 +412,7 @@ class MetaTracer(torch.fx.Tracer):
     def outermost(self) -> Any:
         return self.within(self._bodies[0].outside if self._bodies else self.graph)
 
-    def here(self, node: Any) -> Any:
+    def here(self, node: object) -> Any:
         """A node as one of the graph that is being recorded: a body takes what it does not have from around it."""
         if not isinstance(node, Node) or node.graph is self.graph:
             return node
@@ -370,10 +426,10 @@ class MetaTracer(torch.fx.Tracer):
     def value_of(self, node: Node) -> MetaProxy:
         return make_proxy(self, node, node.meta.get("val", UNKNOWN))
 
-    def kept_body(self, module: GraphModule) -> MetaProxy:
+    def keep_body(self, module: GraphModule) -> MetaProxy:
         """A body as a value: it is kept in the root."""
         with self.outermost():
-            node = self.arguments.kept(module, "_body")
+            node = self.arguments.read_constant(module, "_body")
         return MetaProxy(node, self, module)
 
     # --- what the program calls ----------------------------------------------------------------------------------
@@ -381,19 +437,19 @@ class MetaTracer(torch.fx.Tracer):
     def name_of(self, tensor: torch.Tensor) -> str | None:
         return self.arguments.name_of(tensor)
 
-    def handles(self, args: Any, kwargs: Any) -> bool:
+    def handles(self, args: object, kwargs: object) -> bool:
         """Whether there are values of this trace among the arguments."""
         return next(proxies_in((args, kwargs)), None) is not None
 
-    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def call_torch_function(self, func: object, args: object, kwargs: object) -> Any:
         return functions.call_torch_function(self, func, args, kwargs)
 
-    def called_whole(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def called_whole(self, function: Callable[..., Any], args: object, kwargs: object) -> Any:
         """A function that is to be a node of its own."""
         return self.create_proxy("call_function", function, args, kwargs)
 
     def called_vmap(self, *call: Any) -> Any:
-        return called_vmap(self, *call)
+        return call_vmap(self, *call)
 
     def called_script(self, function: Any, args: Any, kwargs: Any) -> Any:
         return self.create_proxy("call_function", call_scripted, (function, *args), kwargs)
@@ -410,7 +466,7 @@ class MetaTracer(torch.fx.Tracer):
         return self.call_module(module, forward, args, kwargs)
 
     def call_module(
-        self, m: torch.nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, m: torch.nn.Module, forward: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> Any:
         if modules.is_made_of_known_parts(self, m):
             return forward(*args, **kwargs)
@@ -441,8 +497,8 @@ class MetaTracer(torch.fx.Tracer):
     def keys(self, obj: Any) -> Any:
         return attribute(obj, "keys")()
 
-    def attribute_of(self, meta: Any, name: str) -> Any:
-        with self.derivation.running():
+    def attribute_of(self, meta: object, name: str) -> Any:
+        with self.derivation.enter_mode():
             return getattr(meta, name)
 
     def number(self, proxy: MetaProxy, convert: Callable[[Any], Any]) -> Any:
@@ -452,7 +508,7 @@ class MetaTracer(torch.fx.Tracer):
         if meta is UNKNOWN:
             raise self.refused(f"{asked}() was asked of a value of which nothing is known", proxy)
         try:
-            with self.derivation.running():
+            with self.derivation.enter_mode():
                 return convert(meta)
         except UnderstudyError as error:
             raise self.refused(
@@ -461,18 +517,22 @@ class MetaTracer(torch.fx.Tracer):
 
     def refused(self, reason: str, proxy: MetaProxy) -> MetaTraceError:
         asked = reason.split("()", 1)[0] if "()" in reason else ""
-        return refused_error(reason, asked, self.shown(proxy._meta), proxy.node)
+        return refused_error(reason, asked, self.describe(proxy._meta), proxy.node)
 
-    def shown(self, meta: Any) -> str:
+    def describe(self, meta: object) -> str:
         return "unknown" if meta is UNKNOWN else describe_tensors((meta,), {})
 
 
+ACCESSES = (operator.getitem, getattr)
+"""They only look into an object."""
+
+
 @begins_here
-def _program(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _program(function: Callable[..., Any], args: list[object], kwargs: dict[str, object]) -> Any:
     return function(*args, **kwargs)
 
 
-def _is_torchs(target: Any) -> bool:
+def _is_torchs(target: object) -> bool:
     """A function of torch, or one of Python's operators: they refuse stand-ins only when they refuse tensors."""
     module = (
         getattr(target, "__module__", None)
@@ -488,10 +548,10 @@ def _is_torchs(target: Any) -> bool:
 
 def symbolic_trace(
     root: torch.nn.Module | Callable[..., Any],
-    meta_args: Mapping[str, Any] | None = None,
-    concrete_args: Mapping[str, Any] | None = None,
+    meta_args: Mapping[str, object] | None = None,
+    concrete_args: Mapping[str, object] | None = None,
     *,
-    symbolic: bool | Mapping[str, Any] = False,
+    symbolic: bool | Mapping[str, object] = False,
     tracer: MetaTracer | None = None,
 ) -> GraphModule:
     """A module that does what `root` does, as a graph of calls of torch: `torch.fx.symbolic_trace`, with examples.
@@ -503,7 +563,7 @@ def symbolic_trace(
     tracer = tracer or MetaTracer()
     graph = tracer.trace(root, meta_args, concrete_args, symbolic=symbolic)
     name = type(root).__name__ if isinstance(root, torch.nn.Module) else getattr(root, "__name__", "traced")
-    module = GraphModule(tracer.root, graph, name)
+    module = _torch.lazy_graph_module(tracer.root, graph, name)
     for constant in tracer.arguments.added:
         delattr(tracer.root, constant)  # they are in the new module, the old one is as it was
     module.shape_env = tracer.shape_env

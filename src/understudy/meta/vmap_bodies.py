@@ -24,7 +24,7 @@ def run_vmap(body: Callable[..., Any], options: dict[str, Any], *args: Any) -> A
     return torch.vmap(body, **options)(*args)
 
 
-def apply_function(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+def apply_function(function: type[torch.autograd.Function], *args: object, **kwargs: object) -> Any:
     """`function.apply(…)`, a node of its own: its backward is more than that of what it calls."""
     return function.apply(*args, **kwargs)
 
@@ -56,9 +56,9 @@ class VmapBody:
         return found
 
 
-def called_vmap(
-    tracer: MetaTracer, func: Callable[..., Any], in_dims: Any, out_dims: Any, randomness: str, chunk_size: Any,
-    args: tuple[Any, ...], kwargs: dict[str, Any],
+def call_vmap(
+    tracer: MetaTracer, func: Callable[..., Any], in_dims: object, out_dims: object, randomness: str, chunk_size: object,
+    args: tuple[object, ...], kwargs: dict[str, object],
 ) -> Any:  # fmt: skip
     """A call of a function that was made by `torch.vmap`."""
     dims, flat, structure = _torch.vmap_inputs(in_dims, args, func)
@@ -87,12 +87,14 @@ def called_vmap(
         "randomness": randomness,
         "chunk_size": chunk_size,
     }
-    module = tracer.kept_body(GraphModule(tracer.root, body.graph, "Body"))
-    call: Any = ("call_function", run_vmap, (module, options, *given), {})
-    whole = tracer.attempted(run_vmap, (module, options, *given))
+    module = tracer.keep_body(GraphModule(tracer.root, body.graph, "Body"))
+    arguments = (module, options, *given)
+    whole = tracer.try_to_derive(run_vmap, arguments)
     if whole is UNKNOWN and mapped:
         whole = _from_one_part(tracer, result, out_dims, mapped[0])
-    return tracer.create_proxy(*call) if whole is UNKNOWN else tracer.proxy_for(*call, whole)
+    if whole is UNKNOWN:
+        return tracer.create_proxy("call_function", run_vmap, arguments, {})
+    return tracer.proxy_for("call_function", run_vmap, arguments, {}, whole)
 
 
 def _from_one_part(tracer: MetaTracer, result: Any, out_dims: Any, mapped: tuple[Any, int]) -> Any:
@@ -102,7 +104,7 @@ def _from_one_part(tracer: MetaTracer, result: Any, out_dims: Any, mapped: tuple
     if not all(isinstance(part, MetaProxy) and isinstance(part._meta, torch.Tensor) for part in parts):
         return UNKNOWN
     places = [out_dims] * len(parts) if isinstance(out_dims, int) else _torch.tree_flatten(out_dims)[0]
-    with tracer.derivation.running():
+    with tracer.derivation.enter_mode():
         count = value.shape[dim]
         metas = [
             part._meta.new_empty((count, *part._meta.shape)).movedim(0, place)
@@ -119,7 +121,7 @@ def _part(tracer: MetaTracer, value: Any, dim: int | None) -> Any:
     proxy = value if isinstance(value, MetaProxy) else tracer.proxy_of(value)
     if proxy._meta is UNKNOWN:
         return tracer.proxy(node)
-    with tracer.derivation.running():
+    with tracer.derivation.enter_mode():
         meta = proxy._meta.select(dim, 0)
     tracer.write_meta(node, meta)
     return make_proxy(tracer, node, meta)

@@ -43,7 +43,7 @@ class EditedNodes:
             heapq.heappush(self._heap, node)
 
     def spread(
-        self, values: dict[Node, Any], compute: Callable[[Node], Any], record: Callable[[Node, Any], None]
+        self, values: dict[Node, object], compute: Callable[[Node], Any], record: Callable[[Node, Any], None]
     ) -> list[Node]:
         """Run them, and what they reach. Gives the nodes that were run."""
         done: list[Node] = []
@@ -61,7 +61,7 @@ class EditedNodes:
         return done
 
     def _compare(
-        self, node: Node, old: Any, new: Any, values: dict[Node, Any], record: Callable[[Node, Any], None]
+        self, node: Node, old: object, new: object, values: dict[Node, object], record: Callable[[Node, Any], None]
     ) -> None:
         before = set(storages_of(old))
         if not is_alike(old, new):
@@ -80,26 +80,26 @@ class EditedNodes:
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def in_known_names(mode: FakeTensorMode, value: Any) -> Any:
+def rename_symbols(mode: FakeTensorMode, value: Any) -> Any:
     """The same tensors and numbers, with each symbol that was renamed under its new name."""
     env = mode.shape_env
 
-    def renamed_value(value: Any) -> Any:
+    def rename_value(value: object) -> Any:
         if isinstance(value, FloatExpr):
-            return env.numbers.make_float(value.operation, *map(renamed_value, value.arguments))
+            return env.numbers.make_float(value.operation, *map(rename_value, value.arguments))
         return env.torch_api.merge_symbols(value) if isinstance(value, Condition) else env.simplify(value)
 
-    def renamed(size: Any) -> Any:
-        return env.node(renamed_value(size.value), size.kind) if type(size) is SymNode else size
+    def rename(size: object) -> Any:
+        return env.node(rename_value(size.value), size.kind) if type(size) is SymNode else size
 
     def of_spec(spec: TensorSpec) -> TensorSpec:
-        shape, stride = tuple(map(renamed, spec.shape)), tuple(map(renamed, spec.stride))
-        return spec.as_view(shape, stride, renamed(spec.offset))
+        shape, stride = tuple(map(rename, spec.shape)), tuple(map(rename, spec.stride))
+        return spec.as_view(shape, stride, rename(spec.offset))
 
     def of_leaf(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             node = leaf.node
-            return renamed(node).symbolic if type(node) is SymNode else leaf
+            return rename(node).symbolic if type(node) is SymNode else leaf
         if type(leaf) is not FakeTensor or not leaf._spec.is_symbolic or leaf._spec.sparse is not None:
             return leaf
         spec = of_spec(leaf._spec)

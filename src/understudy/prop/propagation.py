@@ -24,16 +24,22 @@ from understudy.graph.node_values import (
     tensor_meta_of,
     val_of,
 )
-from understudy.prop.edits import EditedNodes, in_known_names
+from understudy.prop.edits import EditedNodes, rename_symbols
 from understudy.prop.targets import (
     SubgraphAnswers,
     direct_arguments,
     fetch,
     takes_graphs,
     target_of,
-    with_propagation,
+    wrap_subgraphs,
 )
-from understudy.shapes.bindings import KeyPath, compute_unbacked_bindings, rebind_unbacked
+from understudy.shapes.bindings import (
+    KeyPath,
+    compute_unbacked_bindings,
+    rebind_unbacked,
+    unbacked_symbols_in,
+    values_in,
+)
 
 OVERRIDABLE = (
     "run", "run_node", "placeholder", "get_attr", "call_function", "call_method", "call_module", "output", "fetch_attr",
@@ -65,7 +71,7 @@ class FakeTensorProp(torch.fx.Interpreter):
         outer: FakeTensorProp | None = None,
     ) -> None:  # fmt: skip
         super().__init__(module, garbage_collect_values=False)  # values without data cost nothing to keep
-        self._mode = FakeTensorMode() if mode is None else mode
+        self._mode = mode_for(module) if mode is None else mode
         self._tensor_meta = tensor_meta
         self._subgraphs: SubgraphAnswers = SubgraphAnswers() if outer is None else outer._subgraphs
         self._state: BorrowedState = BorrowedState(self._mode) if outer is None else outer._state
@@ -84,23 +90,23 @@ class FakeTensorProp(torch.fx.Interpreter):
 
     # --- the whole graph --------------------------------------------------------------------------------------
 
-    def propagate(self, *args: Any, changed: Iterable[Node] | None = None) -> Any:
+    def propagate(self, *args: object, changed: Iterable[Node] | None = None) -> Any:
         """Run the graph on these arguments, real tensors among them converted; gives its output.
 
         With `changed`, and no arguments: as `repropagate(changed)`.
         """
         if changed is None:
-            return self.propagate_dont_convert_inputs(*[self._converted(value) for value in args])
+            return self.propagate_dont_convert_inputs(*[self._convert(value) for value in args])
         if args:
             raise TypeError("propagate(changed=...) goes on with the arguments of the last run: it takes no others")
         self.repropagate(changed)
         return self.graph.process_outputs(self.env[self._output_node()])
 
-    def propagate_dont_convert_inputs(self, *args: Any) -> Any:
+    def propagate_dont_convert_inputs(self, *args: object) -> Any:
         """Run the graph on arguments that are stand-ins already; gives its output."""
         self._convert_constants()
-        with self._running():
-            if self._is_customised():
+        with self._enter_run():
+            if self._has_overrides():
                 return super().run(*args)
             return self._sweep(self.graph.process_inputs(*args))
 
@@ -114,22 +120,22 @@ class FakeTensorProp(torch.fx.Interpreter):
                     constants[node.target] = in_stand_ins(self._mode, value)
         self._constants = constants
 
-    def _converted(self, value: Any) -> Any:
-        def convert(part: Any) -> Any:
+    def _convert(self, value: object) -> Any:
+        def convert(part: object) -> Any:
             return self._mode.from_tensor(part) if isinstance(part, torch.Tensor) else part
 
         if isinstance(value, torch.Tensor):
             return value if self._mode.is_our_fake(value) else convert(value)
         return _torch.tree_map(convert, value) if isinstance(value, (list, tuple, dict)) else value
 
-    def _is_customised(self) -> bool:
+    def _has_overrides(self) -> bool:
         kind = type(self)
         return kind is not FakeTensorProp and any(
             getattr(kind, name) is not getattr(FakeTensorProp, name) for name in OVERRIDABLE
         )
 
     @contextmanager
-    def _running(self, lazily: bool = False) -> Iterator[None]:
+    def _enter_run(self, lazily: bool = False) -> Iterator[None]:
         """Inside the mode; whatever happens, the module gets its tensors back and autograd its switch.
 
         Entering the mode costs as much as running dozens of nodes. `lazily`, it waits for the first that needs it.
@@ -139,7 +145,7 @@ class FakeTensorProp(torch.fx.Interpreter):
             self._waiting = stack
             if not lazily:
                 self._enter_mode()
-            self._look_around()
+            self._note_surroundings()
             try:
                 yield
             except BaseException:
@@ -154,12 +160,12 @@ class FakeTensorProp(torch.fx.Interpreter):
             self._waiting.enter_context(self._mode)
             self._waiting = None
 
-    def _look_around(self) -> None:
+    def _note_surroundings(self) -> None:
         """What decides whether the mode can be asked without a way through C++."""
         self._is_alone = _torch.is_heard_alone(self._mode)
         self._grad = torch.is_grad_enabled()
 
-    def _sweep(self, args: Iterable[Any]) -> Any:
+    def _sweep(self, args: Iterable[object]) -> Any:
         """Every node in turn. Torch's own loop does the same and costs 15 µs more for each of them."""
         self.env = {}
         self._odd.clear()
@@ -185,25 +191,25 @@ class FakeTensorProp(torch.fx.Interpreter):
     def run_node(self, n: Node) -> Any:
         """Run one node on the values of the others, write its `val`, give its value."""
         try:
-            value = self._named(n, in_stand_ins(self._mode, super().run_node(n)))
+            value = self._rename_symbols(n, in_stand_ins(self._mode, super().run_node(n)))
         except Exception as error:
-            raise self._located(error, n) from error
+            raise self._locate_error(error, n) from error
         self._write(n, value, is_apart=True)
         return value
 
     def _compute(self, node: Node) -> Any:
         """The value of a node from those of its inputs."""
         try:
-            value = self._called(node)
-            return value if self._mode.shape_env is None else self._named(node, value)
+            value = self._call_target(node)
+            return value if self._mode.shape_env is None else self._rename_symbols(node, value)
         except Exception as error:
-            raise self._located(error, node) from error
+            raise self._locate_error(error, node) from error
 
-    def _located(self, error: Exception, node: Node) -> Exception:
+    def _locate_error(self, error: Exception, node: Node) -> Exception:
         known = {other: self.env.get(other) for other in node.all_input_nodes}
         return at_node(error, node, (fetch(node.args, known), fetch(node.kwargs, known)))
 
-    def _called(self, node: Node) -> Any:
+    def _call_target(self, node: Node) -> Any:
         target = target_of(node)
         if target.is_direct and self._is_alone:
             odd = self._odd_for_autograd if self._grad else self._odd
@@ -219,7 +225,7 @@ class FakeTensorProp(torch.fx.Interpreter):
             return node.target(*values, **named)  # type: ignore[operator]
         value = getattr(self, node.op)(node.target, values, named)
         if target.writes:
-            self._look_around()  # it may have entered a mode, or switched autocast on
+            self._note_surroundings()  # it may have entered a mode, or switched autocast on
         return in_stand_ins(self._mode, value)
 
     def _direct_kwargs(self, node: Node, odd: set[Node]) -> dict[str, Any] | None:
@@ -240,7 +246,7 @@ class FakeTensorProp(torch.fx.Interpreter):
             return super().call_function(target, args, kwargs)
         if target is torch.ops.higher_order.invoke_subgraph:
             return self._invoke_subgraph(*args)
-        return target(*with_propagation(args, self._propagate_inside), **kwargs)
+        return target(*wrap_subgraphs(args, self._propagate_inside), **kwargs)
 
     def _invoke_subgraph(self, subgraph: Any, identifier: Any, *operands: Any) -> Any:
         if identifier in self._subgraphs.seen:
@@ -250,14 +256,14 @@ class FakeTensorProp(torch.fx.Interpreter):
         self._subgraphs.remember(self._mode, identifier, operands, result)
         return result
 
-    def _propagate_inside(self, inner: GraphModule, args: tuple[Any, ...]) -> Any:
+    def _propagate_inside(self, inner: GraphModule, args: tuple[object, ...]) -> Any:
         prop = FakeTensorProp(inner, self._mode, tensor_meta=self._tensor_meta, outer=self)
-        prop._look_around()
+        prop._note_surroundings()
         return prop._sweep(inner.graph.process_inputs(*args))
 
     # --- what is written -----------------------------------------------------------------------------------------
 
-    def _named(self, node: Node, value: Any) -> Any:
+    def _rename_symbols(self, node: Node, value: object) -> Any:
         """The value, symbols that data decides under the names that they had in the run before."""
         env = self._mode.shape_env
         if env is None or node.op == "placeholder":
@@ -268,12 +274,12 @@ class FakeTensorProp(torch.fx.Interpreter):
             rebind_unbacked(env, node, value)
         bindings = compute_unbacked_bindings(env, value)
         if ours:
-            return in_known_names(self._mode, value)
+            return rename_symbols(self._mode, value)
         if bindings:
             node.meta["unbacked_bindings"] = bindings
         return value
 
-    def _record(self, node: Node, value: Any) -> None:
+    def _record(self, node: Node, value: object) -> None:
         self.env[node] = value
         has_grad, is_odd = needs_attention(self._mode, value)
         if has_grad or is_odd or node in self._odd_for_autograd:
@@ -285,7 +291,7 @@ class FakeTensorProp(torch.fx.Interpreter):
         else:
             node.meta["val"] = value
 
-    def _write(self, node: Node, value: Any, is_apart: bool) -> None:
+    def _write(self, node: Node, value: object, is_apart: bool) -> None:
         """Nobody may change what is written: a value that others can get at is written as a snapshot."""
         val = val_of(value, snapshot if is_apart else itself)
         if val is not None:
@@ -315,15 +321,15 @@ class FakeTensorProp(torch.fx.Interpreter):
         if not self.env:
             self._take_over()
         targets = [target_of(node) for node in changed]
-        if self._moves or any(target.moves for target in targets) or self._is_customised():
+        if self._moves or any(target.moves for target in targets) or self._has_overrides():
             self._run_again()
             return list(self.graph.nodes)
         self._writes = self._writes or any(target.writes for target in targets)
         self._exposed.update(self._output_node().all_input_nodes)
         if len(self.env) > 2 * len(self.graph.nodes):
             self.env = {node: value for node, value in self.env.items() if not node._erased}
-        with self._running(lazily=True):
-            return EditedNodes(changed).spread(self.env, self._computed_again, self._record)
+        with self._enter_run(lazily=True):
+            return EditedNodes(changed).spread(self.env, self._compute_again, self._record)
 
     def _run_again(self) -> None:
         """The whole graph, on inputs as they were when it ran first."""
@@ -335,8 +341,8 @@ class FakeTensorProp(torch.fx.Interpreter):
                 value = snapshot(was).requires_grad_(needs_grad) if type(was) is FakeTensor else was
                 args.extend(value if str(node.target).startswith("*") else [value])
         self._convert_constants()
-        with self._running():
-            if self._is_customised():
+        with self._enter_run():
+            if self._has_overrides():
                 super().run(*args, enable_io_processing=False)
             else:
                 self._sweep(args)
@@ -351,12 +357,22 @@ class FakeTensorProp(torch.fx.Interpreter):
         if not self.env:
             raise ValueError("there is nothing to go on from: propagate first")
 
-    def _computed_again(self, node: Node) -> Any:
+    def _compute_again(self, node: Node) -> Any:
         if node.op != "placeholder":
             return self._compute(node)
         if "val" not in node.meta:
             raise at_node(ValueError("a new placeholder needs a stand-in in its meta['val']"), node, ((), {}))
         return in_stand_ins(self._mode, node.meta["val"])
+
+
+def mode_for(module: GraphModule) -> FakeTensorMode:
+    """A new mode. If the graph has data-dependent sizes, it is one of the environment that their symbols are of."""
+    for node in module.graph.nodes:
+        val = node.meta.get("val")
+        number = next((number for number, _ in values_in(val)), None)
+        if number is not None and unbacked_symbols_in(val):
+            return FakeTensorMode(shape_env=number.shape_env, static_shapes=True)
+    return FakeTensorMode()
 
 
 def _mark(marked: set[Node], node: Node, is_marked: bool) -> None:

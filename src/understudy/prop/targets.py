@@ -50,7 +50,7 @@ class Target:
         self.returns_list = False
         self.lists: tuple[int, ...] = ()
 
-    def expects_lists(self, args: tuple[Any, ...]) -> bool:
+    def expects_lists(self, args: tuple[object, ...]) -> bool:
         """Whether C++ would have to make a list of a number."""
         for position in self.lists:
             if position < len(args) and isinstance(args[position], (int, float, torch.SymInt)):
@@ -165,16 +165,16 @@ class PropagatedSubgraph(torch.nn.Module):
         self._inner = (inner,)  # in a tuple: it is no part of this module
         self._propagate = propagate
 
-    def forward(self, *args: Any) -> Any:
+    def forward(self, *args: object) -> Any:
         return self._propagate(*self._inner, args)
 
 
-def takes_graphs(target: Any) -> bool:
+def takes_graphs(target: object) -> bool:
     """Whether this is a higher-order operator that runs as plain code: it calls the graphs that it is given."""
     return isinstance(target, _torch.HigherOrderOperator) and higher_order(target).run is not None
 
 
-def with_propagation(args: tuple[Any, ...], propagate: Propagate) -> tuple[Any, ...]:
+def wrap_subgraphs(args: tuple[object, ...], propagate: Propagate) -> tuple[Any, ...]:
     """The arguments, graph modules replaced by ones that propagate."""
     return tuple(
         [PropagatedSubgraph(value, propagate) if isinstance(value, torch.fx.GraphModule) else value for value in args]
@@ -188,7 +188,7 @@ class SubgraphAnswers:
         self.seen: set[Any] = set()
         self._specs: dict[Any, tuple[type, list[Any]]] = {}
 
-    def recall(self, mode: FakeTensorMode, identifier: Any, operands: tuple[Any, ...]) -> Any:
+    def recall(self, mode: FakeTensorMode, identifier: object, operands: tuple[object, ...]) -> Any:
         """New tensors like those of the first time, or None if there was none for such operands."""
         key = self._key(mode, identifier, operands)
         found = self._specs.get(key) if key is not None else None
@@ -214,7 +214,7 @@ class SubgraphAnswers:
         return identifier, *[value if type(value) is int else value._spec for value in operands]
 
 
-def _is_plain(mode: FakeTensorMode, value: Any) -> bool:
+def _is_plain(mode: FakeTensorMode, value: object) -> bool:
     return (
         type(value) is FakeTensor
         and value.fake_mode is mode

@@ -8,6 +8,7 @@ import torch
 
 import understudy.ops  # noqa: F401  (registers)
 from tests.ops.layouts import every, filled, layouts
+from understudy import FakeTensorMode
 from understudy.ops.variants import rule_of
 from understudy.spec import TensorSpec
 
@@ -128,3 +129,16 @@ def test_kernels_on_packed_sequences() -> None:
     assert answer(op, query, query, query, None, None, None, None, None, 0.0, 0, True)[:2] == [
         "bf16[2, 5, 4, 8]@cuda:0", "f32[2, 4, 32]@cuda:0",
     ]  # fmt: skip
+
+
+def test_weights_of_heads_that_nobody_needs() -> None:
+    op = aten._native_multi_head_attention.default
+    query = torch.randn(2, 3, 8)
+    weights = torch.randn(24, 8), torch.randn(24), torch.randn(8, 8), torch.randn(8)
+    real = op(query, query, query, 8, 2, *weights, None, False)
+    mode = FakeTensorMode()
+    fakes = [mode.from_tensor(tensor) for tensor in (query, *weights)]
+    with mode:
+        result = op(fakes[0], fakes[0], fakes[0], 8, 2, *fakes[1:], None, False)
+    assert result[1] is None and real[1] is None
+    assert (result[0].shape, result[0].stride()) == (real[0].shape, real[0].stride())

@@ -15,6 +15,7 @@ from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule, with_dims_between
 from understudy.ops.shared.dtypes import FLOATS, HALVES, check_cpu_dtype, check_one_dtype
 from understudy.spec import TensorSpec, broadcast_shapes, check_expandable, preserved_copy, same_shape
+from understudy.spec.outcomes import Value
 from understudy.spec.tensor_spec import Size
 
 Function = Callable[..., Any]
@@ -101,6 +102,20 @@ def in_plain_steps(
     if not enable_gqa:
         lead = broadcast_shapes(lead, value.shape[:-2])
     return query.like((*lead, query.shape[-2], value.shape[-1])), weights
+
+
+@rule("_native_multi_head_attention")
+def without_weights(
+    query: TensorSpec, key: TensorSpec, value: TensorSpec, embed_dim: int, num_head: int, qkv_weight: TensorSpec,
+    qkv_bias: TensorSpec, proj_weight: TensorSpec, proj_bias: TensorSpec, mask: Maybe = None,
+    need_weights: bool = True, average_attn_weights: bool = True, mask_type: int | None = None,
+) -> Any:  # fmt: skip
+    """Weights that nobody needs are None. Torch's meta kernel gives an empty tensor for them."""
+    is_plain = query is key is value and query.layout is torch.strided and query.ndim == 3
+    if need_weights or not is_plain or query.shape[2] != embed_dim or qkv_weight.shape != (3 * embed_dim, embed_dim):
+        return NotImplemented
+    check_one_dtype("multi-head attention", query, qkv_weight, qkv_bias, proj_weight, proj_bias)
+    return query.like(), Value(None)
 
 
 def _lead_of_groups(query: TensorSpec, key: TensorSpec, value: TensorSpec) -> Size:
