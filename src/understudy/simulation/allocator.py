@@ -26,7 +26,6 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from typing import Any
 
-from understudy.errors import UnderstudyError
 from understudy.simulation.allocator_parts import (
     ADDRESS,
     COUNTERS,
@@ -38,15 +37,18 @@ from understudy.simulation.allocator_parts import (
     Arena,
     Counter,
     Frames,
-    GiB,
     History,
-    KiB,
+    MemoryState,
     MiB,
+    OutOfMemory,
     Pool,
     counter_pair,
     make_pools,
+    new_segment_record,
     separate_active_counters,
 )
+
+__all__ = ["Allocator", "AllocatorSettings", "OutOfMemory"]
 
 EVENTS = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free")
 """The names of `torch.cuda.memory_stats`."""
@@ -60,45 +62,7 @@ FIRST_ADDRESS = 1 << 36
 ENDLESS_RANGE = 1 << 44
 """Addresses that an expandable segment of a device without a limit may use."""
 
-NO_KEY = 1 << 200
-"""Larger than the key of any block."""
 NO_BLOCK = (0, 0, None)
-
-
-def format_bytes(size: int) -> str:
-    """As in the messages of torch: "512 bytes", "20.00 MiB"."""
-    for unit, name in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
-        if size > unit:
-            return f"{size / unit:.2f} {name}"
-    return f"{size} bytes"
-
-
-class OutOfMemory(UnderstudyError, RuntimeError):
-    """No room for a request, after all that was cached has been released. Sizes are in bytes.
-
-    `tried` is what was asked of the driver: a whole segment, which may be more than `requested`.
-    """
-
-    def __init__(self, allocator: Allocator, requested: int, tried: int) -> None:
-        self.device = allocator.device
-        self.requested = requested
-        self.tried = tried
-        self.free, self.total = allocator.memory_info()
-        self.outside = allocator.outside
-        self.allowed = allocator.allowed
-        self.allocated = allocator.allocated
-        self.reserved = allocator.reserved
-        super().__init__(self.message())
-
-    def message(self) -> str:
-        limit = f" Of this, the process may take {format_bytes(self.allowed)}." if self.allowed is not None else ""
-        return (
-            f"CUDA out of memory. Tried to allocate {format_bytes(self.tried)}. GPU {self.device} has "
-            f"{format_bytes(self.total)} in all, and {format_bytes(self.free)} of them free.{limit} The process uses "
-            f"{format_bytes(self.reserved + self.outside)}, with {format_bytes(self.outside)} outside of the allocator: "
-            f"{format_bytes(self.allocated)} are allocated to tensors, {format_bytes(self.reserved - self.allocated)} are "
-            "reserved, but not allocated."
-        )
 
 
 class Allocator:
@@ -294,7 +258,7 @@ class Allocator:
         arena = self._arena(pool, stream)
         index = bisect_left(arena.keys, rounded << SHIFT)
         if arena.is_expandable:
-            arena, index = self._prefer_bounded(arena, index, pool.arenas.get(stream), rounded)
+            arena, index = arena.prefer_bounded(index, pool.arenas.get(stream), rounded)
         if index < len(arena.keys) and not self._may_serve(arena.keys[index] >> SHIFT, rounded):
             index = len(arena.keys)
         return arena, index
@@ -307,22 +271,6 @@ class Allocator:
             page = (SMALL_SEGMENT if pool.is_small else self.settings.large_segment_size) if is_expandable else 0
             arenas[stream] = Arena(pool, stream, page)
         return arenas[stream]
-
-    def _prefer_bounded(self, arena: Arena, index: int, plain: Arena | None, rounded: int) -> tuple[Arena, int]:
-        """Past blocks that can grow, as long as the next larger one would be smaller in the end.
-
-        `plain` has the blocks in segments of fixed size, from before the settings were changed.
-        """
-        keys = arena.keys
-        plain_index = bisect_left(plain.keys, rounded << SHIFT) if plain else 0
-        plain_key = plain.keys[plain_index] if plain and plain_index < len(plain.keys) else NO_KEY
-        while index < len(keys) and keys[index] < plain_key:
-            following = min(keys[index + 1] if index + 1 < len(keys) else NO_KEY, plain_key)
-            growth = following >> SHIFT if following == plain_key else arena.growth(following)
-            if growth >= arena.growth(keys[index]):
-                return arena, index
-            index += 1
-        return (plain, plain_index) if plain and plain_key != NO_KEY else (arena, index)
 
     def _may_serve(self, block: int, rounded: int) -> bool:
         """Whether a request may take a block of this size. Oversize blocks are for oversize requests of about their size."""
@@ -347,10 +295,17 @@ class Allocator:
             address = self._add_memory(arena, rounded, size)
         if address is None:
             self._events["num_ooms"] += 1
-            error = OutOfMemory(self, requested, size)
-            self._record("oom", error.free, rounded, arena.stream)
-            raise error
+            raise self._out_of_memory(arena, rounded, requested, size)
         return bisect_left(arena.keys, (arena.end_of[address] - address) << SHIFT | address)
+
+    def _out_of_memory(self, arena: Arena, rounded: int, requested: int, size: int) -> OutOfMemory:
+        free, total = self.memory_info()
+        self._record("oom", free, rounded, arena.stream)
+        return OutOfMemory(
+            MemoryState(
+                self.device, requested, size, total, free, self.outside, self.allowed, self.allocated, self.reserved
+            )
+        )
 
     def _segment_size(self, rounded: int) -> int:
         if rounded <= LARGEST_SMALL:
@@ -425,7 +380,12 @@ class Allocator:
 
     def empty_cache(self) -> None:
         """Give the segments that are wholly free, and the free pages of expandable ones, back to the driver."""
-        self._release_cached()
+        self._is_busy = True
+        try:
+            self._release_cached()
+        finally:
+            self._is_busy = False
+            self._free_late()
 
     def _release_cached(self) -> None:
         self._events["num_sync_all_streams"] += 1
@@ -609,17 +569,10 @@ class Allocator:
         """The content of torch's memory snapshot (`torch.cuda.memory._snapshot`), for this device."""
         segments = self.segments()
         self._record("snapshot", 0, sum(segment["active_size"] for segment in segments), 0)
-        settings = self.settings
         return {
             "segments": segments,
             "device_traces": [[] for _ in range(self.device)] + [list(self.history.entries) if self.history else []],
-            "allocator_settings": {
-                "PYTORCH_CUDA_ALLOC_CONF": settings.text,
-                "max_split_size": -1 if settings.max_split_size == UNLIMITED else settings.max_split_size,
-                "garbage_collection_threshold": settings.garbage_collection_threshold,
-                "expandable_segments": settings.expandable_segments,
-                "roundup_power2_divisions": {str(1 << i): n for i, n in enumerate(settings.roundup_divisions)},
-            },
+            "allocator_settings": self.settings.to_record(),
             "external_annotations": [],
         }
 
@@ -638,7 +591,7 @@ class Allocator:
         found: list[dict[str, Any]] = []
         for start, size, asked, state, arena in sorted(blocks, key=lambda block: block[0]):
             if not found or found[-1]["address"] + found[-1]["total_size"] != start:
-                found.append(self._new_segment(start, arena))
+                found.append(new_segment_record(self.device, start, arena))
             segment = found[-1]
             segment["total_size"] += size
             segment["allocated_size"] += size * (state == "active_allocated")
@@ -654,19 +607,3 @@ class Allocator:
                 }
             )
         return found
-
-    def _new_segment(self, address: int, arena: Arena) -> dict[str, Any]:
-        return {
-            "device": self.device,
-            "address": address,
-            "total_size": 0,
-            "allocated_size": 0,
-            "active_size": 0,
-            "requested_size": 0,
-            "stream": arena.stream,
-            "segment_type": "small" if arena.pool.is_small else "large",
-            "segment_pool_id": (0, 0),
-            "is_expandable": arena.is_expandable,
-            "frames": [],
-            "blocks": [],
-        }

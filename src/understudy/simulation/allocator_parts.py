@@ -1,6 +1,7 @@
-"""What the allocator is made of: its settings, its counters, and its lists of free blocks.
+"""What the allocator is made of: its settings, its error, its counters, its lists of free blocks, its history.
 
     AllocatorSettings   the string of PYTORCH_CUDA_ALLOC_CONF, parsed
+    OutOfMemory         with the facts in MemoryState
     Counter             one figure of `torch.cuda.memory_stats`
     Pool                the small or the large pool: counters, and an arena for each stream
     Arena               the free blocks of one pool and one stream
@@ -78,6 +79,16 @@ class AllocatorSettings:
             step = (1 << (size.bit_length() - 1)) // divisions
             return -(-size // step) * step
         return (size + 511) & -512
+
+    def to_record(self) -> dict[str, Any]:
+        """As in torch's memory snapshot."""
+        return {
+            "PYTORCH_CUDA_ALLOC_CONF": self.text,
+            "max_split_size": -1 if self.max_split_size == UNLIMITED else self.max_split_size,
+            "garbage_collection_threshold": self.garbage_collection_threshold,
+            "expandable_segments": self.expandable_segments,
+            "roundup_power2_divisions": {str(1 << power): n for power, n in enumerate(self.roundup_divisions)},
+        }
 
 
 _IGNORED = frozenset({
@@ -193,6 +204,51 @@ _READERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
 }
 """By option: the field that it sets, and what reads its value."""
 
+def format_bytes(size: int) -> str:
+    """As in the messages of torch: "512 bytes", "20.00 MiB"."""
+    for unit, name in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
+        if size > unit:
+            return f"{size / unit:.2f} {name}"
+    return f"{size} bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryState:
+    """A device at the moment of an OutOfMemory, in bytes.
+
+    `tried` is what was asked of the driver: a whole segment, which may be more than `requested`. `allowed` is the limit of
+    a memory fraction; `outside` is what the process and others hold outside of the allocator.
+    """
+
+    device: int
+    requested: int
+    tried: int
+    total: int
+    free: int
+    outside: int
+    allowed: int | None
+    allocated: int
+    reserved: int
+
+    def __str__(self) -> str:
+        limit = f" The allocator may reserve {format_bytes(self.allowed)}." if self.allowed is not None else ""
+        return (
+            f"CUDA out of memory. Tried to allocate {format_bytes(self.tried)}. GPU {self.device} has "
+            f"{format_bytes(self.total)} in all, and {format_bytes(self.free)} of them are free.{limit} In use are "
+            f"{format_bytes(self.reserved + self.outside)}, with {format_bytes(self.outside)} outside of the allocator. "
+            f"Of the rest, {format_bytes(self.allocated)} are allocated by torch, and "
+            f"{format_bytes(self.reserved - self.allocated)} are reserved by torch, but not allocated."
+        )
+
+
+class OutOfMemory(UnderstudyError, RuntimeError):
+    """No room for a request, after all that was cached has been released. `state` has the facts."""
+
+    def __init__(self, state: MemoryState) -> None:
+        super().__init__(str(state))
+        self.state = state
+
+
 COUNTERS = (
     "allocation", "segment", "active", "inactive_split",
     "allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "requested_bytes",
@@ -296,6 +352,8 @@ def separate_active_counters(small: Pool, large: Pool) -> None:
 SHIFT = 56
 ADDRESS = (1 << SHIFT) - 1
 """A free block is the number `size << SHIFT | address`."""
+NO_KEY = 1 << 200
+"""Larger than any of them."""
 
 LEAST_REST = 512
 LEAST_LARGE_REST = MiB + 512
@@ -382,6 +440,23 @@ class Arena:
                 return start
         return None
 
+    def prefer_bounded(self, index: int, fixed: Arena | None, size: int) -> tuple[Arena, int]:
+        """From the best fit on, go past blocks that can grow, as long as the next one would be smaller in the end.
+
+        `fixed` has the blocks in segments that can't grow, from a time with other settings. With no fit, the index is the
+        length of the list.
+        """
+        keys = self.keys
+        fixed_index = bisect_left(fixed.keys, size << SHIFT) if fixed else 0
+        fixed_key = fixed.keys[fixed_index] if fixed and fixed_index < len(fixed.keys) else NO_KEY
+        while index < len(keys) and keys[index] < fixed_key:
+            following = min(keys[index + 1] if index + 1 < len(keys) else NO_KEY, fixed_key)
+            growth = following >> SHIFT if following == fixed_key else self.growth(following)
+            if growth >= self.growth(keys[index]):
+                return self, index
+            index += 1
+        return (fixed, fixed_index) if fixed and fixed_key != NO_KEY else (self, index)
+
     def growth(self, key: int) -> int:
         """The size that a free block could have with the gap behind it."""
         end = (key & ADDRESS) + (key >> SHIFT)
@@ -425,3 +500,21 @@ class History:
                 "pool_id": (0, 0),
             }
         )
+
+
+def new_segment_record(device: int, address: int, arena: Arena) -> dict[str, Any]:
+    """A segment of a snapshot, without blocks yet."""
+    return {
+        "device": device,
+        "address": address,
+        "total_size": 0,
+        "allocated_size": 0,
+        "active_size": 0,
+        "requested_size": 0,
+        "stream": arena.stream,
+        "segment_type": "small" if arena.pool.is_small else "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": arena.is_expandable,
+        "frames": [],
+        "blocks": [],
+    }
