@@ -228,6 +228,7 @@ class ReferenceAllocator:
 
     def complete(self, segment: Segment, block: Block) -> None:
         block.state, block.requested, block.freed_at = "free", 0, self.searches[segment.is_small]
+        block.waits_for = set()
         segment.merge()
 
     def free_finished(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tests.simulation.reference_allocator import NoMemory, ReferenceAllocator
 from understudy.simulation.allocator import Allocator, OutOfMemory
 from understudy.simulation.allocator_parts import COUNTERS, MiB
 
-MANY = settings(max_examples=150, deadline=None)
+MANY = settings(max_examples=60, deadline=None)
 
 SIZES = st.one_of(
     st.integers(1, 3000),
@@ -135,6 +136,32 @@ def test_garbage_collection_as_the_model(steps: Any, total: int, fraction: float
     for step in steps:
         machine.step(*step)
         machine.check_same()
+
+
+FEW_SIZES = (512, 2048, MiB, 2 * MiB, 3 * MiB, 10 * MiB, 20 * MiB, 23 * MiB, 40 * MiB, 60 * MiB, 64 * MiB)
+
+LONG_PROGRAMS: dict[str, dict[str, Any]] = {
+    "": {},
+    "expandable_segments:True": {"expandable": True},
+    "max_split_size_mb:24": {"max_split": 24 * MiB},
+    "garbage_collection_threshold:0.3": {"fraction": 0.8, "gc_threshold": 0.3},
+}
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("conf", LONG_PROGRAMS)
+def test_long_programs_with_few_sizes_as_the_model(conf: str, seed: int) -> None:
+    """Few sizes make ties, and room that is just enough."""
+    draw = random.Random(seed)
+    options = {"fraction": None} | LONG_PROGRAMS[conf]
+    machine = Machine(draw.choice([300, 600, 1500]) * MiB, conf, lazy=bool(seed % 2), **options)
+    for number in range(300):
+        kind = draw.choices(["allocate", "free", "use", "empty", "synchronize"], [50, 46, 2, 1, 1])[0]
+        size = draw.choice(FEW_SIZES) - draw.choice([0, 0, 0, 300])
+        machine.step(kind, size if kind == "allocate" else draw.randrange(1 << 30), draw.choice([0, 0, 0, 7]))
+        if number % 5 == 0 or kind == "empty":
+            machine.check_same()
+    machine.check_same()
 
 
 CONFS = st.sampled_from(["", "expandable_segments:True", "max_split_size_mb:24", "roundup_power2_divisions:4"])
