@@ -299,8 +299,7 @@ def test_fragmentation_that_expandable_segments_avoid() -> None:
             big = allocator.allocate(40 * MiB)
             kept.append(allocator.allocate(KiB))
             allocator.free(big)
-        for size in (41, 42, 43, 44):
-            kept.append(allocator.allocate(size * MiB))
+        kept += [allocator.allocate(size * MiB) for size in (41, 42, 43, 44)]
         return allocator.reserved
 
     assert run("expandable_segments:True") == 182 * MiB

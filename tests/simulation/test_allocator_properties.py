@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -176,7 +177,7 @@ def check_invariants(allocator: Allocator) -> None:
         assert segment["address"] >= end
         position = segment["address"]
         states = [block["state"] for block in segment["blocks"]]
-        assert all(pair != ("inactive", "inactive") for pair in zip(states, states[1:], strict=False))
+        assert all(pair != ("inactive", "inactive") for pair in itertools.pairwise(states))
         for block in segment["blocks"]:
             assert block["address"] == position
             assert block["size"] > 0 and block["size"] % 512 == 0
@@ -224,7 +225,7 @@ def test_invariants_hold_while_settings_change(steps: Any, total: int | None, co
             assert total is not None
         check_invariants(allocator)
         ranges = sorted(live)
-        assert all(a + size <= b for (a, size), (b, _) in zip(ranges, ranges[1:], strict=False))
+        assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(ranges))
 
 
 @MANY
