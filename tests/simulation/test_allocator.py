@@ -291,6 +291,13 @@ def test_a_block_at_the_growing_end_is_taken_last() -> None:
     assert allocator.allocate(3 * MiB) == a  # not in the 4 MiB, though they fit better
 
 
+def test_an_expandable_segment_without_a_limit_has_room_for_all() -> None:
+    allocator = Allocator(settings="expandable_segments:True")
+    allocator.allocate(20_000 * GiB)
+    allocator.allocate(MiB * 3)
+    assert allocator.allocated == 20_000 * GiB + 3 * MiB
+
+
 def test_fragmentation_that_expandable_segments_avoid() -> None:
     def run(settings: str) -> int:
         allocator = Allocator(200 * MiB, settings=settings)

@@ -102,7 +102,8 @@ class Allocator:
         self._stream_uses: dict[int, set[int]] = {}
         self._pending: dict[int, tuple[int, int, Arena, set[int]]] = {}
         self._next_address = FIRST_ADDRESS
-        self._oversize_allocations, self._oversize_segments = counter_pair()[0], counter_pair()[0]
+        self._oversize = {name: counter_pair() for name in ("oversize_allocations", "oversize_segments")}
+        (self._oversize_allocations, _), (self._oversize_segments, _) = self._oversize.values()
         self._events = dict.fromkeys(EVENTS, 0)
         self.change_settings(settings)
 
@@ -130,7 +131,7 @@ class Allocator:
             for counter, amount in (
                 (pool.allocation, 1), (pool.allocated_bytes, block_size), (pool.requested_bytes, size)
             ):  # fmt: skip
-                # Counter.add, written out: a call for each costs a tenth of the whole.
+                # Counter.add, written out: the calls would be a good part of the time.
                 counter.total += amount
                 counter.value = value = counter.value + amount
                 if value > counter.peak:
@@ -301,11 +302,8 @@ class Allocator:
     def _out_of_memory(self, arena: Arena, rounded: int, requested: int, size: int) -> OutOfMemory:
         free, total = self.memory_info()
         self._record("oom", free, rounded, arena.stream)
-        return OutOfMemory(
-            MemoryState(
-                self.device, requested, size, total, free, self.outside, self.allowed, self.allocated, self.reserved
-            )
-        )
+        limits = (total, free, self.outside, self.allowed)
+        return OutOfMemory(MemoryState(self.device, requested, size, *limits, self.allocated, self.reserved))
 
     def _segment_size(self, rounded: int) -> int:
         if rounded <= LARGEST_SMALL:
@@ -334,7 +332,7 @@ class Allocator:
         start = arena.find_room(rounded)
         if start is None:
             length = ENDLESS_RANGE if self.total is None else self.total + self.total // 8
-            length = -(-length // arena.page) * arena.page
+            length = -(-max(length, rounded) // arena.page) * arena.page
             start = self._new_addresses(length, arena.page)
             arena.segments[start] = start + length
             arena.add_gap(start, start + length)
@@ -391,11 +389,13 @@ class Allocator:
         self._events["num_sync_all_streams"] += 1
         self.synchronize()
         self._free_finished()
-        for arena in (*self._large.all_arenas(), *self._small.all_arenas()):
-            for start, end in arena.free_blocks() if arena.is_expandable else ():
-                self._unmap(arena, start, end)
-            for start, end in arena.free_segments() if not arena.is_expandable else ():
-                self._release_segment(arena, start, end)
+        for pool in (self._large, self._small):
+            for arena in pool.arenas.values():
+                for start, end in arena.free_segments():
+                    self._release_segment(arena, start, end)
+            for arena in pool.expandable_arenas.values():
+                for start, end in arena.free_blocks():
+                    self._unmap(arena, start, end)
 
     def _release_segment(self, arena: Arena, start: int, end: int) -> None:
         arena.remove(start, end)
@@ -468,9 +468,7 @@ class Allocator:
     def synchronize(self, stream: int | None = None) -> None:
         """All work of a stream (or of all streams) is done: the next request finds its events finished."""
         for *_, streams in self._pending.values():
-            if stream is None:
-                streams.clear()
-            streams.discard(stream if stream is not None else 0)
+            streams.difference_update(tuple(streams) if stream is None else (stream,))
 
     def _free_finished(self) -> None:
         for address, (size, requested, arena, streams) in list(self._pending.items()):
@@ -500,9 +498,8 @@ class Allocator:
 
     def _choose_path(self) -> None:
         self._collects_garbage = self.allowed is not None and self.settings.garbage_collection_threshold > 0
-        self._is_special = (
-            self.settings.expandable_segments or self._max_split < UNLIMITED or self._collects_garbage
-        )
+        is_split_limited = self._max_split < UNLIMITED
+        self._is_special = self.settings.expandable_segments or is_split_limited or self._collects_garbage
 
     # answers
 
@@ -523,37 +520,31 @@ class Allocator:
     def statistics(self) -> dict[str, int]:
         """The names and meanings of `torch.cuda.memory_stats`."""
         found: dict[str, int] = {}
-        for name, small, large in self._counters():
+        for name in COUNTERS:
+            small, large = self._counters()[name]
             pools = {"small_pool": small.figures(), "large_pool": large.figures()}
             pools["all"] = {kind: sum(figures[kind] for figures in pools.values()) for kind in small.figures()}
             pools["all"]["peak"] = small.both.peak
             found |= {f"{name}.{pool}.{kind}": n for pool, figures in pools.items() for kind, n in figures.items()}
-        for name, counter in self._oversize():
+        for name, (counter, _) in self._oversize.items():
             found |= {f"{name}.{kind}": n for kind, n in counter.figures().items()}
         found |= self._events
         found["max_split_size"] = -1 if self._max_split == UNLIMITED else self._max_split
         return dict(sorted(found.items()))
 
     def reset_peak_statistics(self) -> None:
-        for _, small, large in self._counters():
+        for small, large in self._counters().values():
             small.peak, large.peak, small.both.peak = small.value, large.value, small.value + large.value
-        for _, counter in self._oversize():
-            counter.peak = counter.value
 
     def reset_accumulated_statistics(self) -> None:
-        for _, small, large in self._counters():
-            small.forget()
-            large.forget()
-        for _, counter in self._oversize():
-            counter.forget()
+        for pair in self._counters().values():
+            for counter in pair:
+                counter.forget()
         self._events = dict.fromkeys(EVENTS, 0)
 
-    def _counters(self) -> list[tuple[str, Counter, Counter]]:
-        """Name, counter of the small pool, counter of the large pool."""
-        return [(name, getattr(self._small, name), getattr(self._large, name)) for name in COUNTERS]
-
-    def _oversize(self) -> tuple[tuple[str, Counter], ...]:
-        return ("oversize_allocations", self._oversize_allocations), ("oversize_segments", self._oversize_segments)
+    def _counters(self) -> dict[str, tuple[Counter, Counter]]:
+        """Of the small and of the large pool; oversize blocks are counted in the first."""
+        return self._oversize | {name: (getattr(self._small, name), getattr(self._large, name)) for name in COUNTERS}
 
     # history and snapshots
 
