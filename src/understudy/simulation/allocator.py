@@ -128,17 +128,9 @@ class Allocator:
                 index = self._grow(arena, rounded, size)
             address, block_size = self._take(arena, index, rounded)
             self._live[address] = (block_size, size, arena)
-            for counter, amount in (
-                (pool.allocation, 1), (pool.allocated_bytes, block_size), (pool.requested_bytes, size)
-            ):  # fmt: skip
-                # Counter.add, written out: the calls would be a good part of the time.
-                counter.total += amount
-                counter.value = value = counter.value + amount
-                if value > counter.peak:
-                    counter.peak = value
-                value += counter.other.value
-                if value > counter.both.peak:
-                    counter.both.peak = value
+            pool.allocation.add(1)
+            pool.allocated_bytes.add(block_size)
+            pool.requested_bytes.add(size)
             if self._tells_active_apart:
                 pool.active.add(1)
                 pool.active_bytes.add(block_size)
