@@ -56,6 +56,7 @@ class ReferenceAllocator:
         self.allowed = int(fraction * total) if fraction is not None and total is not None else None
         self.gc_threshold, self.lazy = gc_threshold, lazy
         self.segments: list[Segment] = []
+        self.pending: list[tuple[Segment, Block]] = []  # in the order of their frees
         self.created = 0
         self.searches = {True: 0, False: 0}
         self.retries = self.ooms = 0
@@ -222,6 +223,7 @@ class ReferenceAllocator:
     def free(self, segment: Segment, block: Block) -> None:
         if block.waits_for:
             block.state = "pending"
+            self.pending.append((segment, block))
         else:
             self.complete(segment, block)
         self.note_peaks()
@@ -232,17 +234,17 @@ class ReferenceAllocator:
         segment.merge()
 
     def free_finished(self) -> None:
-        for segment in self.segments:
-            for block in [b for b in segment.blocks if b.state == "pending"]:
-                if not self.lazy or not block.waits_for:
-                    self.complete(segment, block)
-        self.note_peaks()
+        waiting, self.pending = self.pending, []
+        for segment, block in waiting:
+            if self.lazy and block.waits_for:
+                self.pending.append((segment, block))
+            else:
+                self.complete(segment, block)
+                self.note_peaks()
 
     def synchronize(self) -> None:
-        for segment in self.segments:
-            for block in segment.blocks:
-                if block.state == "pending":
-                    block.waits_for.clear()
+        for _, block in self.pending:
+            block.waits_for.clear()
 
     # releases
 
@@ -262,18 +264,20 @@ class ReferenceAllocator:
                 self.unmap(segment)
 
     def unmap(self, segment: Segment) -> None:
-        position, pieces = 0, []
+        position, pieces, changed = 0, [], False
         for block in segment.blocks:
             end = position + block.size
             first, last = -(-position // segment.page) * segment.page, end // segment.page * segment.page
             if block.state == "free" and first < last:
                 pieces += [Block(first - position), Block(last - first, "unmapped"), Block(end - last)]
+                changed = True
             else:
                 pieces.append(block)
             position = end
         segment.blocks = [piece for piece in pieces if piece.size]
         segment.merge()
-        if [b.state for b in segment.blocks] == ["unmapped"]:
+        # A range that never had memory, because there was none for it, stays.
+        if changed and [b.state for b in segment.blocks] == ["unmapped"]:
             self.release(segment)
 
     def release_oversize(self, size: int, stream: int, is_small: bool) -> bool:
