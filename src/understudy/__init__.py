@@ -13,6 +13,8 @@
     prop/            FakeTensorProp
     meta/            MetaTracer, symbolic_trace
     exporting/       captured graphs for the tools of torch
+    simulation/      hardware that is not here: the allocator, the catalogue of cards
+    cli/             the command `understudy`
     fake_tensor, proxy_tensor, symbolic_shapes, fake_tensor_prop, meta_tracer
                      the names of torch's modules: a user changes one import line
 

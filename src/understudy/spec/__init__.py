@@ -9,6 +9,7 @@
     alternatives   the weakest condition for an answer about layouts
     sparse         sparse layouts
     error_context  where errors get their context
+    device_facts   what an answer may depend on of the device (imported by its own name: it needs no torch)
 """
 
 from understudy.spec.elementwise import (

@@ -1,0 +1,8 @@
+"""simulation: hardware that is not here.
+
+    allocator        the caching allocator of CUDA devices: addresses, segments, counters, out of memory
+    allocator_parts  its settings (PYTORCH_CUDA_ALLOC_CONF), counters and lists of free blocks
+    catalogue        the cards that can be simulated, each figure with its source
+
+None of them imports torch: the command line answers without it.
+"""

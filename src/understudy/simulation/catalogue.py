@@ -1,0 +1,257 @@
+"""The cards that can be simulated: `devices.toml`, one's own files in the same form, and the machine itself as "cpu".
+
+    find_card("h100"), find_card("RTX 4090"), find_card("nvidia a100-80GB")    names are matched kindly
+    parse_devices("8xa100-80g")                                                the card, and how many of it
+    read_cards("my_cards.toml")                                                one's own cards
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from understudy.errors import UnderstudyError
+
+if TYPE_CHECKING:
+    from understudy.spec.device_facts import DeviceFacts
+
+GiB = 1 << 30
+GB = 10**9
+TERA = 10**12
+
+CATALOGUE_FILE = Path(__file__).with_name("devices.toml")
+
+TYPICAL_CONTEXT = GiB // 2
+"""What is outside of the allocator on a CUDA card of which it is not known: the middle of those of which it is."""
+
+
+class UnknownDeviceError(UnderstudyError, ValueError):
+    """No card has this name. `suggestions` are names that are near."""
+
+    def __init__(self, name: str, suggestions: Iterable[str]) -> None:
+        self.name = name
+        self.suggestions = tuple(suggestions)
+        hint = f"did you mean {' or '.join(self.suggestions)}?" if self.suggestions else "see `understudy devices`"
+        super().__init__(f"no device is named {name!r}: {hint}")
+
+
+class CatalogueError(UnderstudyError, ValueError):
+    """A file of cards that can't be read. `place` is the file, and the card in it."""
+
+    def __init__(self, reason: str, place: str) -> None:
+        super().__init__(f"{place}: {reason}")
+        self.place = place
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """The libraries that are simulated with every card: those of the torch build that is installed by default."""
+
+    cuda: str
+    cudnn: int
+    nccl: str
+    driver: str
+
+    def __str__(self) -> str:
+        cudnn = f"{self.cudnn // 10_000}.{self.cudnn // 100 % 100}.{self.cudnn % 100}"
+        return f"CUDA {self.cuda}, cuDNN {cudnn}, NCCL {self.nccl}, driver {self.driver}"
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A device by its published figures; None is unknown. Sizes in bytes, speeds in bytes and operations per second.
+
+    `memory` is what the driver reports, `context` what a process takes of it outside of the allocator. `throughput` is
+    dense, by dtype; `sources` says where each figure is from.
+    """
+
+    key: str
+    name: str
+    kind: str
+    memory: int
+    context: int | None = None
+    capability: tuple[int, int] | None = None
+    multiprocessors: int | None = None
+    threads_per_multiprocessor: int | None = None
+    bandwidth: float | None = None
+    interconnect: str | None = None
+    interconnect_bandwidth: float | None = None
+    throughput: Mapping[str, float] = field(default_factory=dict, hash=False)
+    aliases: tuple[str, ...] = ()
+    note: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def __str__(self) -> str:
+        return f"{self.key} ({self.name}, {self.memory / GiB:.2f} GiB)"
+
+    @property
+    def outside(self) -> int:
+        """The memory outside of the allocator: as published, or as is typical; none on a CPU."""
+        if self.context is not None:
+            return self.context
+        return 0 if self.kind == "cpu" else TYPICAL_CONTEXT
+
+    @property
+    def usable(self) -> int:
+        """What the allocator may reserve."""
+        return self.memory - self.outside
+
+    def facts(self) -> DeviceFacts:
+        from understudy.spec.device_facts import DeviceFacts  # why: the package of specs imports torch
+
+        software = read_software()
+        is_cuda = self.kind == "cuda"
+        return DeviceFacts(
+            kind=self.kind,
+            capability=self.capability or (0, 0),
+            multiprocessors=self.multiprocessors or 0,
+            threads_per_multiprocessor=self.threads_per_multiprocessor or 0,
+            cuda=software.cuda if is_cuda else "",
+            cudnn=software.cudnn if is_cuda else 0,
+        )
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        record: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        return record | {"throughput": dict(self.throughput), "sources": dict(self.sources)}
+
+
+# the catalogue
+
+
+@cache
+def list_cards() -> tuple[Card, ...]:
+    """All of the catalogue, and this machine's CPU."""
+    return (*read_cards(CATALOGUE_FILE), this_machine())
+
+
+@cache
+def read_software() -> Software:
+    table = _read_toml(CATALOGUE_FILE)["software"]
+    return Software(**{name: value for name, value in table.items() if name != "sources"})
+
+
+def this_machine() -> Card:
+    pages, page = (os.sysconf(name) if hasattr(os, "sysconf") else 0 for name in ("SC_PHYS_PAGES", "SC_PAGE_SIZE"))
+    return Card(
+        key="cpu",
+        name=f"{platform.machine()}, {os.cpu_count()} cores",
+        kind="cpu",
+        memory=pages * page,
+        note="this machine",
+        sources={"memory": "the operating system"},
+    )
+
+
+def find_card(name: str, more: Iterable[Card] = ()) -> Card:
+    """The card with this name, however it is written; `more` are one's own, which come first."""
+    cards = (*more, *list_cards())
+    wanted = _normalise(name)
+    for card in cards:
+        if wanted in _names(card):
+            return card
+    names = {known: card.key for card in cards for known in _names(card)}
+    near = [key for known, key in names.items() if wanted and known.startswith(wanted)]
+    near += [names[known] for known in difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)]
+    raise UnknownDeviceError(name, list(dict.fromkeys(near))[:3])
+
+
+def parse_devices(text: str, more: Iterable[Card] = ()) -> tuple[Card, int]:
+    """A card and how many of it: "h100", "8xh100", "2 x RTX 4090"."""
+    found = re.fullmatch(r"\s*(?:(\d+)\s*[xX×*]\s*)?(.*?)\s*", text)
+    assert found is not None
+    count = int(found[1] or 1)
+    if not 1 <= count <= 1024:
+        raise UnknownDeviceError(text, ())
+    return find_card(found[2], more), count
+
+
+_DECORATION = re.compile(r"nvidia|geforce|rtx|tesla|amd|instinct|radeon|sxm\d?|pcie|hbm\d?e?|gpu|[^a-z0-9]")
+
+
+def _normalise(name: str) -> str:
+    """Without the maker, the board, and the unit of the memory: "NVIDIA A100-SXM4-80GB" and "a100-80g" are "a10080"."""
+    return re.sub(r"(?<=\d)gi?b?$", "", _DECORATION.sub("", name.lower()))
+
+
+def _names(card: Card) -> set[str]:
+    return {_normalise(name) for name in (card.key, card.name, *card.aliases)}
+
+
+# files of cards
+
+
+def read_cards(path: str | Path) -> tuple[Card, ...]:
+    """The cards of a TOML file, in its order."""
+    tables = _read_toml(Path(path))
+    return tuple(_card(key, table, f"{path}, [{key}]") for key, table in tables.items() if key != "software")
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        with path.open("rb") as file:
+            tables: dict[str, Any] = toml.load(file)
+    except OSError as error:
+        raise CatalogueError(error.strerror or str(error), str(path)) from None
+    except toml.TOMLDecodeError as error:
+        raise CatalogueError(f"no valid TOML: {error}", str(path)) from None
+    return tables
+
+
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "name": str, "kind": str, "aliases": list, "memory": (int, float), "context": (int, float), "capability": str,
+    "multiprocessors": int, "threads_per_multiprocessor": int, "bandwidth": (int, float), "interconnect": dict,
+    "teraflops": dict, "note": str, "sources": dict,
+}  # fmt: skip
+KINDS = ("cuda", "rocm", "cpu")
+
+
+def _card(key: str, table: Any, place: str) -> Card:
+    _check_fields(table, place)
+    capability = re.fullmatch(r"(\d+)\.(\d+)", table.get("capability", "0.0"))
+    if capability is None:
+        raise CatalogueError(f'capability is written as "9.0", not {table["capability"]!r}', place)
+    link = table.get("interconnect", {})
+    return Card(
+        key=key,
+        name=table.get("name", key),
+        kind=table.get("kind", "cuda"),
+        memory=round(table["memory"] * GiB),
+        context=round(table["context"] * GiB) if "context" in table else None,
+        capability=(int(capability[1]), int(capability[2])) if "capability" in table else None,
+        multiprocessors=table.get("multiprocessors"),
+        threads_per_multiprocessor=table.get("threads_per_multiprocessor"),
+        bandwidth=table["bandwidth"] * GB if "bandwidth" in table else None,
+        interconnect=link.get("name"),
+        interconnect_bandwidth=link["bandwidth"] * GB if "bandwidth" in link else None,
+        throughput={dtype: figure * TERA for dtype, figure in table.get("teraflops", {}).items()},
+        aliases=tuple(table.get("aliases", ())),
+        note=table.get("note", ""),
+        sources=table.get("sources", {}),
+    )
+
+
+def _check_fields(table: Any, place: str) -> None:
+    if not isinstance(table, dict):
+        raise CatalogueError("a card is a table of its figures", place)
+    for name, value in table.items():
+        if name not in _FIELDS:
+            near = difflib.get_close_matches(name, _FIELDS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_FIELDS)}"
+            raise CatalogueError(f"no field is named {name!r}: {hint}", place)
+        if not isinstance(value, _FIELDS[name]) or isinstance(value, bool):
+            raise CatalogueError(f"{name} can't be {value!r}", place)
+    if not table.get("memory", 0) > 0:
+        raise CatalogueError("memory, in GiB, has to be given", place)
+    if table.get("kind", "cuda") not in KINDS:
+        raise CatalogueError(f"kind is one of {', '.join(KINDS)}, not {table['kind']!r}", place)
