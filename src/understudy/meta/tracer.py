@@ -108,7 +108,7 @@ class MetaTracer(torch.fx.Tracer):
         were_pending = len(pending)
         try:
             whole = self._functions_kept_whole(function)
-            with no_collection(), self.derivation.hold_patches(), patch_calls(self, whole), self.recording:
+            with no_collection(), patch_calls(self, whole), self.recording:
                 self._record(root, function, TraceInputs(self, meta_args, concrete_args or {}), state)
         except BaseException:
             for name in self.arguments.added:
