@@ -20,8 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from understudy import _torch
 from understudy.capture import wrapper_subclasses
-from understudy.capture.borrowed_modules import BorrowedModules, modules_of
-from understudy.capture.cached_functions import CachedFunctions
+from understudy.capture.borrowed_modules import BorrowedModules, CachedFunctions, modules_of
 from understudy.capture.constants import ORIGINAL_PATH, OutsideTensors, forgetful_optimizers
 from understudy.capture.graph_passes import insert_promises, make_writable, remove_dead_code
 from understudy.capture.higher_order.torch_tracing import running
