@@ -184,10 +184,10 @@ def make_fx(
     )  # fmt: skip
 
     @functools.wraps(f)
-    def traced(*args: Any) -> GraphModule:
+    def trace(*args: Any) -> GraphModule:
         return Capture(f, options).run(args)
 
-    return traced
+    return trace
 
 
 class Capture:
@@ -329,7 +329,7 @@ class Capture:
             value = _torch.innermost(value)
         set_val(node, value)
         if isinstance(value, torch.Tensor):
-            if tracer.recorded(value) is None:
+            if tracer.find_node(value) is None:
                 tracer.remember(value, node)
             if type(value) is FakeTensor:
                 tracer.symbols.bind_tensor(value._spec, node)

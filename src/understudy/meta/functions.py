@@ -242,7 +242,7 @@ def _read(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:
             return func(tracer.derivation.stand_in(args[0]), *args[1:], **kwargs)
     except UnderstudyError as error:
         name = tracer.name_of(args[0])
-        raise tracer.refused(
+        raise tracer.make_refusal(
             f"{name} was written to, and is read now: {error.reason}", tracer.proxy_of(args[0])
         ) from error
 

@@ -503,16 +503,16 @@ class MetaTracer(torch.fx.Tracer):
         meta = proxy._meta
         asked = getattr(convert, "__name__", str(convert))
         if meta is UNKNOWN:
-            raise self.refused(f"{asked}() was asked of a value of which nothing is known", proxy)
+            raise self.make_refusal(f"{asked}() was asked of a value of which nothing is known", proxy)
         try:
             with self.derivation.enter_mode():
                 return convert(meta)
         except UnderstudyError as error:
-            raise self.refused(
+            raise self.make_refusal(
                 f"{asked}() was asked of a value, and only its data would tell: {error.reason}", proxy
             ) from error
 
-    def refused(self, reason: str, proxy: MetaProxy) -> MetaTraceError:
+    def make_refusal(self, reason: str, proxy: MetaProxy) -> MetaTraceError:
         asked = reason.split("()", 1)[0] if "()" in reason else ""
         return refused_error(reason, asked, self.describe(proxy._meta), proxy.node)
 

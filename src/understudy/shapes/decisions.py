@@ -506,5 +506,5 @@ def find_symbol(env: ShapeEnv, node: Any, text: str) -> Iterator[tuple[Expr, str
         yield value, text
     elif value in env.truths:
         yield env.truths[value], text
-    elif isinstance(value, FloatExpr) and value.unbacked is not None:
-        yield value.unbacked, text
+    elif isinstance(value, FloatExpr) and value.unbacked_symbol is not None:
+        yield value.unbacked_symbol, text
