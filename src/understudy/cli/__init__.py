@@ -1,6 +1,11 @@
 """cli: the command `understudy`. Questions that need no torch are answered without it.
 
     understudy devices [--json] [--cards FILE]    the cards that can be simulated
+    understudy replay SNAPSHOT                    who held the memory of a real run, and what other settings would give
+    understudy calibrate SNAPSHOT --device CARD   measure a card by a real run on it
+
+    snapshots    replay, calibrate
+    tables       plain text for terminals and pipes
 
 A command is one `Command` in `COMMANDS`: its arguments, and a function that returns the exit code. What is wrong with the
 input is one line on standard error, and exit code 2.
@@ -17,6 +22,12 @@ from dataclasses import asdict, dataclass
 from typing import NoReturn
 
 from understudy import __version__
+from understudy.cli.snapshots import (
+    add_calibrate_arguments,
+    add_replay_arguments,
+    calibrate_card,
+    replay_snapshot,
+)
 from understudy.errors import UnderstudyError
 from understudy.simulation.catalogue import GB, TERA, Card, GiB, list_cards, read_cards, read_software
 
@@ -119,4 +130,8 @@ def _format_scaled(figure: float | None, unit: int) -> str:
     return f"{figure / unit:,.0f}" if figure >= 100 * unit else f"{figure / unit:.1f}"
 
 
-COMMANDS = (Command("devices", "List the cards that can be simulated.", _add_device_arguments, _list_devices),)
+COMMANDS = (
+    Command("devices", "List the cards that can be simulated.", _add_device_arguments, _list_devices),
+    Command("replay", "Who held the memory of a real run, from its snapshot.", add_replay_arguments, replay_snapshot),
+    Command("calibrate", "Measure a card by a snapshot of a real run on it.", add_calibrate_arguments, calibrate_card),
+)

@@ -3,6 +3,7 @@
     allocator        the caching allocator of CUDA devices: addresses, segments, counters, out of memory
     allocator_parts  its settings (PYTORCH_CUDA_ALLOC_CONF), counters and lists of free blocks
     catalogue        the cards that can be simulated, each figure with its source
+    snapshots        memory snapshots of real runs: read, walked through, replayed under other settings
 
 None of them imports torch: the command line answers without it.
 """
