@@ -164,11 +164,13 @@ def record_script_call(original: Callable[..., Any]) -> Callable[..., Any]:
 def record_autograd_function(original: Any) -> Any:
     """The call is one node: `forward` works on a context, which a graph does not have."""
 
-    @functools.wraps(original.__func__)
+    of_any_class = _torch.function_of_class_method(original)
+
+    @functools.wraps(original)
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         tracer = current_tracer.get()
         if tracer is None or tracer.is_deriving or not tracer.handles(args, kwargs):
-            return original.__func__(cls, *args, **kwargs)
+            return of_any_class(cls, *args, **kwargs)
         return tracer.called_autograd_function(cls, args, kwargs)
 
     return classmethod(apply)
