@@ -13,7 +13,7 @@
     prop/            FakeTensorProp
     meta/            MetaTracer, symbolic_trace
     exporting/       captured graphs for the tools of torch
-    simulation/      hardware that is not here: the allocator, the catalogue of cards
+    simulation/      hardware that is not here: simulate, the allocator, the catalogue of cards
     cli/             the command `understudy`
     fake_tensor, proxy_tensor, symbolic_shapes, fake_tensor_prop, meta_tracer
                      the names of torch's modules: a user changes one import line
@@ -91,6 +91,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "is_symbol_binding_fx_node", "rebind_unbacked", "resolve_unbacked_bindings", "statically_known_false",
         "statically_known_true",
     ),
+    # devices that are not here
+    "understudy.simulation.simulator": ("simulate",),
     # torch's own tools
     "understudy.exporting.interop": ("to_torch",),
     # errors

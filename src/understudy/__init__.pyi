@@ -142,6 +142,7 @@ from understudy.shapes.torch_api.names import optimization_hint as optimization_
 from understudy.shapes.torch_api.names import sym_and as sym_and
 from understudy.shapes.torch_api.names import sym_eq as sym_eq
 from understudy.shapes.torch_api.names import sym_or as sym_or
+from understudy.simulation.simulator import simulate as simulate
 from understudy.spec.outcomes import New as New
 from understudy.spec.outcomes import Same as Same
 from understudy.spec.outcomes import Value as Value
@@ -268,6 +269,7 @@ __all__ = [
     "resolve_unbacked_bindings",
     "statically_known_false",
     "statically_known_true",
+    "simulate",
     "to_torch",
     "ConstraintViolationError",
     "DataDependentOutputException",
