@@ -151,6 +151,11 @@ class Measurement(Listener):
         birth.category = "scratch"
         return birth
 
+    def add_held_scratch(self, device: torch.device, sizes: tuple[int, ...], operator: Any) -> None:
+        """Of a kernel, held while the call ends."""
+        for birth in [self.add_scratch(size, device, operator) for size in sizes]:
+            self._end(birth)
+
     def _add(self, nbytes: int, device: torch.device, shape: tuple[int, ...] | None, operator: Any) -> Birth:
         places = self.places
         birth = Birth()
@@ -190,7 +195,6 @@ class Measurement(Listener):
     # --- operators
 
     def before_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.mode.last_key = None
         self.operators += 1
         self._operator = func
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from understudy._torch import OpOverload
 from understudy.ops.registry import Trait, record_of
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call, flat
@@ -43,6 +44,10 @@ def scratch_of(call: Call, results: Iterable[TensorSpec], facts: DeviceFacts) ->
     if torch.Tag.reduction in call.op.tags and call.inputs:
         return _reduce(call, tuple(results), facts)
     return NO_SCRATCH
+
+
+def may_need_scratch(op: OpOverload) -> bool:
+    return scratch.of(op) is not None or torch.Tag.reduction in op.tags
 
 
 def _align(size: int, step: int) -> int:
