@@ -66,7 +66,7 @@ class Recorder:
             self.measurement = Measurement(self.mode)
             if self.machine is not None and self.memory.devices:
                 self.machine.scratch.on_scratch = self.measurement.add_held_scratch
-                self.machine.workspaces.on_workspace = self.measurement.add_scratch
+                self.machine.workspaces.on_workspace = self.measurement.add_workspace
             if not self.memory.devices:
                 numbers = HostNumbers(self.measurement, self.memory.host)
                 self.mode.add_listener(numbers)
