@@ -492,3 +492,12 @@ def simulated_facts(tensor: Any) -> Any:
     """What is known of the device on which a stand-in is, seen through wrappers; None if nothing is."""
     mode = getattr(innermost(tensor), "fake_mode", None) or active_fake_mode()
     return getattr(mode, "device_facts", None)
+
+
+def make_fake_store() -> Any:
+    """The store of torch's fake process group, which it registers with its import."""
+    from torch.testing._internal.distributed.fake_pg import (
+        FakeStore,  # why: only programs with processes need it
+    )
+
+    return FakeStore()

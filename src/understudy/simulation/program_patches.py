@@ -27,7 +27,8 @@ class MovedModules:
 
     def exchange(self, module: torch.nn.Module) -> None:
         """Stand-ins in the place of the real tensors of one module, without its children."""
-        for tensors in (module._parameters, module._buffers):
+        kinds: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for tensors in kinds:
             for name, tensor in tensors.items():
                 if tensor is not None and type(tensor) is not FakeTensor and not _torch.uses_python_dispatch(type(tensor)):
                     self._before.append((tensors, name, tensor))
@@ -76,13 +77,13 @@ def scale_stays(original: Function) -> Function:
 
     def get_scale(self: Any) -> float:
         if not self._enabled or self._scale is None or type(self._scale) is not FakeTensor:
-            return original(self)  # type: ignore[no-any-return]
+            return float(original(self))
         return float(self._init_scale)
 
     return get_scale
 
 
-# --- several devices --------------------------------------------------------------------------------------------------------
+# --- several devices ------------------------------------------------------------------------------------------------------
 
 
 @patch("torch.nn.DataParallel.forward", during=SIMULATION)
@@ -129,14 +130,13 @@ def start_without_communication(original: Function) -> Function:
     ) -> Any:  # fmt: skip
         if backend is not None and "nccl" not in str(backend):
             return original(backend, init_method, timeout, world_size, rank, *args, **kwargs)
-        from torch.testing._internal.distributed.fake_pg import FakeStore  # why: only programs with processes need it
 
         world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size < 0 else world_size
         rank = int(os.environ.get("RANK", "0")) if rank < 0 else rank
         if world_size > 1:
             machine().note(f"process group of {world_size} processes: this is rank {rank}, the others are not there")
         kwargs = {name: value for name, value in kwargs.items() if name not in ("store", "device_id")}
-        result = original("fake", store=FakeStore(), rank=rank, world_size=world_size, **kwargs)
+        result = original("fake", store=_torch.make_fake_store(), rank=rank, world_size=world_size, **kwargs)
         machine().has_process_group = True
         return result
 
