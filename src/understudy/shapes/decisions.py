@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from understudy.contexts import contextmanager
 from understudy.errors import GuardOnDataDependentSymNode, GuardsFrozen
 from understudy.lines import user_line
 from understudy.shapes import undecidable
