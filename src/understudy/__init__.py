@@ -1,6 +1,7 @@
 """understudy: stand-in tensors for PyTorch. Shape, dtype, strides, device and aliasing, but no data.
 
     errors, lines    the exceptions; the lines of the user's program
+    contexts         contexts that are left whatever happens
     patching         what of torch is changed, when and why
     _torch/          private torch API
     shapes/          symbolic sizes

@@ -7,12 +7,12 @@ write.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from understudy.contexts import contextmanager
 from understudy.errors import Context, GuardOnDataDependentSymNode, GuardsFrozen
 from understudy.lines import user_frames, user_line
 from understudy.shapes.algebra import conditions
