@@ -92,6 +92,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "statically_known_true",
     ),
     # torch's own tools
+    "understudy.exporting.program": ("export",),
+    "understudy.exporting.guards": ("check_inputs", "guards_of"),
     "understudy.exporting.interop": ("to_torch",),
     # errors
     "understudy.errors": (

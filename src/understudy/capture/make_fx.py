@@ -155,6 +155,8 @@ class Options:
     error_on_data_dependent_ops: bool = True
     proxy_module_inputs: bool = False
     torch_functions: bool = True
+    keeps_parts: bool = True
+    """Above autograd: record what operators consist of, for a backward pass inside of the program."""
 
 
 def make_fx(
@@ -223,6 +225,7 @@ class Capture:
             self.tracer, self.options.tracing_mode, self.options.pre_dispatch, self.options.allow_fake_constant,
             self.options.error_on_data_dependent_ops, self.options.decomposition_table,
         )  # fmt: skip
+        self.recorder.keeps_parts = self.options.keeps_parts
         self._make_placeholders(names, in_spec, inputs)
         self._bind_symbols_of_data(inputs)
         OPEN.add(self.tracer.graph)

@@ -82,6 +82,8 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
     _mode_key = _torch.PROXY
     supports_higher_order_operators = True
     enable_tracing = True
+    keeps_parts = True
+    """Above autograd, record what operators consist of: a backward pass inside of the program reads it."""
 
     def __init__(
         self, tracer: PythonKeyTracer, tracing_mode: str = "real", pre_dispatch: bool = False,
@@ -316,7 +318,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
 
         self._parts = None
         with _torch.NoFunctionModes():
-            if not needs_its_parts(args, kwargs):
+            if not self.keeps_parts or not needs_its_parts(args, kwargs):
                 return func(*args, **kwargs)
             inner = InnerRecorder(self)
             with inner:
