@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 __all__ = [
-    "bind_arguments", "broken_guards", "check_dynamic_shapes", "composites_in_table", "flatten_with_paths", "flatten_shapes", "key_text",
+    "WholeComposites", "below_autograd", "bind_arguments", "broken_guards", "check_dynamic_shapes", "flatten_with_paths", "flatten_shapes", "key_text",
     "materialise_table", "rename_nodes", "training_verifier", "verifier", "wrap_autocast", "wrap_set_grad",
 ]  # fmt: skip
 
@@ -108,12 +108,26 @@ def materialise_table(table: Any) -> dict[Any, Callable[..., Any]]:
     return dict(made)
 
 
-def composites_in_table(table: Mapping[Any, Any]) -> tuple[set[Any], dict[Any, Callable[..., Any]]]:
-    """The composite operators that a table leaves whole, and the table for the others."""
-    from torch._export.utils import _collect_all_valid_cia_ops  # why: private, and slow to import
+def below_autograd() -> Any:
+    """A context in which autograd does not hear of operators: composite ones arrive whole."""
+    return torch._C._AutoDispatchBelowAutograd()
 
-    every = _collect_all_valid_cia_ops()
-    return {op for op in every if op not in table}, {op: rule for op, rule in table.items() if op not in every}
+
+class WholeComposites:
+    """The composite operators that a table of decompositions leaves whole: those that torch can, and that are not in it."""
+
+    def __init__(self, table: Mapping[Any, Any]) -> None:
+        self._table = table
+        self._known: dict[Any, bool] = {}
+
+    def __contains__(self, op: object) -> bool:
+        found = self._known.get(op)
+        if found is None:
+            from torch._export.utils import _is_preservable_cia_op  # why: private, and slow to import
+
+            is_operator = isinstance(op, torch._ops.OpOverload)
+            found = self._known[op] = is_operator and op not in self._table and _is_preservable_cia_op(op)
+        return found
 
 
 def rename_nodes(graph: torch.fx.Graph, names: Mapping[torch.fx.Node, str]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -157,6 +157,8 @@ class Options:
     torch_functions: bool = True
     keeps_parts: bool = True
     """Above autograd: record what operators consist of, for a backward pass inside of the program."""
+    whole: Container[Any] | None = None
+    """Composite operators that are recorded as they are. Autograd, which would break them up, is left out."""
 
 
 def make_fx(
@@ -226,6 +228,7 @@ class Capture:
             self.options.error_on_data_dependent_ops, self.options.decomposition_table,
         )  # fmt: skip
         self.recorder.keeps_parts = self.options.keeps_parts
+        self.recorder.whole = self.options.whole or ()
         self._make_placeholders(names, in_spec, inputs)
         self._bind_symbols_of_data(inputs)
         OPEN.add(self.tracer.graph)
@@ -406,6 +409,8 @@ class Capture:
             if self.options.torch_functions:
                 stack.enter_context(TorchFunctionMetadataMode(self.tracer))
             stack.enter_context(running(self))
+            if self.options.whole is not None:
+                stack.enter_context(_torch.below_autograd())
             stack.enter_context(self.recorder)
             self.tracer.node_meta.module_stack = stack.enter_context(self._modules())
             stack.callback(torch.set_autocast_cache_enabled, is_autocast_cached)

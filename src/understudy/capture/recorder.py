@@ -10,7 +10,7 @@ import logging
 import operator
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -84,6 +84,8 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
     enable_tracing = True
     keeps_parts = True
     """Above autograd, record what operators consist of: a backward pass inside of the program reads it."""
+    whole: Container[Any] = ()
+    """Below autograd: composite operators that are recorded as they are."""
 
     def __init__(
         self, tracer: PythonKeyTracer, tracing_mode: str = "real", pre_dispatch: bool = False,
@@ -184,7 +186,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         # torch's own tables are mappings whose `get` does not know all that they hold.
         decomposition = self._decompositions[op] if op in self._decompositions else None  # noqa: SIM401
         route = (
-            route_of(op, self.pre_dispatch)
+            route_of(op, self.pre_dispatch or op in self.whole)
             if decomposition is None
             else Route(op, decomposition, self.pre_dispatch)
         )

@@ -6,14 +6,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx import GraphModule, Node
 
 from understudy import _torch
@@ -24,7 +26,7 @@ from understudy.exporting.guards import GuardRecord, check_requests, guard_code
 from understudy.exporting.interop import TorchValues, convert_values
 from understudy.exporting.regions import wrap_regions
 from understudy.exporting.requests import Inputs, read_inputs
-from understudy.exporting.signature import ExportError, Lifted, ModelState, lift, make_signature
+from understudy.exporting.signature import ExportError, Lifted, ModelState, lift, lift_again, make_signature
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.torch_api import maybe_get_fake_mode
@@ -52,12 +54,9 @@ def export(
     _check_arguments(model, args, strict)
     table = None if decompositions is None else _torch.materialise_table(decompositions)
     inputs = read_inputs(model, tuple(args), kwargs or {}, dynamic_shapes)
-    recording = Recording(model, inputs, prefer_deferred_runtime_asserts_over_guards, tuple(preserve_module_call_signature))
-    if table is not None and _torch.composites_in_table(table)[0]:
-        whole = recording.capture(None).finish((tuple(args), dict(kwargs or {})))
-        program: ExportedProgram = whole.run_decompositions(table)  # type: ignore[arg-type]
-    else:
-        program = recording.capture(table).finish((tuple(args), dict(kwargs or {})))
+    preserved = tuple(preserve_module_call_signature)
+    recording = Recording(model, inputs, prefer_deferred_runtime_asserts_over_guards, preserved)
+    program = recording.capture(table).finish((tuple(args), dict(kwargs or {})))
     inputs.verify(program)
     return program
 
@@ -135,10 +134,7 @@ class Recording:
     def capture(self, table: Table | None) -> Captured:
         """Run the model once. Without a table it is recorded above autograd, else below, without writes."""
         is_training = table is None
-        options = Options(
-            decomposition_table=None if table is None else FunctionalTable(table), tracing_mode="symbolic",
-            allow_non_fake_inputs=True, pre_dispatch=is_training, record_module_stack=True, keeps_parts=False,
-        )  # fmt: skip
+        options = _options(table)
         given = [fake for fake in self.fakes if isinstance(fake, (torch.Tensor, torch.SymInt))]
         is_grad_enabled = torch.is_grad_enabled()
         with active(EXPORTING), torch.set_grad_enabled(is_grad_enabled and is_training):
@@ -177,6 +173,18 @@ class Recording:
         finally:
             for hook in hooks:
                 hook.remove()
+
+
+def _options(table: Table | None) -> Options:
+    if table is None:
+        return Options(
+            tracing_mode="symbolic", allow_non_fake_inputs=True, pre_dispatch=True, record_module_stack=True,
+            keeps_parts=False,
+        )  # fmt: skip
+    return Options(
+        decomposition_table=FunctionalTable(table), tracing_mode="symbolic", allow_non_fake_inputs=True,
+        record_module_stack=True, whole=_torch.WholeComposites(table),
+    )  # fmt: skip
 
 
 @contextmanager
@@ -344,6 +352,53 @@ class Program(ExportedProgram):
         self._guards_code = [guard.code for guard in origin.guards]
         self._origin = origin
         self.validate()
+
+    def run_decompositions(
+        self, decomp_table: Table | None = None, decompose_custom_triton_ops: bool = False
+    ) -> ExportedProgram:
+        """As torch has it: the program in a decomposed dialect, by the core ATen table if none is given."""
+        table = _torch.materialise_table(torch.export.default_decompositions() if decomp_table is None else decomp_table)
+        vals = self._stand_ins()
+        if vals is None or decompose_custom_triton_ops:  # other inputs than were captured: torch knows what to do
+            return super().run_decompositions(decomp_table, decompose_custom_triton_ops)  # type: ignore[arg-type]
+        return _decompose(self, vals, table)
+
+    def _stand_ins(self) -> list[Any] | None:
+        """Of the placeholders, if they are still those of the capture."""
+        names = [node.name for node in self.graph.find_nodes(op="placeholder")]
+        return self._origin.vals if names == [spec.arg.name for spec in self._graph_signature.input_specs] else None
+
+
+def _decompose(program: Program, vals: list[Any], table: Table) -> Program:
+    """The graph of a program, run once more on its stand-ins."""
+    module, origin = program.graph_module, program._origin
+    is_given = [isinstance(val, (torch.Tensor, torch.SymInt)) for val in vals]
+    interpreter = torch.fx.Interpreter(module)
+
+    def run(*given: Any) -> Any:
+        remaining = iter(given)
+        with torch.fx.traceback.preserve_node_meta():
+            return interpreter.run(*(next(remaining) if is_one else val for val, is_one in zip(vals, is_given, strict=True)))
+
+    options = replace(_options(table), record_module_stack=False)
+    with active(EXPORTING), torch.no_grad():
+        made = Capture(run, options).run(tuple(val for val, is_one in zip(vals, is_given, strict=True) if is_one))
+    signature = program.graph_signature
+    specs = [InputSpec(spec.kind, copy.copy(spec.arg), spec.target, spec.persistent) for spec in signature.input_specs]
+    lifted = Lifted(specs, dict(program.constants))
+    with _torch.no_modes():
+        lift_again(made, lifted, vals)
+        written = functionalise(made.graph)
+        _complete_metadata(made)
+        new_signature = make_signature(made.graph, lifted, written, signature.output_specs)
+        values = TorchValues()
+        user_vals = [val for val, spec in zip(vals, signature.input_specs, strict=True) if spec.kind is InputKind.USER_INPUT]
+        convert_values(made, values)
+    return Program(
+        made, new_signature, state_dict=program.state_dict, range_constraints=_range_constraints(values, user_vals),
+        module_call_graph=copy.deepcopy(program.module_call_graph), example_inputs=program.example_inputs,
+        constants=lifted.constants, is_training=False, origin=replace(origin, vals=vals),
+    )  # fmt: skip
 
 
 def _submodules(module: GraphModule) -> torch.nn.Module:

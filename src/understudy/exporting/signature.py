@@ -125,6 +125,45 @@ def lift(module: GraphModule, state: ModelState, inputs: Sequence[tuple[str, Any
     return Lifted(specs, constants)
 
 
+def lift_again(module: GraphModule, lifted: Lifted, vals: Sequence[Any]) -> None:
+    """The same for the graph of a program that was run once more: its state is among its inputs already.
+
+    `vals`: of all placeholders. Constants that decompositions have made are lifted, and `lifted` is completed.
+    """
+    graph = module.graph
+    names: dict[Node, str] = {}
+    remaining = iter(graph.find_nodes(op="placeholder"))
+    first_of_user = None
+    placed: list[Node] = []
+    for spec, val in zip(lifted.inputs, vals, strict=True):
+        if isinstance(val, (torch.Tensor, torch.SymInt)):
+            node = next(remaining)
+        else:
+            with graph.inserting_before(_first_call(graph)):
+                node = graph.placeholder("constant")
+            node.meta["val"] = val
+        placed.append(node)
+        names[node] = spec.arg.name
+        if first_of_user is None and spec.kind is InputKind.USER_INPUT:
+            first_of_user = node
+    _put_in_order(graph, placed)
+    specs: list[InputSpec] = []
+
+    def place(kind: InputKind, target: str, tensor: Any) -> Node:
+        with graph.inserting_before(first_of_user or _first_call(graph)):
+            node = graph.placeholder(f"constant_{len(specs)}")
+        names[node] = PREFIXES[kind] + NOT_IN_NAMES.sub("_", target).lower()
+        specs.append(InputSpec(kind, TensorArgument(node.name), target, None))
+        return node
+
+    _lift_reads(module, ModelState({}, {}, set()), {}, lifted.constants, place)
+    position = next((i for i, spec in enumerate(lifted.inputs) if spec.kind is InputKind.USER_INPUT), len(lifted.inputs))
+    lifted.inputs[position:position] = specs
+    _torch.rename_nodes(graph, names)
+    for spec, node in zip(lifted.inputs, graph.find_nodes(op="placeholder"), strict=True):
+        spec.arg.name = node.name
+
+
 def _first_call(graph: Graph) -> Node:
     return next(node for node in graph.nodes if node.op != "placeholder")
 
@@ -184,8 +223,13 @@ def _argument(node: Node, leaf: Any) -> Any:
     )
 
 
-def make_signature(graph: Graph, lifted: Lifted, written: Mapping[Node, Node]) -> ExportGraphSignature:
-    """The signature; values of inputs that were written to become outputs, before those of the user."""
+def make_signature(
+    graph: Graph, lifted: Lifted, written: Mapping[Node, Node], before: Sequence[OutputSpec] = ()
+) -> ExportGraphSignature:
+    """The signature; values of inputs that were written to become outputs, before those of the user.
+
+    `before`: the outputs of the program that was run, some of which may be such values already.
+    """
     (output,) = graph.find_nodes(op="output")
     results = list(output.args[0])  # type: ignore[arg-type]
     by_name = {spec.arg.name: spec for spec in lifted.inputs}
@@ -195,7 +239,8 @@ def make_signature(graph: Graph, lifted: Lifted, written: Mapping[Node, Node]) -
             mutations.append(written[node])
             outputs.append(_mutation(node, written[node], by_name[node.name]))
     output.args = ((*mutations, *results),)
-    outputs += [OutputSpec(OutputKind.USER_OUTPUT, _result_argument(result), None) for result in results]
+    kinds = [(spec.kind, spec.target) for spec in before] or [(OutputKind.USER_OUTPUT, None)] * len(results)
+    outputs += [OutputSpec(kind, _result_argument(r), target) for r, (kind, target) in zip(results, kinds, strict=True)]
     return ExportGraphSignature(lifted.inputs, outputs)
 
 
