@@ -351,7 +351,7 @@ class Program(ExportedProgram):
         self._verifiers = [_torch.training_verifier()] if is_training else [_torch.verifier()]
         self._guards_code = [guard.code for guard in origin.guards]
         self._origin = origin
-        self.validate()
+        # Not validated here: torch's verifier reads the value of every node, most of which nobody else will ever read.
 
     def run_decompositions(
         self, decomp_table: Table | None = None, decompose_custom_triton_ops: bool = False
