@@ -94,6 +94,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     # torch's own tools
     "understudy.exporting.program": ("export",),
     "understudy.exporting.guards": ("check_inputs", "guards_of"),
+    "understudy.exporting.acceleration": ("AccelerationWarning", "accelerate_export"),
     "understudy.exporting.interop": ("to_torch",),
     # errors
     "understudy.errors": (

@@ -53,7 +53,8 @@ RECORDING = Scope("recording", 4, "make_fx or another recorder is active")
 MODULE_PATHS = Scope("module paths", 8, "make_fx records which modules are called")
 TRACING = Scope("tracing", 16, "symbolic_trace or a MetaTracer runs")
 EXPORTING = Scope("exporting", 32, "export captures a program")
-SCOPES = (ANY_MODE, SYMBOLS, RECORDING, MODULE_PATHS, TRACING, EXPORTING)
+ACCELERATION = Scope("acceleration", 64, "accelerate_export is active")
+SCOPES = (ANY_MODE, SYMBOLS, RECORDING, MODULE_PATHS, TRACING, EXPORTING, ACCELERATION)
 """From inner to outer. One more scope is one more line, and a `Hold` where it begins."""
 
 

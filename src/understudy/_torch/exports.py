@@ -76,8 +76,9 @@ def broken_guards(guards: torch.nn.Module, leaves: Sequence[Any]) -> list[str]:
         if not condition:
             found.append(message)
 
-    function = guards.forward
-    inner = getattr(function, "_torchdynamo_orig_callable", function)
+    inner: Any = guards.forward
+    while inner.__closure__:  # torch has wrapped it, so that its compiler looks inside
+        inner = next(cell.cell_contents for cell in inner.__closure__ if inspect.isfunction(cell.cell_contents))
     code = type(inner)(inner.__code__, {**inner.__globals__, "torch": _Asserts(note)}, inner.__name__)
     code(*leaves)
     return found

@@ -1,6 +1,7 @@
 """exporting: captured graphs for the tools of torch.
 
     program             export, and the program that it gives
+    acceleration        accelerate_export: torch.export.export on our capture
     requests            the inputs, and which of their dimensions are asked to vary
     signature           state as inputs, names, the signature
     regions             regions without gradients or with autocast, as graphs of their own

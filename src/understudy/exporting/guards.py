@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from understudy.errors import ConstraintViolationError
 from understudy.exporting.requests import Inputs
 from understudy.shapes.checking import InputCode, bind_inputs, describe_inputs, read_symbols
 from understudy.shapes.env import ShapeEnv
+from understudy.shapes.guards import holds_at
 
 BECAUSE = " or (not 'because "
 
@@ -37,8 +39,14 @@ class GuardRecord:
         return f"{self.condition}    because {self.line}" if self.line else self.condition
 
 
-def guard_code(env: ShapeEnv | None, vals: Sequence[Any], paths: Sequence[str]) -> list[GuardRecord]:
-    """What the program assumed of its inputs, besides the sizes and ranges that their values tell themselves."""
+def guard_code(
+    env: ShapeEnv | None, vals: Sequence[Any], paths: Sequence[str], guard_zero_one: bool = True
+) -> list[GuardRecord]:
+    """What the program assumed of its inputs, besides the sizes and ranges that their values tell themselves.
+
+    Operators look at sizes of 0 and 1 by themselves whenever they run: what was asked about their results is no guard of
+    the program, as far as it tells nothing but these apart. What the program asks is one, unless `guard_zero_one` is off.
+    """
     if env is None:
         return []
     sized = [(val, path) for val, path in zip(vals, paths, strict=True) if isinstance(val, (torch.Tensor, torch.SymInt))]
@@ -46,9 +54,25 @@ def guard_code(env: ShapeEnv | None, vals: Sequence[Any], paths: Sequence[str]) 
     code = InputCode(read_symbols(bind_inputs(inputs)), env.definitions)
     records = []
     for required in env.checks.choose_requirements(inputs, _simplified=True):
+        if (required.is_of_operator or not guard_zero_one) and _tells_zero_one_apart(required.condition):
+            continue
         text = required.write_code(code)
         records.append(GuardRecord(_condition_of(text), required.why, _with_line(text, required.why)))
     return list(dict.fromkeys(records))
+
+
+EXAMPLES = (2, 3, 4, 5, 7, 8, 16, 31, 1009, (1 << 20) + 7)
+
+
+def _tells_zero_one_apart(condition: Any) -> bool:
+    """Whether a condition holds at every example of sizes that are neither 0 nor 1."""
+    symbols = list(condition.symbols)
+    if len(symbols) > 2:
+        return False
+    return all(
+        holds_at(condition, dict(zip(symbols, sizes, strict=True)))
+        for sizes in itertools.product(EXAMPLES, repeat=len(symbols))
+    )
 
 
 def _condition_of(code: str) -> str:

@@ -40,6 +40,7 @@ def export(
     model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, *,
     dynamic_shapes: Any = None, decompositions: Table | None = None, strict: bool = False,
     preserve_module_call_signature: Sequence[str] = (), prefer_deferred_runtime_asserts_over_guards: bool = False,
+    guard_zero_one: bool = True,
 ) -> ExportedProgram:  # fmt: skip
     """The program that `torch.export.export` gives for a model, much sooner.
 
@@ -49,13 +50,15 @@ def export(
     `dynamic_shapes`: in any of torch's forms; `understudy.Dim` and names are taken as well.
     `decompositions`: a table such as `torch.export.default_decompositions()`. The program is captured straight in the
     decomposed dialect, without writes; without a table it is in torch's training dialect.
+    `guard_zero_one`: a program that asks whether a size is 0 or 1 is not run where the answer is another one. torch.export
+    runs it, on the path of its example; `False` does the same.
     Everything else is as in `torch.export.export`. `strict=True` asks for TorchDynamo's analysis, and is refused.
     """
     _check_arguments(model, args, strict)
     table = None if decompositions is None else _torch.materialise_table(decompositions)
     inputs = read_inputs(model, tuple(args), kwargs or {}, dynamic_shapes)
     preserved = tuple(preserve_module_call_signature)
-    recording = Recording(model, inputs, prefer_deferred_runtime_asserts_over_guards, preserved)
+    recording = Recording(model, inputs, prefer_deferred_runtime_asserts_over_guards, preserved, guard_zero_one)
     program = recording.capture(table).finish((tuple(args), dict(kwargs or {})))
     inputs.verify(program)
     return program
@@ -96,8 +99,12 @@ def say_exporting(original: bool) -> bool:
 class Recording:
     """One model, and the inputs with which it is recorded."""
 
-    def __init__(self, model: torch.nn.Module, inputs: Inputs, defers_asserts: bool, preserved: tuple[str, ...]) -> None:
+    def __init__(
+        self, model: torch.nn.Module, inputs: Inputs, defers_asserts: bool, preserved: tuple[str, ...],
+        guard_zero_one: bool,
+    ) -> None:  # fmt: skip
         self.model, self.inputs = model, inputs
+        self.guard_zero_one = guard_zero_one
         self.preserved = preserved
         self.state = ModelState.of(model)
         self.mode = self._choose_mode(defers_asserts)
@@ -278,7 +285,7 @@ class Captured:
         values = TorchValues()
         env = recording.mode.shape_env
         user_vals = vals[len(vals) - len(recording.fakes) :]
-        guards = guard_code(env, user_vals, recording.inputs.paths)
+        guards = guard_code(env, user_vals, recording.inputs.paths, recording.guard_zero_one)
         convert_values(self.module, values)
         return Program(
             self.module, signature, state_dict=recording.state.state_dict(),

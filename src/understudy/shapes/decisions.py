@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import GuardOnDataDependentSymNode, GuardsFrozen
-from understudy.lines import user_line
+from understudy.lines import is_asked_by_operator, user_line
 from understudy.shapes import undecidable
 from understudy.shapes.algebra import conditions
 from understudy.shapes.algebra.conditions import Condition, separate
@@ -221,7 +221,9 @@ class Decisions:
         self._learn(condition)
         if shorter is not condition and isinstance(shorter, Condition) and shorter.kind == "eq":
             self._learn(shorter)  # said like that, it may teach more
-        guard = Guard(shorter, user_line(), is_specialisation, definitions=self.definitions)
+        guard = Guard(
+            shorter, user_line(), is_specialisation, is_of_operator=is_asked_by_operator(), definitions=self.definitions
+        )
         self.env.guards.append(guard)
         self._report_specialisations(guard, condition.symbols)
 
