@@ -9,6 +9,7 @@ The rest of the library says `_torch.name`; which module here has the name is th
     graphs       graphs and graph modules of torch.fx
     functorch    transforms of torch.func, higher-order operators
     checkpoints  torch.load and torch.save
+    exports      exported programs
     identity     classes that are asked for by isinstance; sympy types of torch
 """
 
@@ -25,6 +26,7 @@ from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 from understudy._torch.checkpoints import *
 from understudy._torch.dispatch import *
+from understudy._torch.exports import *
 from understudy._torch.functorch import *
 from understudy._torch.graphs import *
 from understudy._torch.identity import *

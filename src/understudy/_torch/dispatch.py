@@ -15,7 +15,13 @@ import torch.utils._python_dispatch as _modes
 from torch import Tensor
 from torch._C import DispatchKey
 
-from understudy._torch.modes import FAKE, active_fake_mode, count_function_modes, is_recorded_above_autograd, no_modes
+from understudy._torch.modes import (
+    FAKE,
+    active_fake_mode,
+    count_function_modes,
+    is_recorded_above_autograd,
+    no_modes,
+)
 from understudy._torch.tensors import DispatchKeySet, NoDispatch, innermost, is_stand_in
 from understudy.contexts import GuardedExit, guard_exit
 from understudy.patching import ANY_MODE, switch

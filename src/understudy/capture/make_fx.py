@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -155,6 +155,10 @@ class Options:
     error_on_data_dependent_ops: bool = True
     proxy_module_inputs: bool = False
     torch_functions: bool = True
+    keeps_parts: bool = True
+    """Above autograd: record what operators consist of, for a backward pass inside of the program."""
+    whole: Container[Any] | None = None
+    """Composite operators that are recorded as they are. Autograd, which would break them up, is left out."""
 
 
 def make_fx(
@@ -223,6 +227,8 @@ class Capture:
             self.tracer, self.options.tracing_mode, self.options.pre_dispatch, self.options.allow_fake_constant,
             self.options.error_on_data_dependent_ops, self.options.decomposition_table,
         )  # fmt: skip
+        self.recorder.keeps_parts = self.options.keeps_parts
+        self.recorder.whole = self.options.whole or ()
         self._make_placeholders(names, in_spec, inputs)
         self._bind_symbols_of_data(inputs)
         with to_the_end(lambda: self._close(inputs)):
@@ -373,7 +379,9 @@ class Capture:
     # --- the run ---------------------------------------------------------------------------------------------
 
     def _perform(self, args: Any, state: BorrowedModules) -> Any:
-        with self.fake_mode or nullcontext(), self._surroundings(), running(self), self.recorder, self._modules() as stack:
+        below = nullcontext() if self.options.whole is None else _torch.below_autograd()
+        surroundings = self._surroundings()
+        with self.fake_mode or nullcontext(), surroundings, running(self), below, self.recorder, self._modules() as stack:
             self.tracer.node_meta.module_stack = stack
             with disable_autocast_cache():  # casts that were made before would be unknown to the graph
                 try:

@@ -9,7 +9,7 @@ import functools
 import logging
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -82,6 +82,10 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
     _mode_key = _torch.PROXY
     supports_higher_order_operators = True
     enable_tracing = True
+    keeps_parts = True
+    """Above autograd, record what operators consist of: a backward pass inside of the program reads it."""
+    whole: Container[Any] = ()
+    """Below autograd: composite operators that are recorded as they are."""
 
     def __init__(
         self, tracer: PythonKeyTracer, tracing_mode: str = "real", pre_dispatch: bool = False,
@@ -176,7 +180,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         # torch's own tables are mappings whose `get` does not know all that they hold.
         decomposition = self._decompositions[op] if op in self._decompositions else None  # noqa: SIM401
         route = (
-            route_of(op, self.pre_dispatch)
+            route_of(op, self.pre_dispatch or op in self.whole)
             if decomposition is None
             else Route(op, decomposition, self.pre_dispatch)
         )
@@ -310,7 +314,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
 
         self._parts = None
         with _torch.NoFunctionModes():
-            if not needs_its_parts(args, kwargs):
+            if not self.keeps_parts or not needs_its_parts(args, kwargs):
                 return func(*args, **kwargs)
             inner = InnerRecorder(self)
             with inner:
