@@ -17,6 +17,7 @@ from understudy.spec.call import describe, flat, map_structure
 from understudy.spec.tensor_spec import SHORT_DTYPE
 
 if TYPE_CHECKING:
+    from understudy._torch import OpOverload
     from understudy.fake.mode import FakeTensorMode
 
 ORDINARY = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -102,7 +103,7 @@ def _is_foreign(kind: type) -> bool:
     return kind is not FakeTensor and _torch.uses_python_dispatch(kind)
 
 
-def _convertible(mode: FakeTensorMode, func: Any, tensor: torch.Tensor) -> bool:
+def _convertible(mode: FakeTensorMode, func: OpOverload, tensor: torch.Tensor) -> bool:
     if torch.Tag.inplace_view in func.tags:
         return False
     override = fake_tensor_tls.allow_non_fake_inputs_override
@@ -114,7 +115,9 @@ def _convertible(mode: FakeTensorMode, func: Any, tensor: torch.Tensor) -> bool:
     return tensor.device.type == "meta" or (is_scripted_literal and not tensor.requires_grad)
 
 
-def _real_tensor(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> MixedTensorsError:
+def _real_tensor(
+    func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], tensor: torch.Tensor
+) -> MixedTensorsError:
     name = _argument_name(func, args, kwargs, tensor)
     shown = describe_tensors(args, kwargs)
     what = "a real parameter" if type(tensor) is torch.nn.Parameter else "a real tensor"
@@ -133,7 +136,9 @@ def _real_tensor(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> Mix
     return UnknownSubclassError(f"Multiple dispatch failed for {message}", func=func, context=context)
 
 
-def _other_mode(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> MixedTensorsError:
+def _other_mode(
+    func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], tensor: torch.Tensor
+) -> MixedTensorsError:
     name = _argument_name(func, args, kwargs, tensor)
     return MixedTensorsError(
         f"{func}: argument {name!r} is a stand-in of another FakeTensorMode",
@@ -142,7 +147,7 @@ def _other_mode(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> Mixe
     )
 
 
-def _argument_name(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> str:
+def _argument_name(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], tensor: torch.Tensor) -> str:
     for name, value in [*zip(_torch.argument_names(func), args, strict=False), *kwargs.items()]:
         if any(candidate is tensor for candidate in flat(torch.Tensor, (value,), {})):
             return name
@@ -155,7 +160,7 @@ def _real_spec(tensor: torch.Tensor) -> str:
 
 
 def describe_tensors(args: Any, kwargs: Any) -> str:
-    def describe_bare(tensor: torch.Tensor) -> Any:
+    def describe_bare(tensor: torch.Tensor) -> object:
         return _BareText(str(tensor._spec) if type(tensor) is FakeTensor else f"real {_real_spec(tensor)}")
 
     args, kwargs = map_structure(describe_bare, torch.Tensor, (tuple(args), dict(kwargs)))

@@ -31,6 +31,7 @@ from understudy.spec.call import Call
 from understudy.spec.error_context import hint_for, with_line
 
 if TYPE_CHECKING:
+    from understudy._torch import OpOverload
     from understudy.fake.mode import FakeTensorMode
 
 NUMBERS = frozenset({int, float, bool, complex})
@@ -42,7 +43,7 @@ LIFTED = NUMBERS | SYMBOLIC_DTYPES.keys()
 
 
 @handler("aten::_local_scalar_dense", "aten::item")
-def item(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def item(mode: FakeTensorMode, func: Any, args: Any, kwargs: object) -> Any:
     fake = args[0]
     if (symbols := values_of(fake)) is not None and len(symbols.flat) == 1:
         return symbols.flat[0]
@@ -73,7 +74,7 @@ AS_TWO_SYMBOLS = "symbols are real: x.real.item() and x.imag.item() are two"
 AS_A_SYMBOL = "(a == b).all().item() is the same as a symbol; or keep the decision out of the code that runs on stand-ins"
 
 
-def _no_value(fake: FakeTensor, func: Any, what: str, hint: str = "") -> DataDependentOutputException:
+def _no_value(fake: FakeTensor, func: OpOverload, what: str, hint: str = "") -> DataDependentOutputException:
     error = DataDependentOutputException(f"{func} {what}, and {fake._spec} has no data", func=func)
     error.with_context(Context(str(func), str(fake._spec), user_line(), hint or hint_for(error)), func)
     return error
@@ -92,7 +93,7 @@ def tolist(mode: FakeTensorMode, fake: FakeTensor) -> Any:
     raise _no_value(fake, torch.ops.aten._local_scalar_dense.default, "(Tensor.tolist) reads values")
 
 
-def dynamic_size(mode: FakeTensorMode, op: Any, least: int, most: int | None) -> Any:
+def dynamic_size(mode: FakeTensorMode, op: OpOverload, least: int, most: int | None) -> int | torch.SymInt:
     """`ctx.new_dynamic_size(min=..., max=...)` in the fake of a custom operator."""
     env = mode.shape_env
     if env is None or not env.settings.allow_dynamic_output_shape_ops:
@@ -119,7 +120,7 @@ def lift(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     return fake
 
 
-def by_lifted_numbers(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def by_lifted_numbers(mode: FakeTensorMode, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """A call on nothing but numbers where tensors are expected: the same call with tensors on the CPU.
 
     C++ hands Python numbers that it had wrapped into tensors over as numbers again.
@@ -153,7 +154,7 @@ def _spec_of_dense(real: torch.Tensor) -> TensorSpec:
 
 
 @handler("aten::lift_fresh", "aten::lift")
-def lift_fake(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def lift_fake(mode: FakeTensorMode, func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     return args[0]
 
 
@@ -166,29 +167,29 @@ def device(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @handler("aten::is_pinned")
-def is_pinned(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def is_pinned(mode: FakeTensorMode, func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     return False
 
 
 @handler("aten::_pin_memory", "aten::pin_memory")
-def pin_memory(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def pin_memory(mode: FakeTensorMode, func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     return mode.__torch_dispatch__(torch.ops.aten.clone.default, (), (args[0],), {})
 
 
 @handler("aten::record_stream")
-def record_stream(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def record_stream(mode: FakeTensorMode, func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     return None
 
 
 # --- higher-order operators ----------------------------------------------------------------------------------
 
 
-def by_handler(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def by_handler(mode: FakeTensorMode, func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     handle = handler.of(func)
     return NotImplemented if handle is None else handle(mode, func, args, kwargs)
 
 
-def by_higher_order(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def by_higher_order(mode: FakeTensorMode, func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """torch registers what each higher-order operator does on fakes by itself, or by the class of its own mode."""
     if not isinstance(func, _torch.HigherOrderOperator):
         return NotImplemented
@@ -243,7 +244,7 @@ def _checked_view(func: Any, fake: FakeTensor, shape: Any, stride: Any, offset: 
 
 
 @handler("aten::_sparse_mm_reduce_impl_backward")
-def sparse_mm_reduce_backward(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def sparse_mm_reduce_backward(mode: FakeTensorMode, func: object, args: Any, kwargs: dict[str, object]) -> Any:
     """The real kernel trusts the positions that it is given, and these are not known: it must not run on zeros."""
     sparse, _, weight, _, _, (of_sparse, of_weight) = args
     return (
@@ -275,7 +276,7 @@ class DeterminedZeros(DeterminedContents):
 
 
 @handler("aten::_efficientzerotensor")
-def zero_tensor(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def zero_tensor(mode: Any, func: OpOverload, args: Any, kwargs: Any) -> FakeTensor:
     """Where sizes are symbols, C++ would fix them for such a tensor. Inside of torch.func.jvp ordinary zeros serve as well;
     outside, C++ may take them for a number, whose value it reads.
 

@@ -8,7 +8,7 @@ decompositions and registered fakes without knowing tensors itself.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -32,6 +32,9 @@ from understudy.shapes.sizes import expect_sizes
 from understudy.spec import normal
 from understudy.spec.call import Call
 
+if TYPE_CHECKING:
+    from understudy._torch import OpOverload
+
 FALLBACK_LIMIT = 64 << 20
 """Bytes that the real kernel of an operator without any other source may be given."""
 
@@ -41,7 +44,7 @@ class CompositeRunner(Protocol):
 
     allow_fallback_kernels: bool
 
-    def perform(self, function: Callable[..., Any], call: Call) -> Any: ...
+    def perform(self, function: Callable[..., object], call: Call) -> Any: ...
 
 
 Source = Callable[[Call, CompositeRunner], Any]
@@ -147,7 +150,7 @@ cache = Cache()
 """One for the process: a plan depends on nothing that belongs to a mode."""
 
 
-def mark_pure(op: Any, *, pure: bool = True) -> None:
+def mark_pure(op: OpOverload | str, *, pure: bool = True) -> None:
     """Let the answers for a custom operator (an overload, or its name) be kept in the cache.
 
     Say so of operators whose results' metadata depends on the metadata of the inputs and the other arguments alone:

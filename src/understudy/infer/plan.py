@@ -215,6 +215,6 @@ class Plan:
     __hash__ = None  # type: ignore[assignment]
 
 
-def run_effects(plan: Plan, inputs: Sequence[Any]) -> None:
+def run_effects(plan: Plan, inputs: Sequence[object]) -> None:
     for effect in plan.effects:
         effect.run(plan.outcomes, inputs)

@@ -93,7 +93,7 @@ def _translate(error: Exception, call: Call) -> UnderstudyError:
     return kind(f"{call.op}: {error}", func=call.op)
 
 
-def with_line(error: UnderstudyError, what: str, inputs: Any = "", hint: str = "") -> UnderstudyError:
+def with_line(error: UnderstudyError, what: str, inputs: object = "", hint: str = "") -> UnderstudyError:
     """Context for an error that no operator call stands behind."""
     return error.with_context(Context(what, str(inputs), user_line(), hint or hint_for(error)))
 
