@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable
+from types import ClassMethodDescriptorType
 from typing import Any
 
 import torch
@@ -21,9 +22,17 @@ wrap_for_grad: Callable[[Tensor, int], Any] = torch._C._functorch._wrap_for_grad
 with_batch_dimension = torch._C._functorch._add_batch_dim
 running_node: Callable[[], Any] = torch._C._current_autograd_node
 """The node of autograd whose gradients are computed just now, None if there is none."""
+running_backward: Callable[[], int] = torch._C._current_graph_task_id
+"""The number of the backward pass that this thread is in, -1 if in none."""
 BACKWARD = torch.autograd.graph._engine_run_backward.__code__
 STARTED_FROM = "t_outputs"
 """Its variable with what the backward pass starts from."""
+
+
+def number_of_node(node: Any) -> int:
+    """Nodes of autograd are numbered in the order in which the forward makes them."""
+    number: int = node._sequence_nr()
+    return number
 
 
 def shape_of_gradient(node: Any, result: int = 0) -> Any:
@@ -83,6 +92,15 @@ def vmap_inputs(in_dims: Any, args: tuple[Any, ...], func: Any) -> tuple[list[in
     """The dimension that is mapped of each input (None: none), the inputs as a flat list, and their structure."""
     _, flat_dims, flat, structure = torch._functorch.vmap._process_batched_inputs(in_dims, args, func)
     return flat_dims, flat, structure
+
+
+def function_of_class_method(method: Any) -> Callable[..., Any]:
+    """A bound class method as a function that takes the class. In some releases `Function.apply` is written in C++."""
+    if hasattr(method, "__func__"):
+        return method.__func__
+    found = (vars(kind).get(method.__name__) for kind in method.__self__.__mro__)
+    descriptor = next(value for value in found if isinstance(value, ClassMethodDescriptorType))
+    return lambda cls, *args, **kwargs: descriptor.__get__(None, cls)(*args, **kwargs)
 
 
 def recording_of(op: Any) -> Callable[..., Any] | None:

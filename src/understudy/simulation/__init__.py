@@ -8,6 +8,7 @@
     sharding         DTensor in such a mode
     memory           listeners that allocate: simulated cards, and the memory of the machine
     workspaces       memory that libraries take: the workspaces of cuBLAS
+    scratch_memory   memory that kernels take for the time of a call
     machine          a simulated machine: its devices and streams
     cuda_objects     streams, events, generators, properties
     cuda_patches     torch.cuda and torch.accelerator, answered for that machine
