@@ -65,7 +65,7 @@ def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs
         answer = handle(mode, func, args, kwargs)  # a literal, such as `torch.tensor(0)`
         if answer is not NotImplemented:
             return (answer,), args, kwargs
-    if any(_is_foreign(kind) for kind in types):
+    if any(is_foreign(kind) for kind in types):
         return NotImplemented
     tensors = flat(torch.Tensor, args, kwargs)
     for tensor in tensors:
@@ -98,7 +98,7 @@ def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs
     return None, converted, converted_kwargs
 
 
-def _is_foreign(kind: type) -> bool:
+def is_foreign(kind: type) -> bool:
     """A subclass with an operator dispatch of its own goes first: it will call again with what is inside it."""
     return kind is not FakeTensor and _torch.uses_python_dispatch(kind)
 

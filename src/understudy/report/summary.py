@@ -142,9 +142,7 @@ def category_of(birth: Birth, measurement: Measurement) -> str:
 
 
 def _peak(measurement: Measurement, totals: DeviceTotals, alive: list[Birth], memory: DeviceMemory | None) -> Peak:
-    sizes = {
-        name: totals.peak for name in ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
-    }
+    sizes = dict.fromkeys(("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes"), totals.peak)
     fragmentation = 0
     if memory is not None:
         allocator = memory.unlimited if memory.first_oom is not None else memory.capped
