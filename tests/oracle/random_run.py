@@ -9,6 +9,7 @@ captured   the graph of the program computes the same numbers, at other sizes as
 from __future__ import annotations
 
 import builtins
+import random
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,16 +17,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.oracle import fx_run, symbolic
 from tests.oracle.cases import Case, duplicate, seed
 from tests.oracle.compare import differences, observe, tensors_in
 from tests.oracle.engines import is_data_dependent, new_mode
 from tests.oracle.gaps import DATA_DEPENDENT
-from tests.oracle.random_calls import VALUES_FROM_NOWHERE, Program, Step, Vocabulary
+from tests.oracle.random_calls import UNSAFE, VALUES_FROM_NOWHERE, Program, Step, Vocabulary
 from tests.oracle.run import _said, _text
 from tests.oracle.streams import describe
 
+OTHER_SIZES = 2
 KINDS = ("static", "symbolic", "captured")
 
 OUTCOMES = {
@@ -35,6 +38,7 @@ OUTCOMES = {
     "by values": "the real run raises because of values, which stand-ins do not have",
     "by memory": "the real run has not enough memory",
     "data-dependent": "the answer lies in the data, and the engine says so",
+    "other path": "C++ computes otherwise below a mode: real tensors below one that does nothing give what stand-ins give",
     "mismatch": "both work, and what they did differs",
     "error": "the real run works, the other one raises",
     "refusal missed": "the real run raises, the other one works",
@@ -154,9 +158,8 @@ def run_static(program: Program, announce: Callable[[], None]) -> Iterator[tuple
     fakes: list[Any] = []
     for step, result, raised in real_steps(program):
         announce()
-        for number in range(len(fakes), len(program.real)):
-            if number in program.inputs:
-                fakes.append(mode.from_tensor(program.inputs[number]))
+        while len(fakes) in program.inputs:
+            fakes.append(mode.from_tensor(program.inputs[len(fakes)]))
         finding = _judge(step, program, fakes, mode, (result, raised))
         yield finding, 1
         if finding.outcome != "ok":
@@ -174,12 +177,40 @@ def _judge(step: Step, program: Program, fakes: list[Any], mode: Any, real: tupl
     if raised is not None:
         return _judge_missed(step, program, raised)
     found = _differences(result, fake_result, program.real, fakes)
+    if found and _is_other_path(step, program, fake_result, fakes):
+        return Finding("other path", step.op, step.variant, step.edits)
     if found:
         kinds = sorted({text.partition(":")[0].partition("[")[0] + text.partition(":")[0].rpartition("]")[2] for text in found})
         detail = f"{shown(step, program.real)}\n      {'; '.join(found[:5])}"
         return Finding("mismatch", step.op, step.variant, step.edits, ", ".join(kinds), detail)
     Program.append_results(fake_result, fakes)
     return Finding("ok", step.op, step.variant, step.edits)
+
+
+class Idle(TorchDispatchMode):
+    """A mode that does nothing, which C++ notices all the same."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def _is_other_path(step: Step, program: Program, fake_result: Any, fakes: list[Any]) -> bool:
+    """Whether a real run of the program below a mode that does nothing gives what stand-ins give."""
+    inputs = dict(zip(program.inputs, duplicate(list(program.inputs.values())), strict=True))
+    values: list[Any] = []
+    try:
+        for each in (*program.steps, step):
+            while len(values) in inputs:
+                tensor = inputs[len(values)]
+                values.append(tensor.data.requires_grad_(tensor.requires_grad))
+            seed()
+            with Idle():
+                result = each.run(values)
+            if each is not step:
+                Program.append_results(result, values)
+    except Exception:
+        return False
+    return len(values) == len(fakes) and not _differences(result, fake_result, values, fakes)
 
 
 def shown(step: Step, values: Sequence[Any]) -> str:
@@ -210,21 +241,21 @@ def built_in_class(error: BaseException) -> type[BaseException]:
 
 
 def _judge_error(step: Step, error: BaseException, raised: BaseException | None) -> Finding:
+    if is_data_dependent(error) and step.op in DATA_DEPENDENT:
+        return Finding("data-dependent", step.op, step.variant, step.edits)
     if raised is not None:
         wanted = built_in_class(raised)
         if isinstance(error, wanted):
             return Finding("refused", step.op, step.variant, step.edits)
         cause = f"{wanted.__name__}, not {type(error).__name__}: {_said(raised)[:90]}"
         return Finding("refused otherwise", step.op, step.variant, step.edits, cause, f"{_text(raised)[:200]} / {_text(error)[:200]}")
-    if is_data_dependent(error) and step.op in DATA_DEPENDENT:
-        return Finding("data-dependent", step.op, step.variant, step.edits)
     return Finding("error", step.op, step.variant, step.edits, _said(error), _text(error))
 
 
 def _judge_missed(step: Step, program: Program, raised: BaseException) -> Finding:
     if any(words in str(raised) for words in NO_MEMORY):
         return Finding("by memory", step.op, step.variant, step.edits)
-    if depends_on_values(step, program.real):
+    if isinstance(raised, torch.linalg.LinAlgError) or depends_on_values(step, program.real):
         return Finding("by values", step.op, step.variant, step.edits)
     detail = f"{shown(step, program.real)}\n      {_text(raised)[:300]}"
     return Finding("refusal missed", step.op, step.variant, step.edits, _said(raised), detail)
@@ -232,7 +263,7 @@ def _judge_missed(step: Step, program: Program, raised: BaseException) -> Findin
 
 def depends_on_values(step: Step, values: Sequence[Any]) -> bool:
     """Whether tensors of the same metadata with other values are taken."""
-    for fill in (_zeros, _ones, _identity, _distinct):
+    for fill in FILLS:
         others = duplicate(list(values))
         with torch.no_grad():
             for other in tensors_in([others[number] for number in step.slots()]):
@@ -271,6 +302,9 @@ def _identity(tensor: torch.Tensor) -> None:
 
 def _distinct(flat: torch.Tensor) -> None:
     flat.copy_(torch.linspace(0.1, 0.9, flat.numel()))
+
+
+FILLS = (_zeros, _ones, _identity, _distinct)
 
 
 # --- symbolic and captured: the whole program as one call -------------------------------------------------------
@@ -316,50 +350,97 @@ def run_symbolic(program: Program, announce: Callable[[], None]) -> Iterator[tup
     for step, _, raised in real_steps(program):
         if raised is not None:
             refused = (step, raised)
-    if any(tensor.numel() and tensor.ndim for tensor in program.inputs.values()):
-        announce()
-        duck_shape = program.rng.random() < 0.3
-        if refused is not None:
-            yield _refused_with_symbols(program, *refused, duck_shape), 1
-        elif program.steps:
-            yield _symbolic_finding(program, duck_shape), len(program.steps)
+    if not any(tensor.numel() and tensor.ndim for tensor in program.inputs.values()):
+        return
+    announce()
+    settings = {"duck_shape": program.rng.random() < 0.3, "specialize_zero_one": program.rng.random() < 0.6}
+    if refused is not None:
+        yield _refused_with_symbols(program, *refused, settings), 1
+    elif program.steps:
+        yield _symbolic_finding(program, settings), len(program.steps)
 
 
-def _refused_with_symbols(program: Program, step: Step, raised: BaseException, duck_shape: bool) -> Finding:
-    case = whole_case(program, step)
+def _refused_with_symbols(program: Program, step: Step, raised: BaseException, settings: dict[str, bool]) -> Finding:
     try:
-        symbolic.SymbolicRun(case, duck_shape)
+        symbolic.SymbolicRun(whole_case(program, step), **settings)
     except Exception as error:
         return _judge_error(step, error, raised)
     return _judge_missed(step, program, raised)
 
 
-def _symbolic_finding(program: Program, duck_shape: bool) -> Finding:
+def _symbolic_finding(program: Program, settings: dict[str, bool]) -> Finding:
     case = whole_case(program)
     last = program.steps[-1]
     edits = tuple(edit for step in program.steps for edit in step.edits)
-    examined = symbolic.examine(case, duck_shape)
-    verdict = examined.verdict
-    outcome = {"static": "ok", "undecidable": "data-dependent"}.get(verdict.outcome, verdict.outcome)
-    if outcome == "ok" and examined.unmet and not _refuses_values(case, examined):
-        return Finding("unsound", case.op, last.variant, edits, "refused elsewhere", f"{examined.unmet[0]}; guards {examined.guards}")
-    if outcome == "error" and is_data_dependent_text(verdict.detail):
-        outcome = "data-dependent"
-    if outcome in ("ok", "data-dependent"):
-        return Finding(outcome, last.op, last.variant, edits)
-    return Finding(outcome, case.op, last.variant, edits, verdict.cause, verdict.detail[:600])
+    seed()
+    real = symbolic.described(case.call(*duplicate(case.args)))
+    try:
+        run = symbolic.SymbolicRun(case, **settings)
+    except Exception as error:
+        if fx_run.decides_by_data(error):
+            return Finding("data-dependent", last.op, last.variant, edits)
+        return Finding("error", case.op, last.variant, edits, _said(error), _text(error))
+    said = symbolic.at(run.result, run.env.hints)
+    if said != real:
+        if said == _described_below_mode(case):
+            return Finding("other path", last.op, last.variant, edits)
+        return Finding("mismatch", case.op, last.variant, edits, "at the example's sizes", f"real {real}, symbolic {said}"[:700])
+    wrong = _wrong_elsewhere(run, program.rng) if _has_own_memory(case) else ""
+    if wrong:
+        return Finding("unsound", case.op, last.variant, edits, wrong.partition(":")[0], f"{wrong}; guards {list(run.env.guards)}"[:900])
+    return Finding("ok", last.op, last.variant, edits)
 
 
-def is_data_dependent_text(text: str) -> bool:
-    return any(name in text for name in ("DataDependent", "DynamicOutputShape"))
+def _described_below_mode(case: Case) -> Any:
+    seed()
+    with Idle():
+        return symbolic.described(case.call(*duplicate(case.args)))
 
 
-def _refuses_values(case: Case, examined: symbolic.Examined) -> bool:
-    """Whether what the real run refuses at admitted sizes is about values: with others, it is taken."""
-    return all(text.endswith(VALUES_MARK) for text in examined.unmet)
+def _has_own_memory(case: Case) -> bool:
+    """Whether no two inputs share memory: then they can be made in other sizes."""
+    storages = {tensor.untyped_storage()._cdata for tensor in case.args}
+    return len(storages) == len(case.args) and not any(op in UNSAFE for op in case.op.split(" + "))
 
 
-VALUES_MARK = "(other values are taken)"
+def _wrong_elsewhere(run: symbolic.SymbolicRun, rng: random.Random) -> str:
+    """What is wrong at sizes that the guards admit, at up to two of them."""
+    tried = 0
+    for _ in range(24):
+        values = {symbol: rng.choice((run.env.hints[symbol], 0, 1, 2, 3, 5, 7)) for symbol in run.symbols}
+        sizes = symbolic._changed(run, values)
+        if not (symbolic.is_admissible(run, sizes) and symbolic.is_affordable(run, sizes)) or run.broken(sizes):
+            continue
+        said, inputs = symbolic.at(run.result, sizes), symbolic._shown(run, sizes)
+        try:
+            real = run.real_result(sizes)
+        except Exception as error:
+            if not _takes_other_values(run, sizes, error):
+                return f"refused elsewhere: at {inputs}: {_text(error)[:200]}"
+            continue
+        if said != real:
+            return f"another answer elsewhere: at {inputs}: real {real}, said {said}"
+        tried += 1
+        if tried == OTHER_SIZES:
+            break
+    return ""
+
+
+def _takes_other_values(run: symbolic.SymbolicRun, sizes: Any, error: Exception) -> bool:
+    if isinstance(error, torch.linalg.LinAlgError) or any(words in str(error) for words in NO_MEMORY):
+        return True
+    for fill in FILLS:
+        args, _ = run.real_inputs(sizes)
+        with torch.no_grad():
+            for tensor in args:
+                _refill(tensor, fill)
+        try:
+            seed()
+            run.case.call(*args)
+        except Exception:
+            continue
+        return True
+    return False
 
 
 def run_captured(program: Program, announce: Callable[[], None]) -> Iterator[tuple[Finding, int]]:

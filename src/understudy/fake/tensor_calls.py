@@ -18,16 +18,17 @@ from understudy.errors import (
 )
 from understudy.fake.inputs import handler, real_handler
 from understudy.fake.native import canonical
-from understudy.fake.realise import extent, make_new, make_zeros
+from understudy.fake.realise import extent, make_new, make_zeros, realise
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.data_dependent import symbolic_item, symbolic_list
 from understudy.fake.values.determined import DeterminedContents, FilledStorage, start_contents
 from understudy.fake.values.sizes_in_tensors import values_of
+from understudy.infer.kernels import CPU, run_on_zeros, strided_on
 from understudy.infer.plan import Plan
 from understudy.lines import user_line
 from understudy.shapes.sizes import from_torch
 from understudy.spec import TensorSpec, same_shape
-from understudy.spec.call import Call
+from understudy.spec.call import Call, flat, map_structure
 from understudy.spec.error_context import hint_for, with_line
 
 if TYPE_CHECKING:
@@ -67,6 +68,21 @@ def equal(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
         with _torch.no_modes():
             return torch.equal(first, second)
     raise _no_value(a, func, "compares values", AS_A_SYMBOL if mode.allow_scalar_outputs else "")
+
+
+@handler("aten::_spdiags")
+def spdiags(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """How many elements it stores is in the offsets, which are literals, as a rule."""
+    inputs = flat(FakeTensor, args, kwargs)
+    offsets = mode.value_of(args[1])
+    if offsets is None:
+        raise with_line(
+            DynamicOutputShapeException("spdiags: how many elements are stored depends on the offsets, which have no data"),
+            str(func), ", ".join(str(fake._spec) for fake in inputs),
+        )  # fmt: skip
+    call = Call.of(func, *map_structure(lambda fake: fake._spec, FakeTensor, (args, kwargs)))
+    outcomes = run_on_zeros(call, lambda spec: offsets if spec is call.inputs[1] else strided_on(spec, CPU, zero=True))
+    return realise(mode, outcomes, inputs)
 
 
 AS_TWO_SYMBOLS = "symbols are real: x.real.item() and x.imag.item() are two"

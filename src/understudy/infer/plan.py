@@ -77,6 +77,10 @@ class Plan:
     __hash__ = None  # type: ignore[assignment]
 
 
-def run_effects(plan: Plan, inputs: Sequence[Any]) -> None:
+def run_effects(plan: Plan, inputs: Sequence[Any]) -> Plan:
+    """The plan to replay: this one, unless an effect knows better of these inputs."""
     for effect in plan.effects:
-        effect.run(plan.outcomes, inputs)
+        other = effect.run(plan.outcomes, inputs)
+        if other is not None:
+            return Plan(other, plan.written)
+    return plan

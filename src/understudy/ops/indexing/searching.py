@@ -127,7 +127,7 @@ def one_hot(spec: TensorSpec, num_classes: int = -1) -> TensorSpec:
         )
     if num_classes <= 0:
         raise ArgumentError(f"one_hot: num_classes must be positive, got {num_classes}")
-    return spec.like((*spec.shape, num_classes))
+    return TensorSpec((*spec.shape, num_classes), dtype=spec.dtype, device=spec.device)
 
 
 @rule("histc")
