@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-SECONDS_PER_PROGRAM = 60
+SECONDS_PER_PROGRAM = 300
 PROGRAMS_IN_A_MESSAGE = 50
 MEMORY = 12 << 30
 

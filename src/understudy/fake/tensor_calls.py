@@ -3,6 +3,7 @@ forward-mode gradients."""
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from understudy.errors import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     MetadataMismatchError,
+    UnsupportedMutationAliasingException,
     UnsupportedOperatorException,
 )
 from understudy.fake.inputs import handler, real_handler
@@ -68,6 +70,28 @@ def equal(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
         with _torch.no_modes():
             return torch.equal(first, second)
     raise _no_value(a, func, "compares values", AS_A_SYMBOL if mode.allow_scalar_outputs else "")
+
+
+MOVING = ("t_", "transpose_", "swapdims_", "swapaxes_", "squeeze_", "squeeze_.dim", "squeeze_.dims", "unsqueeze_")
+
+
+@handler(*(f"aten::{name}" for name in MOVING))
+def move_dimensions(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Refuse to move the dimensions of a tensor whose views are differentiated.
+
+    Autograd makes a view of a subclass anew by the call that made it, on the tensor as it is by then: another part of it.
+    """
+    fake = args[0]
+    if not fake.requires_grad or fake._is_view() or not _torch.has_other_tensors(fake):
+        return NotImplemented
+    for view in gc.get_objects():
+        if type(view) is FakeTensor and view.requires_grad and view is not fake and view._base is fake:
+            reason = f"{func}: {fake._spec} has a view, {view._spec}, whose gradient would be that of other elements"
+            raise with_line(
+                UnsupportedMutationAliasingException(reason), str(func), fake._spec,
+                "take the view afterwards, delete it before, or call the operator that gives a new tensor (x = x.t())",
+            )  # fmt: skip
+    return NotImplemented
 
 
 @handler("aten::_spdiags")

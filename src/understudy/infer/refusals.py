@@ -2,14 +2,15 @@
 
 A rule knows in general what an operator refuses; eager knows it of each call: a kernel that is missing for a dtype is not
 missed by an empty tensor, and which built-in exception says so differs from operator to operator. Refusals are rare, so
-asking costs nothing that anybody would notice. Calls with dtypes that are for storing numbers are rare, too, and which
-kernels take them follows no rule: there, eager is asked about what a rule would take as well.
+asking costs nothing that anybody would notice. Small calls that are out of the ordinary (no elements, complex numbers,
+`out=`, operators without a rule of ours) are rare, too: there, eager is asked about what would be taken as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import cycle
 from typing import Any, NoReturn
 
 import torch
@@ -23,13 +24,13 @@ from understudy.errors import (
     UnderstudyError,
     UnsupportedOperatorException,
 )
-from understudy.infer.kernels import run_on_zeros, with_fixed_sizes
+from understudy.infer.kernels import CPU, run_on_zeros, strided_on, with_fixed_sizes
 from understudy.ops.registry import record_of
 from understudy.ops.shared.dtypes import COMPLEX_HALF, FLOAT8, UNSIGNED
 from understudy.ops.traits.caching import uncacheable
-from understudy.ops.traits.writes import trusts_arguments
+from understudy.ops.traits.writes import trusts_arguments, written_inputs
 from understudy.shapes.node import SymNode
-from understudy.spec import Outcomes, TensorSpec
+from understudy.spec import Changed, Outcomes, TensorSpec, Value
 from understudy.spec.call import Call, flat, map_structure
 from understudy.spec.error_context import translate, with_context
 
@@ -54,24 +55,66 @@ def judge_refusal(call: Call, error: Exception) -> Outcomes:
     if isinstance(error, NOT_EAGERS) or _has_context(error) or not can_ask(call):
         raise error
     try:
-        return run_on_zeros(with_fixed_sizes(call))
+        answer = run_on_zeros(with_fixed_sizes(call))
     except NOT_EAGERS:
         raise error from None
     except BUILT_IN as refusal:
         raise_as(error, refusal, call)
+    if isinstance(answer, Value) and written_inputs(call):
+        raise error  # it returns nothing that would tell what it wrote
+    return answer  # type: ignore[no-any-return]
 
 
-def check_stored_dtypes(call: Call, outcomes: Outcomes) -> Outcomes:
-    """What eager says of a call with dtypes that few kernels take."""
-    dtypes = {spec.dtype for spec in call.inputs} | {call.kwargs.get("dtype")}
-    if dtypes.isdisjoint(STORED) or any(spec.is_symbolic for spec in call.inputs) or not can_ask(call):
+def check_against_eager(call: Call, outcomes: Outcomes, is_by_rule: bool) -> Outcomes:
+    """What eager says of a call that is out of the ordinary, where our answer may not know all of its kernel's whims."""
+    if is_by_rule and not _is_unusual(call):
+        return outcomes
+    if any(spec.is_symbolic for spec in call.inputs) or flat(SymNode, call.args, call.kwargs) or not can_ask(call):
         return outcomes
     try:
-        return run_on_zeros(call)
-    except NOT_EAGERS:
+        answer = run_on_zeros_or_ones(call, strided_zeros)
+    except (*NOT_EAGERS, torch.linalg.LinAlgError):
         return outcomes
     except BUILT_IN as refusal:
         raise translate(refusal, call) from None
+    return outcomes if isinstance(outcomes, Changed) else answer
+
+
+def run_on_zeros_or_ones(call: Call, make: Callable[[TensorSpec], torch.Tensor]) -> Outcomes:
+    """A kernel may refuse zeros, as a probability or a divisor, and take ones. Raises what it says of zeros."""
+    try:
+        return run_on_zeros(call, make)  # type: ignore[no-any-return]
+    except (*NOT_EAGERS, torch.linalg.LinAlgError):
+        raise
+    except BUILT_IN as error:
+        refusal = error
+    try:
+        return run_on_zeros(call, lambda spec: _with_ones(make(spec)))  # type: ignore[no-any-return]
+    except BUILT_IN:
+        raise refusal from None
+
+
+def _is_unusual(call: Call) -> bool:
+    """Dtypes that are for storing numbers, or complex, or mixed; no elements; tensors to write to."""
+    inputs = call.inputs
+    dtypes = {spec.dtype for spec in inputs}
+    if _torch.has_out_arguments(call.op) or call.kwargs.get("dtype") in STORED:
+        return True
+    if any(dtype in STORED or dtype.is_complex for dtype in dtypes):
+        return True
+    if len(dtypes) > 1 and not record_of(call.op).is_pointwise and sum(dtype.is_floating_point for dtype in dtypes) != 1:
+        return True
+    return any(0 in spec.shape for spec in inputs if not spec.is_symbolic)
+
+
+def strided_zeros(spec: TensorSpec) -> torch.Tensor:
+    return strided_on(spec, CPU, zero=True)
+
+
+def _with_ones(tensor: torch.Tensor) -> torch.Tensor:
+    whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+    whole.copy_(torch.ones((), dtype=torch.int64))
+    return tensor
 
 
 def answer_for_shared(call: Call, inputs: Sequence[Any]) -> Outcomes:
@@ -81,7 +124,7 @@ def answer_for_shared(call: Call, inputs: Sequence[Any]) -> Outcomes:
     call = with_fixed_sizes(Call.of(call.op, args, kwargs))
     storages: dict[int, torch.Tensor] = {}
     made: dict[int, torch.Tensor] = {}
-    tensors = iter(inputs)
+    tensors = cycle(inputs)
 
     def make(spec: TensorSpec) -> torch.Tensor:
         fake = next(tensors)
@@ -92,7 +135,7 @@ def answer_for_shared(call: Call, inputs: Sequence[Any]) -> Outcomes:
 
     needed = max(_bytes(spec) for spec in call.inputs)
     try:
-        return run_on_zeros(call, make)
+        return run_on_zeros_or_ones(call, make)
     except BUILT_IN as refusal:
         raise with_context(refusal, call) from None
 
