@@ -39,12 +39,12 @@ def effects_of(call: Call, outcomes: Outcomes, written: tuple[int, ...]) -> tupl
         effects.append(KnownIndices(call.op, bounds))
     if not written:
         return tuple(effects)
-    if len(written) < len(call.inputs) and _torch.has_out_arguments(call.op) and can_ask(call) and not _has_symbols(call):
-        effects.append(SharedMemory(call, written))
     if writes_apart.of(call.op) is not None:
         effects.append(MemoryApart(call.op, written))
     if pairs := _pairs_in_order(call, outcomes, written):
         effects.append(MemoryInOrder(call.op, pairs))
+    if len(written) < len(call.inputs) and _torch.has_out_arguments(call.op) and can_ask(call) and not _has_symbols(call):
+        effects.append(SharedMemory(call, written))
     if counts_own_writes(call.op) or isinstance(outcomes, Changed):
         effects.append(CountedWrites(written))
     return tuple(effects)

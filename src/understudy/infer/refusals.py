@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import cycle
 from typing import Any, NoReturn
 
 import torch
@@ -22,6 +21,8 @@ from understudy.errors import (
     FakeTensorDeviceMismatchError,
     GuardOnDataDependentSymNode,
     UnderstudyError,
+    UnsupportedFakeTensorException,
+    UnsupportedMutationAliasingException,
     UnsupportedOperatorException,
 )
 from understudy.infer.kernels import CPU, run_on_zeros, strided_on, with_fixed_sizes
@@ -45,6 +46,8 @@ NOT_EAGERS = (
     DynamicOutputShapeException,
     GuardOnDataDependentSymNode,
     FakeTensorDeviceMismatchError,
+    UnsupportedFakeTensorException,
+    UnsupportedMutationAliasingException,
     UnsupportedOperatorException,
 )
 """Errors about stand-ins, of which eager knows nothing."""
@@ -72,7 +75,7 @@ def check_against_eager(call: Call, outcomes: Outcomes, is_by_rule: bool) -> Out
     if any(spec.is_symbolic for spec in call.inputs) or flat(SymNode, call.args, call.kwargs) or not can_ask(call):
         return outcomes
     try:
-        answer = run_on_zeros_or_ones(call, strided_zeros)
+        answer = run_on_zeros_or_ones(call, lambda: strided_zeros)
     except (*NOT_EAGERS, torch.linalg.LinAlgError):
         return outcomes
     except BUILT_IN as refusal:
@@ -80,14 +83,18 @@ def check_against_eager(call: Call, outcomes: Outcomes, is_by_rule: bool) -> Out
     return outcomes if isinstance(outcomes, Changed) else answer
 
 
-def run_on_zeros_or_ones(call: Call, make: Callable[[TensorSpec], torch.Tensor]) -> Outcomes:
-    """A kernel may refuse zeros, as a probability or a divisor, and take ones. Raises what it says of zeros."""
+def run_on_zeros_or_ones(call: Call, new_maker: Callable[[], Callable[[TensorSpec], torch.Tensor]]) -> Outcomes:
+    """A kernel may refuse zeros, as a probability or a divisor, and take ones. Raises what it says of zeros.
+
+    `new_maker`: what makes zeros for the specs of one run, in order.
+    """
     try:
-        return run_on_zeros(call, make)  # type: ignore[no-any-return]
+        return run_on_zeros(call, new_maker())  # type: ignore[no-any-return]
     except (*NOT_EAGERS, torch.linalg.LinAlgError):
         raise
     except BUILT_IN as error:
         refusal = error
+    make = new_maker()
     try:
         return run_on_zeros(call, lambda spec: _with_ones(make(spec)))  # type: ignore[no-any-return]
     except BUILT_IN:
@@ -122,20 +129,24 @@ def answer_for_shared(call: Call, inputs: Sequence[Any]) -> Outcomes:
     current = iter(inputs)  # a plan may come from a capture with other symbols
     args, kwargs = map_structure(lambda _: next(current)._spec, TensorSpec, (call.args, call.kwargs))
     call = with_fixed_sizes(Call.of(call.op, args, kwargs))
-    storages: dict[int, torch.Tensor] = {}
-    made: dict[int, torch.Tensor] = {}
-    tensors = cycle(inputs)
-
-    def make(spec: TensorSpec) -> torch.Tensor:
-        fake = next(tensors)
-        if id(fake) not in made:
-            fresh = torch.zeros(needed, dtype=torch.uint8)
-            made[id(fake)] = _on_shared(spec, storages.setdefault(_torch.storage_id(fake), fresh))
-        return made[id(fake)]
-
     needed = max(_bytes(spec) for spec in call.inputs)
+
+    def new_maker() -> Callable[[TensorSpec], torch.Tensor]:
+        storages: dict[int, torch.Tensor] = {}
+        made: dict[int, torch.Tensor] = {}
+        tensors = iter(inputs)
+
+        def make(spec: TensorSpec) -> torch.Tensor:
+            fake = next(tensors)
+            if id(fake) not in made:
+                fresh = torch.zeros(needed, dtype=torch.uint8)
+                made[id(fake)] = _on_shared(spec, storages.setdefault(_torch.storage_id(fake), fresh))
+            return made[id(fake)]
+
+        return make
+
     try:
-        return run_on_zeros_or_ones(call, make)
+        return run_on_zeros_or_ones(call, new_maker)
     except BUILT_IN as refusal:
         raise with_context(refusal, call) from None
 
