@@ -605,5 +605,7 @@ def test_spdiags_of_literal_offsets(layout: torch.layout) -> None:
 def test_spdiags_of_offsets_without_data() -> None:
     from understudy.errors import DynamicOutputShapeException
 
-    with FakeTensorMode() as mode, pytest.raises(DynamicOutputShapeException, match="depends on the offsets"):
-        torch.sparse.spdiags(torch.ones(2, 3), mode.from_tensor(torch.tensor([0, 1])), (3, 3))
+    mode = FakeTensorMode()
+    offsets = mode.from_tensor(torch.tensor([0, 1]))
+    with mode, pytest.raises(DynamicOutputShapeException, match="depends on the offsets"):
+        torch.sparse.spdiags(torch.ones(2, 3), offsets, (3, 3))

@@ -104,17 +104,23 @@ class Step:
 
 
 def call_of(op: str, variant: str) -> Callable[..., Any]:
-    """What is called; functions of `torch.nn.functional` by their name, as programs do."""
+    """What is called, by its name, as programs do: a patched function is found by it."""
     info = OPS[op]
+    call = info.op
     if variant == "method" and info.method_variant is not None:
-        return info.method_variant  # type: ignore[no-any-return]
+        call = info.method_variant
     if variant == "inplace" and info.inplace_variant is not None:
-        return info.inplace_variant  # type: ignore[no-any-return]
-    name = FUNCTIONAL.get(id(info.op))
-    return info.op if name is None else getattr(torch.nn.functional, name)  # type: ignore[no-any-return]
+        call = info.inplace_variant
+    home, name = NAMED.get(id(call), (None, ""))
+    return call if home is None else getattr(home, name)  # type: ignore[no-any-return]
 
 
-FUNCTIONAL = {id(function): name for name, function in vars(torch.nn.functional).items() if callable(function)}
+NAMED = {
+    id(getattr(home, name)): (home, name)
+    for home in (torch, torch.Tensor, torch.nn.functional)
+    for name in dir(home)
+    if callable(getattr(home, name, None)) and not isinstance(getattr(home, name), type)
+}
 
 
 class Vocabulary:

@@ -48,6 +48,8 @@ OUTCOMES = {
 }
 SILENT = ("mismatch", "unsound", "wrong", "crash")
 HANDLERS = (RuntimeError, NotImplementedError, IndexError, ValueError, TypeError, AttributeError, OverflowError)
+ABOUT_VALUES = ("is zero and using it on lu_solve", "INTERNAL ASSERT FAILED")
+"A matrix that is singular; and what eager itself calls a bug of its own."
 NO_MEMORY = ("DefaultCPUAllocator", "can't allocate memory", "not enough memory")
 
 
@@ -255,7 +257,8 @@ def _judge_error(step: Step, error: BaseException, raised: BaseException | None)
 def _judge_missed(step: Step, program: Program, raised: BaseException) -> Finding:
     if any(words in str(raised) for words in NO_MEMORY):
         return Finding("by memory", step.op, step.variant, step.edits)
-    if isinstance(raised, torch.linalg.LinAlgError) or depends_on_values(step, program.real):
+    is_about_values = isinstance(raised, torch.linalg.LinAlgError) or any(words in str(raised) for words in ABOUT_VALUES)
+    if is_about_values or depends_on_values(step, program.real):
         return Finding("by values", step.op, step.variant, step.edits)
     detail = f"{shown(step, program.real)}\n      {_text(raised)[:300]}"
     return Finding("refusal missed", step.op, step.variant, step.edits, _said(raised), detail)

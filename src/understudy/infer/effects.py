@@ -43,7 +43,7 @@ def effects_of(call: Call, outcomes: Outcomes, written: tuple[int, ...]) -> tupl
         effects.append(MemoryApart(call.op, written))
     if pairs := _pairs_in_order(call, outcomes, written):
         effects.append(MemoryInOrder(call.op, pairs))
-    if len(written) < len(call.inputs) and _torch.has_out_arguments(call.op) and can_ask(call) and not _has_symbols(call):
+    if len(call.inputs) > 1 and _torch.has_out_arguments(call.op) and can_ask(call) and not _has_symbols(call):
         effects.append(SharedMemory(call, written))
     if counts_own_writes(call.op) or isinstance(outcomes, Changed):
         effects.append(CountedWrites(written))
@@ -94,8 +94,7 @@ class SharedMemory:
 
     def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> Outcomes | None:
         storages = [_torch.storage_id(tensor) for tensor in inputs]
-        written = {storages[position] for position in self.written}
-        if any(storage in written for at, storage in enumerate(storages) if at not in self.written):
+        if any(storages.count(storages[position]) > 1 for position in self.written):
             return answer_for_shared(self.call, inputs)
         return None
 

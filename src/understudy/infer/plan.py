@@ -80,7 +80,9 @@ class Plan:
 def run_effects(plan: Plan, inputs: Sequence[Any]) -> Plan:
     """The plan to replay: this one, unless an effect knows better of these inputs."""
     for effect in plan.effects:
-        other = effect.run(plan.outcomes, inputs)
-        if other is not None:
-            return Plan(other, plan.written)
+        outcomes = effect.run(plan.outcomes, inputs)
+        if outcomes is not None:
+            other = Plan(outcomes, plan.written, plan.determined)
+            other.op, other.effects = plan.op, plan.effects
+            plan = other
     return plan

@@ -58,14 +58,14 @@ def judge_refusal(call: Call, error: Exception) -> Outcomes:
     if isinstance(error, NOT_EAGERS) or _has_context(error) or not can_ask(call):
         raise error
     try:
-        answer = run_on_zeros(with_fixed_sizes(call))
+        answer = run_on_zeros_or_ones(with_fixed_sizes(call), lambda: strided_zeros)
     except NOT_EAGERS:
         raise error from None
     except BUILT_IN as refusal:
         raise_as(error, refusal, call)
     if isinstance(answer, Value) and written_inputs(call):
         raise error  # it returns nothing that would tell what it wrote
-    return answer  # type: ignore[no-any-return]
+    return answer
 
 
 def check_against_eager(call: Call, outcomes: Outcomes, is_by_rule: bool) -> Outcomes:
@@ -109,9 +109,15 @@ def _is_unusual(call: Call) -> bool:
         return True
     if any(dtype in STORED or dtype.is_complex for dtype in dtypes):
         return True
-    if len(dtypes) > 1 and not record_of(call.op).is_pointwise and sum(dtype.is_floating_point for dtype in dtypes) != 1:
+    if not record_of(call.op).is_pointwise and (len(dtypes) > 1 or _has_fractions(call, dtypes)):
         return True
     return any(0 in spec.shape for spec in inputs if not spec.is_symbolic)
+
+
+def _has_fractions(call: Call, dtypes: set[torch.dtype]) -> bool:
+    """Whether floats are given beside tensors of integers."""
+    are_whole = bool(dtypes) and not any(dtype.is_floating_point for dtype in dtypes)
+    return are_whole and bool(flat(float, call.args, call.kwargs))
 
 
 def strided_zeros(spec: TensorSpec) -> torch.Tensor:
@@ -124,7 +130,7 @@ def _with_ones(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def answer_for_shared(call: Call, inputs: Sequence[Any]) -> Outcomes:
+def answer_for_shared(call: Call, inputs: Sequence[Any]) -> Outcomes | None:
     """What the real operator does with tensors that share memory as these do, at the sizes at hand."""
     current = iter(inputs)  # a plan may come from a capture with other symbols
     args, kwargs = map_structure(lambda _: next(current)._spec, TensorSpec, (call.args, call.kwargs))
@@ -147,6 +153,8 @@ def answer_for_shared(call: Call, inputs: Sequence[Any]) -> Outcomes:
 
     try:
         return run_on_zeros_or_ones(call, new_maker)
+    except torch.linalg.LinAlgError:
+        return None  # it is about values
     except BUILT_IN as refusal:
         raise with_context(refusal, call) from None
 

@@ -134,6 +134,8 @@ def one_hot(spec: TensorSpec, num_classes: int = -1) -> TensorSpec:
 def histc(spec: TensorSpec, bins: Any = 100, min: Any = 0, max: Any = 0) -> TensorSpec:
     if bins <= 0:
         raise ArgumentError(f"histc: the number of bins must be positive, got {bins}")
+    if max < min:
+        raise ArgumentError(f"histc: max must be larger than min, got {max} and {min}")
     check_cpu_dtype("histc", spec, FLOATS)
     return spec.like((bins,))
 
