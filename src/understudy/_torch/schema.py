@@ -143,6 +143,11 @@ def written_arguments(op: OpOverload) -> tuple[tuple[int, str], ...]:
 
 
 @once_for_each_operator
+def has_cpu_kernel(op: OpOverload) -> bool:
+    return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU"))
+
+
+@once_for_each_operator
 def argument_names(op: OpOverload) -> tuple[str, ...]:
     return tuple(argument.name for argument in op._schema.arguments)
 

@@ -201,7 +201,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             return self._attend(func, args, kwargs or {}, full, plan, is_known)
         cache.hits += 1
         if plan.effects:
-            run_effects(plan, flat(FakeTensor, args, kwargs or {}))
+            plan = run_effects(plan, flat(FakeTensor, args, kwargs or {}))
         answer = plan.kind
         if answer == ONE_NEW:
             spec = plan.spec
@@ -273,7 +273,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                 call = self._call(func, args, kwargs)
                 tensor_calls.crosscheck(call, plan, self._infer(call))
         if plan.effects:
-            run_effects(plan, flat(FakeTensor, args, kwargs))
+            plan = run_effects(plan, flat(FakeTensor, args, kwargs))
         return self._replay(func, plan, args, kwargs, is_known)
 
     def _replay(self, func: Any, plan: Plan, args: Any, kwargs: Any, is_known: bool) -> Any:

@@ -59,6 +59,11 @@ class SymNumberMemoDescriptor:
         setattr(fake, self._name, value if self._is_nested_int else make_memo(fake, value))
 
 
+MOST_CHECKED = 1 << 14
+"""Elements that determined indices may have for their bounds to be checked."""
+INDEX_DTYPES = frozenset({torch.int64, torch.int32, torch.int16, torch.int8})
+
+
 class FakeTensor(torch.Tensor):
     """A `torch.Tensor` with shape, strides, offset, dtype, device and aliasing, but no data.
 
@@ -284,7 +289,19 @@ class FakeTensor(torch.Tensor):
             return None
         return self.fake_mode.value_of(self)
 
-    def recall_size(self, question: tuple[object, ...]) -> Any:
+    def extreme_values(self, without: int | None = None) -> tuple[int, int] | None:
+        """The least and the largest of a few determined integers; None if they are not determined, or there are none."""
+        spec = self._spec
+        if spec.is_symbolic or not 0 < spec.numel <= MOST_CHECKED or spec.dtype not in INDEX_DTYPES:
+            return None
+        values = self.fake_mode.value_of(self)
+        if values is None:
+            return None
+        with _torch.PastDispatch():
+            kept = values if without is None else values[values != without]
+            return (int(kept.min()), int(kept.max())) if kept.numel() else None
+
+    def recall_size(self, question: Any) -> Any:
         """The size that an operator was said to give on this tensor, None if it has to be asked anew."""
         return recall(self, (self._size_memos or {}).get(question))
 

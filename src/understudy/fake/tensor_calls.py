@@ -3,6 +3,7 @@ forward-mode gradients."""
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,20 +15,22 @@ from understudy.errors import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     MetadataMismatchError,
+    UnsupportedMutationAliasingException,
     UnsupportedOperatorException,
 )
 from understudy.fake.inputs import handler, real_handler
 from understudy.fake.native import canonical
-from understudy.fake.realise import extent, make_new, make_zeros
+from understudy.fake.realise import extent, make_new, make_zeros, realise
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.data_dependent import symbolic_item, symbolic_list
 from understudy.fake.values.determined import DeterminedContents, FilledStorage, start_contents
 from understudy.fake.values.sizes_in_tensors import values_of
+from understudy.infer.kernels import CPU, run_on_zeros, strided_on
 from understudy.infer.plan import Plan
 from understudy.lines import user_line
 from understudy.shapes.sizes import from_torch
 from understudy.spec import TensorSpec, same_shape
-from understudy.spec.call import Call
+from understudy.spec.call import Call, flat, map_structure
 from understudy.spec.error_context import hint_for, with_line
 
 if TYPE_CHECKING:
@@ -68,6 +71,43 @@ def equal(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
         with _torch.no_modes():
             return torch.equal(first, second)
     raise _no_value(a, func, "compares values", AS_A_SYMBOL if mode.allow_scalar_outputs else "")
+
+
+MOVING = ("t_", "transpose_", "swapdims_", "swapaxes_", "squeeze_", "squeeze_.dim", "squeeze_.dims", "unsqueeze_")
+
+
+@handler(*(f"aten::{name}" for name in MOVING))
+def move_dimensions(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Refuse to move the dimensions of a tensor whose views are differentiated.
+
+    Autograd makes a view of a subclass anew by the call that made it, on the tensor as it is by then: another part of it.
+    """
+    fake = args[0]
+    if not fake.requires_grad or fake._is_view() or not _torch.has_other_tensors(fake):
+        return NotImplemented
+    for view in gc.get_objects():
+        if type(view) is FakeTensor and view.requires_grad and view is not fake and view._base is fake:
+            reason = f"{func}: {fake._spec} has a view, {view._spec}, whose gradient would be that of other elements"
+            raise with_line(
+                UnsupportedMutationAliasingException(reason), str(func), fake._spec,
+                "take the view afterwards, delete it before, or call the operator that gives a new tensor (x = x.t())",
+            )  # fmt: skip
+    return NotImplemented
+
+
+@handler("aten::_spdiags")
+def spdiags(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """How many elements it stores is in the offsets, which are literals, as a rule."""
+    inputs = flat(FakeTensor, args, kwargs)
+    offsets = mode.value_of(args[1])
+    if offsets is None:
+        raise with_line(
+            DynamicOutputShapeException("spdiags: how many elements are stored depends on the offsets, which have no data"),
+            str(func), ", ".join(str(fake._spec) for fake in inputs),
+        )  # fmt: skip
+    call = Call.of(func, *map_structure(lambda fake: fake._spec, FakeTensor, (args, kwargs)))
+    outcomes = run_on_zeros(call, lambda spec: offsets if spec is call.inputs[1] else strided_on(spec, CPU, zero=True))
+    return realise(mode, outcomes, inputs)
 
 
 AS_TWO_SYMBOLS = "symbols are real: x.real.item() and x.imag.item() are two"

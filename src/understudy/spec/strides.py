@@ -12,6 +12,7 @@ An elementwise operator keeps the order of dimensions of its operands in memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from understudy.shapes.sizes import (
@@ -19,6 +20,7 @@ from understudy.shapes.sizes import (
     at_least_one,
     by_example,
     differ_at_hand,
+    is_filled_or_not_one,
     is_not_one_unless,
     is_symbolic,
     lies_in_data,
@@ -113,7 +115,9 @@ def elementwise_strides(shape: Size, operands: Sequence[TensorSpec], numbers: bo
     if not is_symbolic(shape):
         return _elementwise_strides(shape, operands, numbers)
     if all(is_surely_row_major(operand.shape, operand.stride) for operand in operands):
-        return contiguous_strides(shape)
+        is_sorted = numbers or not all(operand.shape is shape for operand in operands)
+        if not is_sorted or _keeps_order(shape):
+            return contiguous_strides(shape)
     strides = weakly(_elementwise_strides, shape, operands, numbers)
     assert strides is not None
     return strides
@@ -127,6 +131,16 @@ def _elementwise_strides(shape: Size, operands: Sequence[TensorSpec], numbers: b
     if is_symbolic(shape) and _are_row_major_if_not_empty(operands) and not any(size == 0 for size in shape):
         return contiguous_strides(shape)
     return _sorted_strides(shape, operands)
+
+
+def _keeps_order(shape: Size) -> bool:
+    """Whether eager's sort leaves the dimensions of row-major operands as they are: a size of 0 goes inside of a 1."""
+    return all(
+        surely_differ(size, 0)
+        or surely_differ(inner, 1)
+        or (is_symbolic((size, inner)) and is_filled_or_not_one(size, inner))
+        for size, inner in pairwise(shape)
+    )
 
 
 def _are_row_major_if_not_empty(operands: Sequence[TensorSpec]) -> bool:

@@ -13,7 +13,7 @@ from understudy._torch import active_fake_mode
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.data_dependent import with_tensors_of_lengths
 from understudy.ops import factories
-from understudy.ops.indexing.advanced import among_classes
+from understudy.ops.indexing.advanced import among_classes, is_plain_one_hot, written_classes
 from understudy.ops.nn import pooling, recurrent
 from understudy.ops.nn.losses import loss_of_classes
 from understudy.ops.nn.upsampling import UPSAMPLINGS, UPSAMPLINGS_WITH_CORNERS, upsample_to_symbols
@@ -244,12 +244,16 @@ def split_at_numbers(original: Function) -> Function:
     return tensor_split
 
 
-@patch("torch.nn.functional.one_hot", during=SYMBOLS)
+@patch("torch.nn.functional.one_hot", during=ANY_MODE)
 def take_symbolic_classes(original: Function) -> Function:
-    """C++ reads the number of classes as a plain integer. Where it is a symbol, or only data tells: the same steps."""
+    """C++ takes other steps for subclasses, and reads the number of classes as a plain integer: eager's steps, if no values
+    are asked; where it is a symbol, or only data tells, the same steps as C++."""
 
     def one_hot(tensor: Any, num_classes: Any = -1) -> object:
         mode = active_fake_mode()
+        is_static = type(tensor) is FakeTensor and mode is not None and mode.shape_env is None
+        if is_static and is_plain_one_hot(tensor, num_classes):
+            return written_classes(tensor, num_classes)
         is_open = type(tensor) is FakeTensor and mode is not None and mode.allow_scalar_outputs
         if not is_open or (type(num_classes) is int and num_classes != -1) or tensor.dtype is not torch.int64:
             return original(tensor, num_classes)

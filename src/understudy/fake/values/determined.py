@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
+from understudy.errors import MetadataMismatchError
 from understudy.infer.plan import Plan
 from understudy.spec import TensorSpec
 from understudy.spec.call import flat, map_structure
@@ -188,7 +189,10 @@ class CallResult:
 
     def storage(self) -> torch.Tensor:
         if self._real is None:
+            op = self.event.op
             tensor = self.event.tensors()[self.position]
+            if not self.event.is_write:
+                check_result(op, tensor, self.spec)
             with _torch.PastDispatch():
                 self._real = tensor if self.event.is_write else _laid_out(tensor, self.spec)
         return self._real
@@ -207,6 +211,14 @@ def copied_storage(real: torch.Tensor) -> torch.Tensor:
     return fresh.set_(storage, real.storage_offset(), real.shape, real.stride())
 
 
+def check_result(op: Any, real: torch.Tensor, spec: TensorSpec) -> None:
+    """A value of another dtype or shape than was said must not be viewed as what was said: that reads beyond it."""
+    if real.dtype is not spec.dtype or tuple(real.shape) != spec.shape:
+        name = str(op) if op is not None else "an operator"
+        shown = f"{str(real.dtype).removeprefix('torch.')}{list(real.shape)}"
+        raise MetadataMismatchError(f"{name} was said to give {spec}, and gives {shown}: a rule is wrong, please report it")
+
+
 def on_storage(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     """The real tensor with this spec's geometry on the storage of `real`."""
     with _torch.PastDispatch():
@@ -214,12 +226,20 @@ def on_storage(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
             view = real.as_strided(spec.shape, spec.stride, spec.offset)
         else:
             view = torch.empty(0, dtype=spec.dtype, device=CPU)
+            if spec.numel and (end := _end_of(spec)) > real.untyped_storage().nbytes():
+                raise MetadataMismatchError(f"{spec} reaches to byte {end} of {real.untyped_storage().nbytes()}")
             view.set_(real.untyped_storage(), spec.offset, spec.shape, spec.stride)
         if spec.conj != view.is_conj():
             _torch.set_conj(view, spec.conj)
         if spec.neg != view.is_neg():
             _torch.set_neg(view, spec.neg)
         return view
+
+
+def _end_of(spec: TensorSpec) -> Any:
+    """Where its last element ends, in bytes from the start of the storage."""
+    last = sum((size - 1) * step for size, step in zip(spec.shape, spec.stride, strict=True))
+    return (spec.offset + last + 1) * spec.itemsize
 
 
 def _laid_out(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:

@@ -204,6 +204,18 @@ def decompose_one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
     return among_classes(x, x.max().item() + 1)
 
 
+def is_plain_one_hot(x: Tensor, count: Any) -> bool:
+    return x.dtype is torch.int64 and x.numel() > 0 and type(count) is int and count > 0
+
+
+def written_classes(x: Tensor, count: int) -> Tensor:
+    """As eager does it: ones written into zeros, row-major whatever the layout of the classes."""
+    places = x.unsqueeze(-1)
+    zeros = torch.zeros((*x.shape, count), dtype=x.dtype, device=x.device)
+    torch.autograd.graph.increment_version(zeros)  # C++ counts the write of the zeros
+    return zeros.scatter_(-1, places, 1)
+
+
 def among_classes(x: Tensor, count: Any) -> Tensor:
     """1 for the class that each number names, 0 for all others."""
     return torch.eq(x.unsqueeze(-1), torch.arange(count, device=x.device, dtype=x.dtype)).to(torch.int64)

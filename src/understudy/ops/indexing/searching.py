@@ -127,13 +127,15 @@ def one_hot(spec: TensorSpec, num_classes: int = -1) -> TensorSpec:
         )
     if num_classes <= 0:
         raise ArgumentError(f"one_hot: num_classes must be positive, got {num_classes}")
-    return spec.like((*spec.shape, num_classes))
+    return TensorSpec((*spec.shape, num_classes), dtype=spec.dtype, device=spec.device)
 
 
 @rule("histc")
 def histc(spec: TensorSpec, bins: Any = 100, min: object = 0, max: object = 0) -> TensorSpec:
     if bins <= 0:
         raise ArgumentError(f"histc: the number of bins must be positive, got {bins}")
+    if max < min:
+        raise ArgumentError(f"histc: max must be larger than min, got {max} and {min}")
     check_cpu_dtype("histc", spec, FLOATS)
     return spec.like((bins,))
 

@@ -25,7 +25,7 @@ from understudy.ops.shared.dtypes import (
     check_dtype,
     check_same_dtype,
 )
-from understudy.ops.variants import exact_out
+from understudy.ops.variants import check_castable, exact_out
 from understudy.spec import (
     TensorSpec,
     broadcast_shapes,
@@ -77,9 +77,12 @@ def huber_loss(a: TensorSpec, target: TensorSpec, reduction: int = MEAN, delta: 
         raise ArgumentError(f"huber_loss: delta must be positive, got {delta}")
     common = promote(a.dtype, target.dtype)
     check_dtype("huber_loss", common, "f", a.device)
-    if a.dtype is not target.dtype or not same_shape(broadcast_shapes(a.shape, target.shape), a.shape):
+    if a.device.type != "cpu" and a.dtype is not target.dtype:
         return NotImplemented
-    return reduce_loss(preserved_copy(a), reduction)
+    check_castable("huber_loss", common, a.dtype)
+    if not same_shape(broadcast_shapes(a.shape, target.shape), a.shape):
+        return NotImplemented if a.dtype is not target.dtype else reduce_loss(elementwise((a, target), common), reduction)
+    return reduce_loss(preserved_copy(a), reduction)  # the kernel writes into a tensor like the first one
 
 
 @rule("soft_margin_loss")

@@ -190,6 +190,8 @@ def pow_by_number(base: TensorSpec, exponent: Any) -> TensorSpec:
         raise ArgumentError(
             f"pow: {base} holds integers, which can't be raised to the negative power {exponent}"
         )
+    if is_integral(common, False):
+        check_stored("pow", exponent, common, base.device)
     return elementwise((base,), common, common)  # the number is no operand: it has no say in the layout
 
 
