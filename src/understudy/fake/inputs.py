@@ -66,6 +66,8 @@ def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs
         if answer is not NotImplemented:
             return (answer,), args, kwargs
     if any(is_foreign(kind) for kind in types):
+        if _torch.torch_fake_tensor_class() in types:
+            raise _fake_of_torch(func, args, kwargs)
         return NotImplemented
     tensors = flat(torch.Tensor, args, kwargs)
     for tensor in tensors:
@@ -142,6 +144,17 @@ def _other_mode(
     name = _argument_name(func, args, kwargs, tensor)
     return MixedTensorsError(
         f"{func}: argument {name!r} is a stand-in of another FakeTensorMode",
+        func=func,
+        context=Context(str(func), describe_tensors(args, kwargs), user_line(), ONE_MODE),
+    )
+
+
+def _fake_of_torch(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> MixedTensorsError:
+    tensor = next(t for t in flat(torch.Tensor, args, kwargs) if type(t) is _torch.torch_fake_tensor_class())
+    name = _argument_name(func, args, kwargs, tensor)
+    return MixedTensorsError(
+        f"{func}: argument {name!r} is a FakeTensor of torch's own mode (torch._subclasses), and stand-ins of understudy are "
+        "expected",
         func=func,
         context=Context(str(func), describe_tensors(args, kwargs), user_line(), ONE_MODE),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -379,7 +380,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         args, kwargs = map_structure(to_torch, SymNode, (args, kwargs))
         with self, _torch.fake_context(call.op, self._dynamic_size, self.shape_env):
             result = function(*args, **kwargs)
-        return outcomes_of(result, stand_ins, call, lambda fake: fake._spec)
+        return outcomes_of(result, stand_ins, call, functools.partial(tensor_calls.spec_of_performed, call))
 
     def _dynamic_size(self, op: Any, least: int, most: int | None) -> Any:
         return tensor_calls.dynamic_size(self, op, least, most)

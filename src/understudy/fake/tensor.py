@@ -80,6 +80,9 @@ class FakeTensor(torch.Tensor):
     """The class of the tensor that it stands for, if that is one of the program's."""
     _node: Any = None
     """The graph node that made it, where a trace is being recorded."""
+    pytype: Any = None
+    dispatch_keys: Any = None
+    """Asked by torch's compiler of its own stand-ins: for which class and which keys they stand."""
     nonzero_memo = SymNumberMemoDescriptor()
     item_memo = SymNumberMemoDescriptor()
     unique_memo = SymNumberMemoDescriptor()

@@ -15,6 +15,7 @@ from understudy.errors import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     MetadataMismatchError,
+    MixedTensorsError,
     UnsupportedMutationAliasingException,
     UnsupportedOperatorException,
 )
@@ -335,3 +336,14 @@ def zero_tensor(mode: Any, func: OpOverload, args: Any, kwargs: Any) -> FakeTens
 
 TENSOR_SOURCES = (by_higher_order, by_handler, by_lifted_numbers)
 """Where answers come from that need tensors, in order. What none of them knows is inferred from specs."""
+
+
+def spec_of_performed(call: Call, result: torch.Tensor) -> TensorSpec:
+    """Of what a registered function, or a decomposition, has given for a call on stand-ins."""
+    if type(result) is not FakeTensor:
+        raise MixedTensorsError(
+            f"{call.op}: its fake function has returned a real tensor ({type(result).__name__} of shape "
+            f"{list(result.shape)}): it is to make one of what it is given, as in torch.empty_like(x) or x.new_empty(...)",
+            func=call.op,
+        )
+    return result._spec

@@ -54,7 +54,18 @@ def show(
 
 def rows_of(graph_module: GraphModule) -> list[NodeRow]:
     """The rows of the table, for tools."""
+    require_graph(graph_module)
     return [_row(node) for node in graph_module.graph.nodes]
+
+
+def require_graph(value: object) -> None:
+    """Only what has been captured has a graph to show."""
+    if not isinstance(value, GraphModule):
+        what = value.__name__ if isinstance(value, type) else f"a {type(value).__name__}"
+        raise TypeError(
+            f"show() takes a captured graph (a torch.fx.GraphModule), and was given {what}: capture it first, with "
+            'show(make_fx(module, tracing_mode="fake")(*inputs))'
+        )
 
 
 def _graphs(graph_module: GraphModule, nested: bool) -> Iterator[tuple[str, GraphModule]]:

@@ -22,8 +22,8 @@ from understudy.infer.kernels import run_meta_kernel, run_real_kernel, with_fixe
 from understudy.ops.registry import record_of
 from understudy.ops.traits.writes import written_inputs
 from understudy.ops.variants import rule_of
-from understudy.spec import Changed, Same, normal
-from understudy.spec.call import Call
+from understudy.spec import Changed, Same, TensorSpec, normal
+from understudy.spec.call import Call, flat
 
 FALLBACK_LIMIT = 64 << 20
 """Bytes that the real kernel of an operator without any other source may be given."""
@@ -126,6 +126,8 @@ def by_real_kernel(call: Call, stage: CompositeRunner) -> Any:
     if not _torch.is_builtin_namespace(op):
         if _torch.returns_nothing(op) and _torch.is_mutable(op):
             return normal(None)  # it writes to what it is given, and that is all
+        if (given := _torch.returned_arguments(op)) is not None:
+            return _arguments_given_back(call, given)
         raise UnsupportedOperatorException(
             f"nothing is known about what {op} returns: register it with "
             f"torch.library.register_fake({op.name().split('.')[0]!r}) or understudy.rule({op.name()!r})",
@@ -141,6 +143,17 @@ def by_real_kernel(call: Call, stage: CompositeRunner) -> Any:
             func=op,
         )
     return run_real_kernel(call)
+
+
+def _arguments_given_back(call: Call, names: list[str]) -> Any:
+    """What a schema says of an operator that returns what it writes to: `op(Tensor(a!) x) -> Tensor(a!)`."""
+    positions: dict[str, int] = {}
+    count = 0
+    for name, value in [*zip(_torch.argument_names(call.op), call.args, strict=False), *call.kwargs.items()]:
+        positions[name] = count
+        count += len(flat(TensorSpec, (value,), {}))
+    outcomes = tuple(Same(positions[name]) for name in names)
+    return outcomes[0] if len(outcomes) == 1 else outcomes
 
 
 SOURCES: tuple[Source, ...] = (

@@ -18,7 +18,7 @@ from understudy.contexts import contextmanager, to_the_end
 from understudy.errors import UnderstudyError
 from understudy.fake.inputs import describe_tensors
 from understudy.fake.tensor import FakeTensor
-from understudy.graph.borrowed_state import no_collection
+from understudy.graph.borrowed_state import no_collection, refuse_cycles
 from understudy.graph.node_origins import at_node, begins_here
 from understudy.graph.node_values import NodeMeta, set_val, snapshot
 from understudy.meta import functions, modules
@@ -99,7 +99,11 @@ class MetaTracer(torch.fx.Tracer):
             raise TypeError(
                 f"meta_args maps names of arguments to examples; it is a {type(meta_args).__name__}"
             )
-        function = self._begin(root, meta_args, symbolic)
+        try:
+            function = self._begin(root, meta_args, symbolic)
+        except RecursionError:
+            refuse_cycles(meta_args, path="meta_args")
+            raise
         state = AssignedAttributes(self.root)
         pending = [] if self.shape_env is None else self.shape_env.pending_fresh_unbacked_symbols
         were_pending = len(pending)

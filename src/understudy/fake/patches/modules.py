@@ -10,10 +10,12 @@ from typing import Any
 import torch
 
 from understudy import _torch
+from understudy.errors import NoDataError
 from understudy.fake import initial_values
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.nn.attention import drops_padding, encode
 from understudy.patching import ANY_MODE, patch
+from understudy.spec.error_context import with_line
 
 Function = Callable[..., Any]
 
@@ -163,3 +165,53 @@ def load_in_this_process(original: Function) -> Function:
             self.num_workers, self.timeout = before
 
     return _get_iterator
+
+
+# --- files, storages, TorchScript ---------------------------------------------------------------------------------------
+
+
+@patch("torch.asarray", "torch.as_tensor", during=ANY_MODE)
+def take_storages(original: Function) -> Function:
+    """C++ asks a storage for its sizes inside of a mode; `safetensors` reads files by it."""
+
+    @functools.wraps(original)
+    def make(data: Any, *args: Any, **kwargs: Any) -> Any:
+        mode = _torch.active_fake_mode()
+        if mode is None or not isinstance(data, torch.UntypedStorage):
+            return original(data, *args, **kwargs)
+        with _torch.no_modes():
+            real = original(data, *args, **kwargs)
+        return mode.from_tensor(real)
+
+    return make
+
+
+@patch("torch.storage._StorageBase.__str__", "torch.storage._StorageBase.__repr__", during=ANY_MODE)
+def print_storage_without_data(original: Function) -> Function:
+    """torch prints the bytes, and a stand-in has none."""
+
+    @functools.wraps(original)
+    def text(self: Any) -> Any:
+        try:
+            return original(self)
+        except RuntimeError:
+            return f"[{type(self).__module__}.{type(self).__name__}(device={self.device}) of size {len(self)}, without data]"
+
+    return text
+
+
+@patch("torch.jit.trace", "torch.jit.trace_module", during=ANY_MODE)
+def refuse_script_traces(original: Function) -> Function:
+    """TorchScript runs what it has traced once more on its inputs, and compares values."""
+
+    @functools.wraps(original)
+    def trace(func: Any, *args: Any, **kwargs: Any) -> Any:
+        if _torch.active_fake_mode() is None:
+            return original(func, *args, **kwargs)
+        raise with_line(
+            NoDataError("torch.jit.trace compares the values of two runs, and stand-ins have none"),
+            "torch.jit.trace", type(func).__name__,
+            'trace outside of the mode on real tensors, or capture a graph with make_fx(f, tracing_mode="fake")',
+        )  # fmt: skip
+
+    return trace
