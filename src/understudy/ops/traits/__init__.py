@@ -9,5 +9,6 @@
     recording    how an operator appears in a recorded graph
     workspaces   which operators take a workspace of a library
     caching      which plans may be kept, which composites are remembered
+    numbers      Python numbers in the place of tensors
     flops        what a call computes and moves: multiply-adds, operations, bytes
 """
