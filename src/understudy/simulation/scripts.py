@@ -26,10 +26,9 @@ from typing import Any
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from understudy import _torch
-from understudy.errors import UnderstudyError
 from understudy.fake.mode import FakeTensorMode
 from understudy.patching import REHEARSAL, active, patch
-from understudy.simulation.libraries import adapt_libraries
+from understudy.simulation.libraries import adapt_libraries, add_note
 from understudy.simulation.overlay import Overlay, Write
 
 Function = Callable[..., Any]
@@ -66,17 +65,6 @@ class ScriptResult:
 
 class EndOfScript(BaseException):
     """Raised in a script when it has taken its steps. No `Exception`: a script that handles errors is ended as well."""
-
-
-class ScriptError(UnderstudyError, ValueError):
-    """A script that can't be run."""
-
-
-def check_script(script: Script) -> None:
-    """Whether there is something to run: asked before anything is imported for it."""
-    if not script.is_module and not os.path.isfile(script.target):
-        what = "a folder" if os.path.isdir(script.target) else "not there"
-        raise ScriptError(f"can't run {script.target!r}: it is {what}")
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------
@@ -120,6 +108,18 @@ def follow_optimizers(original: Function) -> Function:
             _counters[-1].add(self)
 
     return __init__
+
+
+@patch("torch.compile", during=REHEARSAL)
+def label_compilation(original: Function) -> Function:
+    """Inside of a mode the function runs as it is: the report has to say so."""
+
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        if _torch.active_fake_mode() is not None:
+            add_note("torch.compile: rehearsed as eager; the compiler may fuse kernels and free memory earlier")
+        return original(*args, **kwargs)
+
+    return compile
 
 
 # --- threads and exits -----------------------------------------------------------------------------------------------
@@ -181,10 +181,10 @@ def _run_exit_functions(functions: list[tuple[Function, Any, Any]]) -> None:
 
 def run_script(
     script: Script, *, mode: FakeTensorMode, steps: int | None = 2, allow_writes: bool = False,
-    on_step: Callable[[int], None] | None = None,
+    notes: list[str] | None = None, on_step: Callable[[int], None] | None = None,
 ) -> ScriptResult:  # fmt: skip
-    """Run it inside of a mode that the caller has entered."""
-    result = ScriptResult()
+    """Run it inside of a mode that the caller has entered. `notes` is a list to add to."""
+    result = ScriptResult(notes=[] if notes is None else notes)
     counter = StepCounter(steps, on_step)
     with ExitStack() as stack:
         overlay = None if allow_writes else stack.enter_context(Overlay())
