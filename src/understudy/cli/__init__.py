@@ -3,6 +3,8 @@
     commands    what a command is; errors in one line
     run         understudy run [--device D] script.py …: rehearse a script
     devices     understudy devices [--json] [--cards FILE]: the cards that can be simulated
+    snapshots   understudy replay SNAPSHOT, understudy calibrate SNAPSHOT --device CARD: snapshots of real runs
+    tables      plain text for terminals and pipes
 
 argparse serves: it answers in 30 ms, and an option parser of another kind would be one more thing to install. A command is
 one `Command` in `COMMANDS`: its arguments, and a function that returns the exit code. What is wrong with the input is one
@@ -17,11 +19,11 @@ import sys
 from collections.abc import Sequence
 
 from understudy import __version__
-from understudy.cli import devices, run
+from understudy.cli import devices, run, snapshots
 from understudy.cli.commands import USAGE, Command, Parser
 from understudy.errors import UnderstudyError
 
-COMMANDS = (run.COMMAND, devices.COMMAND)
+COMMANDS = (run.COMMAND, devices.COMMAND, *snapshots.COMMANDS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

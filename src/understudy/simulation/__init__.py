@@ -3,6 +3,7 @@
     allocator        the caching allocator of CUDA devices: addresses, segments, counters, out of memory
     allocator_parts  its settings (PYTORCH_CUDA_ALLOC_CONF), counters and lists of free blocks
     catalogue        the cards that can be simulated, each figure with its source
+    snapshots        memory snapshots of real runs: read, walked through, replayed under other settings
     storages         every storage from birth to death, and every operator: a mode that tells listeners
     sharding         DTensor in such a mode
     memory           listeners that allocate: simulated cards, and the memory of the machine
@@ -16,5 +17,5 @@
     program_patches  real modules, gradient scaling, several devices and processes
     simulator        understudy.simulate
 
-Neither the allocator nor the catalogue imports torch: the command line answers without it.
+The first four do not import torch: the command line answers without it.
 """

@@ -14,9 +14,9 @@
 What listeners are told, in the order of one operator call:
 
     before_operator(func, args, kwargs)
-      on_birth(storage)                  of each storage that the call makes; on_resize(storage, before) of one that it resizes
+      on_birth(storage)                  of each storage that the call makes; on_resize(storage, before)
     after_operator(func, args, kwargs, result)
-      on_death(storage)                  when the last tensor on it is gone: at any time, in any thread, inside of other calls
+      on_death(storage)                  when the last tensor on it is gone: at any time, in any thread, inside of any call
 
 - A *storage* is what memory is allocated for. Views, aliases, `detach`, wrappers (DTensor, Parameter) have that of another
   tensor and are not heard of. A storage of 0 bytes is: it may be resized.
@@ -48,7 +48,7 @@ from understudy import _torch
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.plan import Plan
-from understudy.patching import ANY_MODE, OBSERVATION, combine, patch
+from understudy.patching import OBSERVATION, combine, patch
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call
 from understudy.spec.sparse import parts_of, sparse_on
@@ -193,7 +193,8 @@ class ObservedMode(FakeTensorMode):
 
     def _slow(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if any(kind.__module__.startswith("torch.distributed.tensor") for kind in types):
-            import understudy.simulation.sharding  # noqa: F401  why: its patch imports torch.distributed.tensor
+            # why: its patch imports torch.distributed.tensor
+            import understudy.simulation.sharding  # noqa: F401
         return super()._slow(func, types, args, kwargs)
 
     def _infer(self, call: Call) -> Plan:
@@ -235,12 +236,14 @@ class ObservedMode(FakeTensorMode):
         record.address = 0
         record.label = None
         self.storages[key] = record
-        for count, tell in enumerate(self._on_birth):
-            try:
+        count = 0
+        try:
+            for tell in self._on_birth:
                 tell(record)
-            except BaseException:
-                self._take_back(record, count)
-                raise
+                count += 1
+        except BaseException:
+            self._take_back(record, count)
+            raise
 
     def _take_back(self, record: StorageRecord, count: int) -> None:
         """A listener has refused it: those before that one have heard of it, and hear of its end."""

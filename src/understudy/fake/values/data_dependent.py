@@ -21,7 +21,7 @@ from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.answers import answer_item, answer_size
 from understudy.fake.values.ranges import range_of
 from understudy.ops.indexing.advanced import check_masks
-from understudy.ops.nn.class_losses import ctc_losses
+from understudy.ops.nn.losses import ctc_losses
 from understudy.ops.registry import Trait
 from understudy.ops.shared.dims import wrap_dim
 from understudy.ops.shared.dtypes import (
