@@ -14,6 +14,7 @@
     meta/            MetaTracer, symbolic_trace
     exporting/       captured graphs for the tools of torch
     simulation/      hardware that is not here: simulate, the allocator, the catalogue of cards
+    report/          rehearse: measurement of a program, and how it is shown
     cli/             the command `understudy`
     fake_tensor, proxy_tensor, symbolic_shapes, fake_tensor_prop, meta_tracer
                      the names of torch's modules: a user changes one import line
@@ -92,6 +93,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     # devices that are not here
     "understudy.simulation.simulator": ("simulate",),
+    # rehearsals
+    "understudy.report.runs": ("RehearsalOptions", "rehearse"),
+    "understudy.report.rehearsal": ("Rehearsal",),
     # torch's own tools
     "understudy.exporting.interop": ("to_torch",),
     # errors

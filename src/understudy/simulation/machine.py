@@ -22,6 +22,7 @@ from understudy.fake import native
 from understudy.simulation.allocator_parts import AllocatorSettings
 from understudy.simulation.catalogue import Card, read_software
 from understudy.simulation.memory import DeviceMemory, MachineMemory, OnOOM
+from understudy.simulation.scratch_memory import ScratchMemory
 from understudy.simulation.storages import ObservedMode, StorageRecord
 from understudy.simulation.workspaces import Workspaces
 from understudy.spec.error_context import with_line
@@ -73,6 +74,8 @@ class Machine:
         if self.count:
             self.workspaces = Workspaces(self)
             self.mode.add_listener(self.workspaces)
+            self.scratch = ScratchMemory(self)
+            self.mode.add_listener(self.scratch)
         self.generators: list[torch.Generator] = []
         """The default generator of each device."""
         self.moved_modules: Any = None

@@ -124,6 +124,7 @@ class ObservedMode(FakeTensorMode):
         self.births = 0
         self.last_key: tuple[Any, ...] | None = None
         """See `keep_keys`."""
+        self._keeps_keys = False
         self.places: Any = None
         """For the listener that measures: where the program is."""
         self._pauses = _Pauses()
@@ -162,6 +163,9 @@ class ObservedMode(FakeTensorMode):
 
     def keep_keys(self) -> None:
         """From now on `last_key` is the cache's key of the call that is told of, None where it has none."""
+        if self._keeps_keys:
+            return
+        self._keeps_keys = True
         find_plan, pauses = self._find_plan, self._pauses
 
         def find_and_keep(key: tuple[Any, ...]) -> Plan | None:
@@ -179,6 +183,7 @@ class ObservedMode(FakeTensorMode):
         if in_inference_mode() and _is_composite(func):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
+        self.last_key = None
         for tell in self._before_operator:
             tell(func, args, kwargs or {})
         result = dispatch(self, func, types, args, kwargs)
