@@ -4,7 +4,14 @@
     understudy replay SNAPSHOT                    who held the memory of a real run, and what other settings would give
     understudy calibrate SNAPSHOT --device CARD   measure a card by a real run on it
 
+    understudy model TARGET [--train]             the layers of a model
+    understudy check TARGET --input SPEC          what it gives for every size
+    understudy graph TARGET [--format dot]        its operators
+
     snapshots    replay, calibrate
+    models       model, check, graph
+    targets      models by name, inputs as specs
+    layer_table  what each module takes, gives and keeps
     tables       plain text for terminals and pipes
 
 A command is one `Command` in `COMMANDS`: its arguments, and a function that returns the exit code. What is wrong with the
@@ -22,6 +29,14 @@ from dataclasses import asdict, dataclass
 from typing import NoReturn
 
 from understudy import __version__
+from understudy.cli.models import (
+    add_check_arguments,
+    add_graph_arguments,
+    add_model_arguments,
+    check_model,
+    show_graph,
+    show_model,
+)
 from understudy.cli.snapshots import (
     add_calibrate_arguments,
     add_replay_arguments,
@@ -134,4 +149,7 @@ COMMANDS = (
     Command("devices", "List the cards that can be simulated.", _add_device_arguments, _list_devices),
     Command("replay", "Who held the memory of a real run, from its snapshot.", add_replay_arguments, replay_snapshot),
     Command("calibrate", "Measure a card by a snapshot of a real run on it.", add_calibrate_arguments, calibrate_card),
+    Command("model", "List the layers of a model.", add_model_arguments, show_model),
+    Command("check", "What a model gives for every size of its inputs.", add_check_arguments, check_model),
+    Command("graph", "The operators of a model.", add_graph_arguments, show_graph),
 )
