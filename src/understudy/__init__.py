@@ -42,7 +42,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "understudy.infer.cache": ("DispatchCacheInfo",),
     # what is known of tensors and operators
     "understudy.spec.tensor_spec": ("TensorSpec",),
-    "understudy.spec.outcomes": ("New", "Same", "Value", "View"),
+    "understudy.spec.call": ("New", "Same", "Value", "View"),
     "understudy.infer.engine": ("mark_pure", "rule"),
     # graphs of operators
     "understudy.capture.make_fx": ("make_fx",),
@@ -66,8 +66,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "understudy.capture.graph_passes": ("insert_deferred_runtime_asserts",),
     # fake values for the nodes of a graph
-    "understudy.prop.propagation": ("FakeTensorProp",),
-    "understudy.prop.edits": ("PropagateUnbackedSymInts",),
+    "understudy.prop.propagation": ("FakeTensorProp", "PropagateUnbackedSymInts"),
     # torch-level traces
     "understudy.meta.tracer": ("MetaTracer", "symbolic_trace"),
     "understudy.meta.derivation": ("manual_meta_overrides",),

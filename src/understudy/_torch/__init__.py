@@ -6,8 +6,7 @@ The rest of the library says `_torch.name`; which module here has the name is th
     dispatch     the stack of modes, dispatch keys, recorders
     schema       schemas, kernels, registered fakes
     graphs       graphs and graph modules of torch.fx
-    functorch    transforms of torch.func
-    hops         higher-order operators
+    functorch    transforms of torch.func, higher-order operators
     checkpoints  torch.load and torch.save
     identity     classes that are asked for by isinstance; sympy types of torch
 """
@@ -27,7 +26,6 @@ from understudy._torch.checkpoints import *
 from understudy._torch.dispatch import *
 from understudy._torch.functorch import *
 from understudy._torch.graphs import *
-from understudy._torch.hops import *
 from understudy._torch.identity import *
 from understudy._torch.schema import *
 from understudy._torch.tensors import *

@@ -20,8 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from understudy import _torch
 from understudy.capture import wrapper_subclasses
-from understudy.capture.borrowed_modules import BorrowedModules, modules_of
-from understudy.capture.cached_functions import CachedFunctions
+from understudy.capture.borrowed_modules import BorrowedModules, CachedFunctions, modules_of
 from understudy.capture.constants import ORIGINAL_PATH, OutsideTensors, forgetful_optimizers
 from understudy.capture.graph_passes import insert_promises, make_writable, remove_dead_code
 from understudy.capture.higher_order.torch_tracing import running
@@ -185,10 +184,10 @@ def make_fx(
     )  # fmt: skip
 
     @functools.wraps(f)
-    def traced(*args: Any) -> GraphModule:
+    def trace(*args: Any) -> GraphModule:
         return Capture(f, options).run(args)
 
-    return traced
+    return trace
 
 
 class Capture:
@@ -330,7 +329,7 @@ class Capture:
             value = _torch.innermost(value)
         set_val(node, value)
         if isinstance(value, torch.Tensor):
-            if tracer.recorded(value) is None:
+            if tracer.find_node(value) is None:
                 tracer.remember(value, node)
             if type(value) is FakeTensor:
                 tracer.symbols.bind_tensor(value._spec, node)

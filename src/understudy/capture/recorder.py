@@ -246,7 +246,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
 
     def _is_strange(self, tensor: torch.Tensor, kind: type) -> bool:
         """A subclass with a dispatch of its own, which has to go first."""
-        if not _torch.uses_python_dispatch(kind) or self.tracer.recorded(tensor) is not None:
+        if not _torch.uses_python_dispatch(kind) or self.tracer.find_node(tensor) is not None:
             return False
         log.debug("the recorder leaves operators on %s to its own __torch_dispatch__", kind.__name__)
         return True
@@ -267,7 +267,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         # Nested tensors in strided layout have kernels of their own for composite operators.
         breaks_up = route.breaks_up and not any(tensor.is_nested for tensor in tensors)
         if route.decomposition is not None or breaks_up:
-            answer = self._taken_apart(func, route, args, kwargs)
+            answer = self._decompose(func, route, args, kwargs)
             if answer is not NotImplemented:
                 return answer
         if unrecorded.of(func) is not None:
@@ -350,7 +350,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         node_args = tuple([tracer.argument(value) for value in args])
         return node_args, {name: tracer.argument(value) for name, value in kwargs.items()}
 
-    def _taken_apart(self, func: Any, route: Route, args: Any, kwargs: Any) -> Any:
+    def _decompose(self, func: Any, route: Route, args: Any, kwargs: Any) -> Any:
         """By the user's decomposition, or, for what autograd would have broken up, as eager does."""
         meta = self.tracer.node_meta
         before = meta.original_aten

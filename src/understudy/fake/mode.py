@@ -220,9 +220,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         if answer == FIRST_ITSELF:
             return args[0]
         if answer == ONE_NEW_SYMBOLIC:
-            spec = plan.spec
-            fake = make_symbolic(spec)
-            fake._spec = spec
+            fake = make_symbolic(plan.spec)
+            fake._spec = plan.spec
             fake.fake_mode = self
             return fake
         return self._replay(func, plan, args, kwargs or {}, False)

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -246,13 +245,6 @@ class Derivation:
         return made is not None and made._version != self._found[id(tensor)][1]
 
     # --- running ---------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def hold_patches(self) -> Iterator[None]:
-        """The program runs without the mode. What the mode changes in torch stays changed: each change asks for an active
-        mode itself, and making them anew for each call of the program would take longer than the call."""
-        with self.mode, _torch.without_fake_mode():
-            yield
 
     def suspend_recording(self) -> SuspendedRecording:
         """Nothing that happens in here is part of the program."""

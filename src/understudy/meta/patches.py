@@ -182,7 +182,7 @@ def refuse_differentiation(original: Callable[..., Any]) -> Callable[..., Any]:
     def wrap(value: Any, level: int) -> Any:
         tracer = current_tracer.get()
         if tracer is not None and not tracer.is_deriving and tracer.handles((value,), {}):
-            raise tracer.refused(
+            raise tracer.make_refusal(
                 "torch.func differentiates a function of this value, which can't be recorded", value
             )
         return original(value, level)

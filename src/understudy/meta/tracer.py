@@ -21,14 +21,13 @@ from understudy.fake.tensor import FakeTensor
 from understudy.graph.borrowed_state import no_collection
 from understudy.graph.node_origins import at_node, begins_here
 from understudy.graph.node_values import NodeMeta, set_val, snapshot
-from understudy.graph.safe_names import ORIGINAL_PATH
 from understudy.meta import functions, modules
-from understudy.meta.arguments import NodeArguments, SizeNodes
+from understudy.meta.arguments import CallResults, NodeArguments, SizeNodes
 from understudy.meta.derivation import CALLS, Derivation, RefusedCall, method_call, module_call, override_for
 from understudy.meta.errors import MetaTraceError, left_over_error, refused_error, unregistered_error
-from understudy.meta.functions import erase_empty_regions
+from understudy.meta.functions import VmapBody, apply_function, call_scripted, call_vmap, erase_empty_regions
 from understudy.meta.inputs import ExampleInputs, TraceInputs
-from understudy.meta.modules import AssignedAttributes, empty_caches_of
+from understudy.meta.modules import ORIGINAL_PATH, AssignedAttributes, empty_caches_of
 from understudy.meta.patches import patch_calls
 from understudy.meta.proxies import (
     UNKNOWN,
@@ -41,9 +40,7 @@ from understudy.meta.proxies import (
     proxies_in,
     read_own,
 )
-from understudy.meta.results import CallResults
 from understudy.meta.structures import holds, is_stand_in, transform
-from understudy.meta.vmap_bodies import VmapBody, apply_function, call_scripted, call_vmap
 
 ENDS = ("placeholder", "output")
 READS = ("get_attr", "call_module")
@@ -108,7 +105,7 @@ class MetaTracer(torch.fx.Tracer):
         were_pending = len(pending)
         try:
             whole = self._functions_kept_whole(function)
-            with no_collection(), self.derivation.hold_patches(), patch_calls(self, whole), self.recording:
+            with no_collection(), patch_calls(self, whole), self.recording:
                 self._record(root, function, TraceInputs(self, meta_args, concrete_args or {}), state)
         except BaseException:
             for name in self.arguments.added:
@@ -506,16 +503,16 @@ class MetaTracer(torch.fx.Tracer):
         meta = proxy._meta
         asked = getattr(convert, "__name__", str(convert))
         if meta is UNKNOWN:
-            raise self.refused(f"{asked}() was asked of a value of which nothing is known", proxy)
+            raise self.make_refusal(f"{asked}() was asked of a value of which nothing is known", proxy)
         try:
             with self.derivation.enter_mode():
                 return convert(meta)
         except UnderstudyError as error:
-            raise self.refused(
+            raise self.make_refusal(
                 f"{asked}() was asked of a value, and only its data would tell: {error.reason}", proxy
             ) from error
 
-    def refused(self, reason: str, proxy: MetaProxy) -> MetaTraceError:
+    def make_refusal(self, reason: str, proxy: MetaProxy) -> MetaTraceError:
         asked = reason.split("()", 1)[0] if "()" in reason else ""
         return refused_error(reason, asked, self.describe(proxy._meta), proxy.node)
 

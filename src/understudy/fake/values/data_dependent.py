@@ -19,7 +19,7 @@ from understudy.fake.inputs import handler
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.indexing.advanced import check_masks
-from understudy.ops.nn.class_losses import ctc_losses
+from understudy.ops.nn.losses import ctc_losses
 from understudy.ops.registry import Trait
 from understudy.ops.shared.dims import wrap_dim
 from understudy.ops.shared.dtypes import (
