@@ -357,9 +357,7 @@ def _show_graph(options: argparse.Namespace, target: Target, given: list[InputSp
         program.function.eval()
     values = _make_symbolic_values(mode, inputs)
     with mode, torch.no_grad():
-        graph = make_fx(
-            lambda *args: call_with(program.function, inputs, args), tracing_mode="symbolic", record_module_stack=True
-        )(*values)
+        graph = make_fx(_make_caller(program.function, inputs), tracing_mode="symbolic", record_module_stack=True)(*values)
     if options.format == "text" and not options.output:
         _print_graph(graph, options.limit)
         return 0
@@ -369,6 +367,24 @@ def _show_graph(options: argparse.Namespace, target: Target, given: list[InputSp
     else:
         print(text)
     return 0
+
+
+def _make_caller(function: Any, inputs: Sequence[InputSpec]) -> Callable[..., Any]:
+    """A function of positional arguments; of a module, one that lets the paths of its modules be recorded."""
+    import torch  # why: after the words have been read
+
+    if not isinstance(function, torch.nn.Module):
+        return lambda *args: call_with(function, inputs, args)
+
+    class Caller(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = function
+
+        def forward(self, *args: Any) -> Any:
+            return call_with(self.model, inputs, args)
+
+    return Caller()
 
 
 def _print_graph(graph: GraphModule, limit: int | None) -> None:
