@@ -52,7 +52,9 @@ SYMBOLS = Scope("symbols", 2, "a FakeTensorMode with a ShapeEnv is active")
 RECORDING = Scope("recording", 4, "make_fx or another recorder is active")
 MODULE_PATHS = Scope("module paths", 8, "make_fx records which modules are called")
 TRACING = Scope("tracing", 16, "symbolic_trace or a MetaTracer runs")
-SCOPES = (ANY_MODE, SYMBOLS, RECORDING, MODULE_PATHS, TRACING)
+OBSERVATION = Scope("observation", 32, "storages and operators are followed (rehearsals, simulated devices)")
+SIMULATION = Scope("simulation", 64, "devices are simulated")
+SCOPES = (ANY_MODE, SYMBOLS, RECORDING, MODULE_PATHS, TRACING, OBSERVATION, SIMULATION)
 """From inner to outer. One more scope is one more line, and a `Hold` where it begins."""
 
 

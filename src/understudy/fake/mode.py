@@ -78,6 +78,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     in_kernel_invocation = False
     propagate_real_tensors = False
     allow_meta = True
+    is_observed = False
+    """Whether `follow` and `follow_resize` want to hear of storages."""
 
     def __init__(
         self,
@@ -389,6 +391,14 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
     def _dynamic_size(self, op: Any, least: int, most: int | None) -> Any:
         return tensor_calls.dynamic_size(self, op, least, most)
+
+    # --- for modes that follow storages --------------------------------------------------------------------------
+
+    def follow(self, fake: FakeTensor) -> None:
+        """A stand-in was made on a storage of its own, elsewhere than on the hot path."""
+
+    def follow_resize(self, storage: torch.UntypedStorage) -> None:
+        """The size of a storage may have changed."""
 
     # --- determined values ------------------------------------------------------------------------------------
 

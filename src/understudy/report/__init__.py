@@ -1,6 +1,12 @@
-"""report: what a run needed, for people and for other tools.
+"""report: what a rehearsal has measured, and how it is shown.
 
-    page        one HTML file: verdict, memory over time, flame graph of the peak, tables
-    exports     files for other tools: Perfetto, speedscope, folded stacks
-    comparison  two rehearsals side by side, with a verdict and a table in Markdown
+    rehearsal     `Rehearsal`, the plain data of one run; saved as JSON, checked by rehearsal.schema.json
+    measurement   the listener that measures: categories, phases, modules, lines, the peak, work
+    places        where the program is: module paths, phases, steps, lines of the user's code
+    summary       a `Rehearsal` from a measurement: what was alive at the peak, tables, verdict
+    text          a `Rehearsal` as text: the verdict, then tables
+    runs          `rehearse`: a function, run once on stand-ins and measured
+    page          one HTML file: verdict, memory over time, flame graph of the peak, tables
+    exports       files for other tools: Perfetto, speedscope, folded stacks, torch's memory snapshot
+    comparison    two rehearsals side by side: what grew, and a table in Markdown
 """

@@ -4,6 +4,9 @@
     allocator_parts  its settings (PYTORCH_CUDA_ALLOC_CONF), counters and lists of free blocks
     catalogue        the cards that can be simulated, each figure with its source
     snapshots        memory snapshots of real runs: read, walked through, replayed under other settings
+    storages         every storage from birth to death, and every operator: a mode that tells listeners
+    sharding         DTensor in such a mode
+    memory           listeners that allocate: simulated cards, and the memory of the machine
 
-None of them imports torch: the command line answers without it.
+Neither the allocator nor the catalogue imports torch: the command line answers without it.
 """

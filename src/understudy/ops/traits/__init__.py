@@ -7,4 +7,5 @@
     autocast     which dtype autocast casts to
     recording    how an operator appears in a recorded graph
     caching      which plans may be kept, which composites are remembered
+    flops        what a call computes and moves: multiply-adds, operations, bytes
 """
