@@ -8,7 +8,11 @@
     understudy check TARGET --input SPEC          what it gives for every size
     understudy graph TARGET [--format dot]        its operators
 
+    understudy report RUN.json [--html FILE]      a saved rehearsal: text, page, files for other tools
+    understudy diff A.json B.json                 what grew, and by which line
+
     snapshots    replay, calibrate
+    reports      report, diff
     models       model, check, graph
     targets      models by name, inputs as specs
     layer_table  what each module takes, gives and keeps
@@ -37,6 +41,7 @@ from understudy.cli.models import (
     show_graph,
     show_model,
 )
+from understudy.cli.reports import add_diff_arguments, add_report_arguments, diff_rehearsals, show_report
 from understudy.cli.snapshots import (
     add_calibrate_arguments,
     add_replay_arguments,
@@ -151,5 +156,7 @@ COMMANDS = (
     Command("calibrate", "Measure a card by a snapshot of a real run on it.", add_calibrate_arguments, calibrate_card),
     Command("model", "List the layers of a model.", add_model_arguments, show_model),
     Command("check", "What a model gives for every size of its inputs.", add_check_arguments, check_model),
+    Command("report", "Show a saved rehearsal, or write it for other tools.", add_report_arguments, show_report),
+    Command("diff", "Compare two rehearsals.", add_diff_arguments, diff_rehearsals),
     Command("graph", "The operators of a model.", add_graph_arguments, show_graph),
 )

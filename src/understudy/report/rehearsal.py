@@ -233,6 +233,17 @@ class Rehearsal:
             )
         return _read(cls, data)
 
+    def to_html(self, title: str = "Rehearsal") -> str:
+        """One page that needs nothing else."""
+        from understudy.report.page import make_page  # why: the page is made when it is wanted
+
+        return make_page(self, title).to_html()
+
+    def _repr_html_(self) -> str:
+        from understudy.report.page import as_frame  # why: only for notebooks
+
+        return as_frame(self.to_html())
+
     def __str__(self) -> str:
         from understudy.report.text import write_text  # why: the tables are loaded when they are printed
 

@@ -48,7 +48,7 @@ from understudy import _torch
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.plan import Plan
-from understudy.patching import ANY_MODE, OBSERVATION, combine, patch
+from understudy.patching import OBSERVATION, combine, patch
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call
 from understudy.spec.sparse import parts_of, sparse_on

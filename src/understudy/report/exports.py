@@ -1,0 +1,110 @@
+"""Files that other tools open, from a rehearsal.
+
+    write_trace(rehearsal, "run.json.gz")        Perfetto and chrome://tracing: memory by category, steps and phases
+    write_speedscope(rehearsal, "peak.json")     speedscope: what holds the memory at the peak, by module and by line
+    write_folded(rehearsal, "peak.folded")       folded stacks, for flame graphs
+    write_snapshot(allocator, "run.pickle")      torch's memory snapshot, for its viewer and for `understudy replay`
+
+The unit of time of a trace is the operator: its "microseconds" are calls, not time.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from understudy.report.rehearsal import Rehearsal
+from understudy.simulation.allocator import Allocator
+
+PROCESS = 1
+
+
+def write_trace(rehearsal: Rehearsal, path: str | Path) -> None:
+    """A Chrome trace; compressed where the name ends in .gz."""
+    data = json.dumps({"traceEvents": list(_trace_events(rehearsal)), "displayTimeUnit": "ms"}).encode()
+    Path(path).write_bytes(gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
+
+
+def _trace_events(rehearsal: Rehearsal) -> Iterator[dict[str, Any]]:
+    timeline = rehearsal.timeline
+    yield {"ph": "M", "pid": PROCESS, "tid": 0, "name": "process_name", "args": {"name": rehearsal.headline}}
+    for number, name in enumerate(("steps", "phases"), 1):
+        yield {"ph": "M", "pid": PROCESS, "tid": number, "name": "thread_name", "args": {"name": name}}
+    for i, operator in enumerate(timeline.operators):
+        sizes = {name: column[i] for name, column in timeline.bytes.items()}
+        yield {"ph": "C", "pid": PROCESS, "tid": 0, "ts": operator, "name": "allocated bytes", "args": sizes}
+    steps = list(zip(timeline.steps, timeline.operators, strict=True))
+    yield from _slices(1, [(f"step {step}", at) for step, at in steps])
+    phases = zip(timeline.steps, timeline.phases, timeline.operators, strict=True)
+    yield from _slices(2, [(phase, at) for _, phase, at in phases])
+    if timeline.operators:
+        peak = rehearsal.peak
+        args = {"module": peak.module, "line": peak.line, "allocated_bytes": peak.allocated_bytes}
+        at = timeline.operators[timeline.peak_index]
+        yield {"ph": "i", "s": "g", "pid": PROCESS, "tid": 0, "ts": at, "name": "peak", "args": args}
+
+
+def _slices(thread: int, moments: list[tuple[str, int]]) -> Iterator[dict[str, Any]]:
+    """One slice for each stretch of the same name, up to the beginning of the next."""
+    stretches = [(name, next(iter(group))[1]) for name, group in groupby(moments, key=lambda moment: moment[0])]
+    end = moments[-1][1] if moments else 0
+    for (name, start), following in zip(stretches, [*(at for _, at in stretches[1:]), end], strict=True):
+        yield {"ph": "X", "pid": PROCESS, "tid": thread, "ts": start, "dur": following - start, "name": name}
+
+
+def _stacks(rehearsal: Rehearsal) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], int]]:
+    """(by module, by line, bytes) of what was alive at the peak, the outermost frame first."""
+    for entry in rehearsal.peak.contributors:
+        modules = entry.module.split(".") if entry.module else ["(outside of modules)"]
+        file = entry.line.rpartition(":")[0]
+        lines = [file, entry.line] if file else [entry.line or "(no line)"]
+        yield (*modules, entry.category), (*lines, entry.category), entry.bytes
+
+
+def write_folded(rehearsal: Rehearsal, path: str | Path, by: str = "module") -> None:
+    """`a;b;c bytes`, a line for each stack."""
+    sizes: dict[str, int] = {}
+    for modules, lines, size in _stacks(rehearsal):
+        stack = ";".join(_folded_frame(frame) for frame in (modules if by == "module" else lines))
+        sizes[stack] = sizes.get(stack, 0) + size
+    Path(path).write_text("".join(f"{stack} {size}\n" for stack, size in sizes.items()), encoding="utf-8")
+
+
+def _folded_frame(name: str) -> str:
+    """`;` separates frames, a line ends a stack: neither may be in a name."""
+    shown = name.replace(";", ":")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
+
+
+def write_speedscope(rehearsal: Rehearsal, path: str | Path) -> None:
+    frames: dict[str, int] = {}
+    profiles = []
+    stacks = list(_stacks(rehearsal))
+    for title, column in (("peak by module", 0), ("peak by line", 1)):
+        samples = [[frames.setdefault(name, len(frames)) for name in stack[column]] for stack in stacks]
+        weights = [size for *_, size in stacks]
+        profiles.append(
+            {
+                "type": "sampled", "name": title, "unit": "bytes", "startValue": 0, "endValue": sum(weights),
+                "samples": samples, "weights": weights,
+            }
+        )  # fmt: skip
+    record = {
+        "$schema": "https://www.speedscope.app/file-format-schema.json",
+        "name": rehearsal.headline,
+        "exporter": "understudy",
+        "shared": {"frames": [{"name": name} for name in frames]},
+        "profiles": profiles,
+    }
+    Path(path).write_text(json.dumps(record), encoding="utf-8")
+
+
+def write_snapshot(allocator: Allocator, path: str | Path) -> None:
+    """What `torch.cuda.memory._dump_snapshot` writes; with a trace where the allocator has recorded its history."""
+    with open(path, "wb") as file:
+        pickle.dump(allocator.snapshot(), file, protocol=4)
