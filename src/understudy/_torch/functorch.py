@@ -21,9 +21,17 @@ wrap_for_grad: Callable[[Tensor, int], Any] = torch._C._functorch._wrap_for_grad
 with_batch_dimension = torch._C._functorch._add_batch_dim
 running_node: Callable[[], Any] = torch._C._current_autograd_node
 """The node of autograd whose gradients are computed just now, None if there is none."""
+running_backward: Callable[[], int] = torch._C._current_graph_task_id
+"""The number of the backward pass that this thread is in, -1 if in none."""
 BACKWARD = torch.autograd.graph._engine_run_backward.__code__
 STARTED_FROM = "t_outputs"
 """Its variable with what the backward pass starts from."""
+
+
+def number_of_node(node: Any) -> int:
+    """Nodes of autograd are numbered in the order in which the forward makes them."""
+    number: int = node._sequence_nr()
+    return number
 
 
 def shape_of_gradient(node: Any, result: int = 0) -> Any:

@@ -122,6 +122,10 @@ class ObservedMode(FakeTensorMode):
         self.storages: dict[int, StorageRecord] = {}
         """All that are alive, by the identity of the storage."""
         self.births = 0
+        self.last_key: tuple[Any, ...] | None = None
+        """See `keep_keys`."""
+        self.places: Any = None
+        """For the listener that measures: where the program is."""
         self._pauses = _Pauses()
         self._listeners: tuple[Listener, ...] = ()
         self._choose_calls()
@@ -155,6 +159,17 @@ class ObservedMode(FakeTensorMode):
             yield
         finally:
             self._pauses.depth -= 1
+
+    def keep_keys(self) -> None:
+        """From now on `last_key` is the cache's key of the call that is told of, None where it has none."""
+        find_plan, pauses = self._find_plan, self._pauses
+
+        def find_and_keep(key: tuple[Any, ...]) -> Plan | None:
+            if not pauses.depth:
+                self.last_key = key
+            return find_plan(key)
+
+        self._find_plan = find_and_keep
 
     # --- operators -----------------------------------------------------------------------------------------
 

@@ -7,5 +7,6 @@
     autocast     which dtype autocast casts to
     recording    how an operator appears in a recorded graph
     caching      which plans may be kept, which composites are remembered
+    numbers      Python numbers in the place of tensors
     flops        what a call computes and moves: multiply-adds, operations, bytes
 """
