@@ -83,7 +83,7 @@ def test_layers_as_a_table(file: str, capsys: pytest.CaptureFixture[str]) -> Non
     lines = {line.split()[0]: line.split("  ") for line in out.splitlines()[3:] if line.strip()}
     assert "0..2 (Block x3)" in out
     assert "f32[1, 128, 32]" in out
-    assert [cell.strip() for cell in lines["head"] if cell.strip()] == ["head (Linear)", "f32[1, 128, 8]", "f32[1, 128, 50]", "400", "25.00 KiB"]
+    assert [cell.strip() for cell in lines["head"] if cell.strip()] == ["head (Linear)", "f32[1, 128, 8]", "f32[1, 128, 50]", "400", "51.2K", "25.00 KiB"]
     assert "unused (Linear)                   (not called)" in out
     parameters = 50 * 8 * 2 + 3 * (8 * 32 + 32 + 32 * 8 + 8 + 2)
     assert f"parameters: {parameters:,}" in out
@@ -108,6 +108,7 @@ def test_saved_memory_is_what_autograd_saves_of_real_tensors(file: str, capsys: 
     assert result.shape == (3, 5, 50)
     assert record["model"]["saved_bytes"] == expected
     assert record["model"]["outputs"] == "f32[3, 5, 50]"
+    assert record["model"]["macs"] == 3 * 5 * (2 * (2 * 8 * 32) + 8 * 50)
     assert record["model"]["parameters"] == sum(p.numel() for p in model.parameters())
 
 

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from understudy.fake.tensor import FakeTensor
+from understudy.ops.traits.flops import work_of
+from understudy.simulation.storages import Listener, ObservedMode
+from understudy.spec.call import Call, flat, map_structure
 
 NUMBER = re.compile(r"\d+")
 """Layers whose names differ in a number only are neighbours of one kind."""
@@ -18,7 +21,7 @@ NUMBER = re.compile(r"\d+")
 
 @dataclass(slots=True)
 class Layer:
-    """One module. Sizes in bytes; `saved` is what autograd keeps for the backward pass, of this module and those in it."""
+    """One module, with those in it. Sizes in bytes; `saved` is what autograd keeps for the backward pass."""
 
     path: str
     name: str
@@ -30,12 +33,14 @@ class Layer:
     parameter_bytes: int = 0
     output_bytes: int = 0
     saved_bytes: int = 0
+    macs: int = 0
     calls: int = 0
     children: list[Layer] = field(default_factory=list)
 
     def signature(self) -> tuple[Any, ...]:
         """Equal for layers that differ in nothing but their place."""
-        own = (self.kind, self.inputs, self.outputs, self.parameters, self.parameter_bytes, self.saved_bytes, self.calls)
+        sizes = (self.parameters, self.parameter_bytes, self.saved_bytes, self.macs, self.calls)
+        own = (self.kind, self.inputs, self.outputs, *sizes)
         return (*own, *((child.name, child.signature()) for child in self.children))
 
     def walk(self) -> Iterator[Layer]:
@@ -58,13 +63,14 @@ class Row:
     repeats: int
 
 
-def measure_layers(model: nn.Module, run: Callable[[], object]) -> Layer:
-    """Call `run`, which calls the model, and note what happens in each of its modules."""
+def measure_layers(model: nn.Module, mode: ObservedMode, run: Callable[[], object]) -> Layer:
+    """Call `run`, which calls the model in this mode, and note what happens in each of its modules."""
     root = _make_layers(model, type(model).__name__)
     by_path = {layer.path: layer for layer in root.walk()}
     layers = {module: by_path[path] for path, module in model.named_modules()}
     watch = _Watch(model, layers)
     handles = []
+    mode.add_listener(watch)
     try:
         for module in layers:
             handles.append(module.register_forward_pre_hook(watch.enter, with_kwargs=True))
@@ -72,6 +78,7 @@ def measure_layers(model: nn.Module, run: Callable[[], object]) -> Layer:
         with torch.autograd.graph.saved_tensors_hooks(watch.save, lambda kept: kept):
             run()
     finally:
+        mode.remove_listener(watch)
         for handle in handles:
             handle.remove()
     for path, module in model.named_modules(remove_duplicate=False):
@@ -96,7 +103,7 @@ def _make_layers(module: nn.Module, name: str, path: str = "") -> Layer:
     return layer
 
 
-class _Watch:
+class _Watch(Listener):
     """The hooks of one run, and the modules that are being called."""
 
     def __init__(self, model: nn.Module, layers: dict[nn.Module, Layer]) -> None:
@@ -121,6 +128,15 @@ class _Watch:
             layer.outputs = describe([result])
         layer.output_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(result))
         self.stack.pop()
+
+    def after_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if not self.stack:
+            return
+        args, kwargs = map_structure(lambda fake: fake.spec, FakeTensor, (args, kwargs))
+        results = [fake.spec for fake in flat(FakeTensor, (result,), {})]
+        macs = work_of(Call.of(func, tuple(args), kwargs), results).macs
+        for layer in {id(layer): layer for layer in self.stack}.values() if macs else ():
+            layer.macs += macs
 
     def save(self, tensor: Tensor) -> Tensor:
         storage = _storage(tensor)

@@ -76,7 +76,7 @@ def _guarded(command: str, run: Callable[[], int]) -> int:
 
 # understudy model
 
-COLUMNS = ("input", "output", "params", "memory", "calls")
+COLUMNS = ("input", "output", "params", "macs", "memory", "calls")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +89,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--depth", type=int, default=3, metavar="N", help="levels of modules (default: 3)")
     parser.add_argument("--columns", metavar="A,B", help=f"some of {', '.join(COLUMNS)}")
-    parser.add_argument("--sort", choices=("params", "memory"), help="the layers without children, largest first")
+    parser.add_argument("--sort", choices=("params", "macs", "memory"), help="the layers without children, largest first")
     parser.add_argument("--train", action="store_true", help="train mode; memory is what is saved for the backward pass")
     parser.add_argument("--json", action="store_true", help="the whole tree, sizes in bytes")
 
@@ -101,7 +101,7 @@ def show_model(options: argparse.Namespace) -> int:
 
 
 def _parse_columns(text: str | None) -> tuple[str, ...]:
-    columns = COLUMNS[:4] if text is None else tuple(part.strip() for part in text.split(","))
+    columns = COLUMNS[:5] if text is None else tuple(part.strip() for part in text.split(","))
     for name in columns:
         if name not in COLUMNS:
             raise TargetError(f"no column is named {name!r}: there are {', '.join(COLUMNS)}")
@@ -113,9 +113,9 @@ def _show_model(options: argparse.Namespace, target: Target, given: list[InputSp
     import torch
 
     from understudy.cli.layer_table import fold_layers, measure_layers
-    from understudy.fake.mode import FakeTensorMode
+    from understudy.simulation.storages import ObservedMode
 
-    mode = FakeTensorMode()
+    mode = ObservedMode()
     program = load_target(target, mode)
     model = program.function
     if not isinstance(model, torch.nn.Module):
@@ -126,7 +126,7 @@ def _show_model(options: argparse.Namespace, target: Target, given: list[InputSp
     values = _make_values(mode, inputs)
     model.train(options.train)
     with mode, torch.set_grad_enabled(options.train):
-        root = measure_layers(model, lambda: call_with(model, inputs, values))
+        root = measure_layers(model, mode, lambda: call_with(model, inputs, values))
     if options.json:
         print(json.dumps({"inputs": [str(spec) for spec in inputs], "train": options.train, "model": root.to_record()}))
         return 0
@@ -165,7 +165,7 @@ def _sorted_leaves(root: Layer, by: str, train: bool) -> list[Row]:
     from understudy.cli.layer_table import Row  # why: it imports torch
 
     def size(layer: Layer) -> int:
-        return layer.parameters if by == "params" else _memory(layer, train)
+        return {"params": layer.parameters, "macs": layer.macs}.get(by, _memory(layer, train))
 
     leaves = [layer for layer in root.walk() if not layer.children]
     return [Row(layer, layer.path or layer.name, 0, 1) for layer in sorted(leaves, key=size, reverse=True)]
@@ -176,7 +176,7 @@ def _memory(layer: Layer, train: bool) -> int:
 
 
 def _print_layers(rows: Sequence[Row], columns: Sequence[str], train: bool) -> None:
-    titles = {"memory": "saved" if train else "output size", "params": "parameters"}
+    titles = {"memory": "saved" if train else "output size", "params": "parameters", "macs": "MACs"}
     cells = [[_label(row), *(_cell(row.layer, column, train) for column in columns)] for row in rows]
     left = (True, *(column in ("input", "output") for column in columns))
     print_table(("layer", *(titles.get(column, column) for column in columns)), cells, left)
@@ -195,6 +195,8 @@ def _cell(layer: Layer, column: str, train: bool) -> str:
         return str(layer.calls)
     if not layer.calls:
         return "" if layer.children else "(not called)" if column == "output" else ""
+    if column == "macs":
+        return format_count(layer.macs) if layer.macs else "-"
     if column == "memory":
         memory = _memory(layer, train)
         return format_size(memory) if memory else "-"
@@ -207,6 +209,7 @@ def _print_sums(root: Layer, train: bool) -> None:
         f"\nparameters: {root.parameters:,} ({format_count(root.parameters)}), {format_size(root.parameter_bytes)}"
         f"{f'; {frozen:,} of them frozen' if frozen else ''}"
     )
+    print(f"multiply-adds of products: {root.macs:,} ({format_count(root.macs)}); FLOPs are twice as many")
     if train:
         print(f"saved for the backward pass: {format_size(root.saved_bytes)}, each storage counted where it is saved first")
     idle = [layer.path for layer in root.walk() if not layer.calls and not layer.children]
