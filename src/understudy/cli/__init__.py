@@ -8,9 +8,15 @@
     understudy check TARGET --input SPEC          what it gives for every size
     understudy graph TARGET [--format dot]        its operators
 
+    understudy fix --device CARD SCRIPT           the cheapest changes that make a script fit
+    understudy fit --device CARD --vary batch=1..512 SCRIPT
+                                                  the largest size that fits
     understudy report RUN.json [--html FILE]      a saved rehearsal: text, page, files for other tools
     understudy diff A.json B.json                 what grew, and by which line
 
+    fixes        fix, fit
+    changes      changes of a script that save memory, found in its source
+    rehearsals   many rehearsals on an executor
     snapshots    replay, calibrate
     reports      report, diff
     models       model, check, graph
@@ -33,6 +39,7 @@ from dataclasses import asdict, dataclass
 from typing import NoReturn
 
 from understudy import __version__
+from understudy.cli.fixes import add_fit_arguments, add_fix_arguments, fit_script, fix_script
 from understudy.cli.models import (
     add_check_arguments,
     add_graph_arguments,
@@ -156,6 +163,8 @@ COMMANDS = (
     Command("calibrate", "Measure a card by a snapshot of a real run on it.", add_calibrate_arguments, calibrate_card),
     Command("model", "List the layers of a model.", add_model_arguments, show_model),
     Command("check", "What a model gives for every size of its inputs.", add_check_arguments, check_model),
+    Command("fix", "The cheapest changes that make a script fit.", add_fix_arguments, fix_script),
+    Command("fit", "The largest batch, or length, that fits.", add_fit_arguments, fit_script),
     Command("report", "Show a saved rehearsal, or write it for other tools.", add_report_arguments, show_report),
     Command("diff", "Compare two rehearsals.", add_diff_arguments, diff_rehearsals),
     Command("graph", "The operators of a model.", add_graph_arguments, show_graph),
