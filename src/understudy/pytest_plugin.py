@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def rehearse(request: pytest.FixtureRequest) -> Callable[..., Rehearsal]:
-    """`rehearse(function, *args, device=..., budget=..., **kwargs)`: the rehearsal, or a failure with the lines that did it."""
+    """`rehearse(function, *args, device=..., budget=..., **kwargs)`: the rehearsal, or a failure with its lines."""
     marker = request.node.get_closest_marker("rehearse")
     defaults = {} if marker is None else _read_marker(marker)
 
@@ -94,7 +94,8 @@ def _rehearse(function: Callable[..., object], args: Any, kwargs: dict[str, Any]
         pytest.fail(_explain(result, result.headline), pytrace=False)
     if budget is not None and result.peak.reserved_bytes > budget:
         over = result.peak.reserved_bytes - budget
-        pytest.fail(_explain(result, f"{over:,} bytes over the budget of {settings['budget']}: {result.headline}"), pytrace=False)
+        reason = f"{over:,} bytes over the budget of {settings['budget']}: {result.headline}"
+        pytest.fail(_explain(result, reason), pytrace=False)
     return result
 
 

@@ -252,7 +252,7 @@ FINDERS: tuple[Callable[[_Source], Iterator[Change]], ...] = (
 
 
 def find_constants(source: _Source, name: str) -> Iterator[ast.Constant]:
-    """Integers that a script calls by a name like this: `BATCH = 8`, `batch_size=8`, an option with its default, `A, B = 1, 2`."""
+    """Integers that a script calls by a name like this: `BATCH = 8`, `batch_size=8`, the default of an option."""
     wanted = _plain(name)
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Assign):

@@ -171,7 +171,11 @@ def _try_changes(
 
 
 def _rehearse_changes(
-    groups: Sequence[tuple[Change, ...]], plain: Variant, files: dict[str, str], options: argparse.Namespace, progress: Progress
+    groups: Sequence[tuple[Change, ...]],
+    plain: Variant,
+    files: dict[str, str],
+    options: argparse.Namespace,
+    progress: Progress,
 ) -> Iterator[Trial]:
     variants = []
     for changes in groups:
@@ -231,7 +235,8 @@ def _fix_row(trial: Trial, base: Outcome) -> tuple[str, ...]:
     work = f"{added / before.flops:+.0%}" if before.flops and added else format_count(added) if added else "same"
     names, lines = (list(dict.fromkeys(part)) for part in zip(*((c.name, c.line) for c in trial.changes), strict=True))
     saved = base.needed - trial.outcome.needed
-    return " + ".join(names), ", ".join(lines), format_size(trial.outcome.needed), format_size(saved), work, rehearsal.verdict
+    sizes = format_size(trial.outcome.needed), format_size(saved)
+    return " + ".join(names), ", ".join(lines), *sizes, work, rehearsal.verdict
 
 
 def _explain_nothing(base: Outcome, trials: Sequence[Trial], card: Card) -> str:
@@ -298,9 +303,10 @@ def _make_varied(options: argparse.Namespace, files: dict[str, str], name: str) 
         )
     if set_constant(files, name, 1) is None:
         raise UnderstudyError(
-            f"{options.script} has no number named {name!r}: write {mark} in the place of its argument, as in --{name} {mark}"
+            f"{options.script} has no number named {name!r}: write {mark} in the place of an argument, as in --{name} {mark}"
         )
-    return lambda size: Variant(options.script, tuple(options.arguments), set_constant(files, name, size) or {}, options=more)
+    arguments = tuple(options.arguments)
+    return lambda size: Variant(options.script, arguments, set_constant(files, name, size) or {}, options=more)
 
 
 def _find_largest(
@@ -341,7 +347,7 @@ def _print_fit(name: str, low: int, high: int, largest: int | None, outcomes: di
         print(f"{name} = {largest} fits, {largest + 1} does not: {clean(_headline(outcomes[largest]))}")
     print()
     rows = [
-        (str(size), format_size(o.needed) if o.rehearsal else "-", o.rehearsal.verdict if o.rehearsal else o.error.rpartition("\n")[2])
+        (str(size), format_size(o.needed) if o.rehearsal else "-", o.rehearsal.verdict if o.rehearsal else _headline(o))
         for size, o in sorted(outcomes.items())
     ]
     print_table((name, "reserved", "verdict"), rows, (False, False, True))

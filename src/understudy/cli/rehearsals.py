@@ -118,8 +118,22 @@ def make_executor(workers: int, dask: str | None = None) -> Executor:
         client = Client(dask, timeout=10, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
         raise UnderstudyError(f"--dask {dask}: no cluster answers ({type(error).__name__})") from None
-    executor: Executor = client.get_executor(retries=MOST_ATTEMPTS, pure=False)
-    return executor
+    return _ClusterExecutor(client)
+
+
+class _ClusterExecutor(Executor):
+    """The workers of a Dask cluster, which begins the rehearsals of a lost worker again by itself."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._inner: Executor = client.get_executor(retries=MOST_ATTEMPTS, pure=False)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return self._inner.submit(fn, *args, **kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._inner.shutdown(wait=wait)
+        self._client.close()
 
 
 def rehearse_all(
