@@ -54,7 +54,8 @@ MODULE_PATHS = Scope("module paths", 8, "make_fx records which modules are calle
 TRACING = Scope("tracing", 16, "symbolic_trace or a MetaTracer runs")
 OBSERVATION = Scope("observation", 32, "storages and operators are followed (rehearsals, simulated devices)")
 SIMULATION = Scope("simulation", 64, "devices are simulated")
-SCOPES = (ANY_MODE, SYMBOLS, RECORDING, MODULE_PATHS, TRACING, OBSERVATION, SIMULATION)
+REHEARSAL = Scope("rehearsal", 128, "a script is rehearsed: it does no harm, and ends after some steps")
+SCOPES = (ANY_MODE, SYMBOLS, RECORDING, MODULE_PATHS, TRACING, OBSERVATION, SIMULATION, REHEARSAL)
 """From inner to outer. One more scope is one more line, and a `Hold` where it begins."""
 
 

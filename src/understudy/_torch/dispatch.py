@@ -481,3 +481,8 @@ def hollow() -> Tensor:
     """A tensor of nothing: what values of a trace are made of."""
     with no_modes(), torch._C.DisableTorchFunction():
         return torch.empty((), dtype=torch.int64, device="meta")
+
+
+def is_in_backward() -> bool:
+    """Whether this thread computes gradients: autograd's engine is at work."""
+    return bool(torch._C._current_graph_task_id() != -1)

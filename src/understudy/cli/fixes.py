@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.cli.changes import Change, apply_changes, find_changes, set_constant, write_patch
+from understudy.cli.commands import Command
 from understudy.cli.rehearsals import Outcome, Progress, Variant, make_executor, rehearse_all
 from understudy.cli.tables import clean, format_count, format_size, print_table
 from understudy.errors import UnderstudyError
@@ -34,12 +35,13 @@ def _add_script(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="rehearsals at a time")
     parser.add_argument("--dask", metavar="ADDRESS", help="rehearse on the workers of this Dask cluster")
     parser.add_argument("--json", action="store_true", help="as data, sizes in bytes")
-    parser.add_argument("script", help="the training script")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="its own arguments")
 
 
 def _check_words(options: argparse.Namespace) -> tuple[Card, dict[str, str]]:
     """The card and the files of the script, before anything runs."""
+    if not options.program or options.program[0] == "-m":
+        raise UnderstudyError("no script is named: a file has to follow the options")
+    options.script, *options.arguments = options.program
     card, _ = parse_devices(options.device)
     if options.workers < 1:
         raise UnderstudyError(f"--workers {options.workers}: at least 1")
@@ -102,6 +104,7 @@ def _report_failure(command: str, outcome: Outcome) -> int:
 
 def add_fix_arguments(parser: argparse.ArgumentParser) -> None:
     _add_script(parser)
+    parser.usage = "understudy fix --device D [options] script.py [arguments]"
     parser.add_argument("--most", type=int, default=40, metavar="N", help="rehearsals in all (default: 40)")
     parser.epilog = """\
 Each change is rehearsed: its memory is that of a whole run. Your files are not changed: the patch is printed.
@@ -255,6 +258,7 @@ def _explain_nothing(base: Outcome, trials: Sequence[Trial], card: Card) -> str:
 
 def add_fit_arguments(parser: argparse.ArgumentParser) -> None:
     _add_script(parser)
+    parser.usage = "understudy fit --device D --vary NAME=LOW..HIGH [options] script.py [arguments]"
     parser.add_argument("--vary", required=True, metavar="NAME=LOW..HIGH", help="the number to vary: batch=1..512")
     parser.epilog = """\
 The number is an argument of the script, written as {batch}, or a number that the script calls by that name (BATCH = 8,
@@ -378,3 +382,9 @@ def fit_line(sizes: dict[int, int]) -> tuple[float, float, float] | None:
     fixed = mean_y - each * mean_x
     deviation = max(abs(fixed + each * x - y) / y for x, y in sizes.items() if y)
     return (fixed, each, deviation) if deviation <= MOST_DEVIATION else None
+
+
+COMMANDS = (
+    Command("fix", "The cheapest changes that make a script fit.", add_fix_arguments, fix_script, takes_program=True),
+    Command("fit", "The largest batch, or length, that fits.", add_fit_arguments, fit_script, takes_program=True),
+)

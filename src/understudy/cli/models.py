@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from understudy.cli.commands import Command
 from understudy.cli.tables import clean, format_count, format_size, print_table
 from understudy.cli.targets import (
     InputSpec,
@@ -434,3 +435,10 @@ def _graph_dot(graph: GraphModule) -> str:
 
 
 _WRITERS: dict[str, Callable[[Any], str]] = {"text": _graph_text, "dot": _graph_dot, "json": _graph_record}
+
+
+COMMANDS = (
+    Command("model", "List the layers of a model.", add_model_arguments, show_model),
+    Command("check", "What a model gives for every size of its inputs.", add_check_arguments, check_model),
+    Command("graph", "The operators of a model.", add_graph_arguments, show_graph),
+)

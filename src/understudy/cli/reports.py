@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from understudy.cli.commands import Command
 from understudy.cli.tables import clean, print_table
 from understudy.errors import UnderstudyError
 from understudy.report.comparison import (
@@ -127,3 +128,9 @@ def _print_comparison(comparison: Comparison, top: int) -> None:
                 for change in changes[:top]
             ]
             print_table(("change", "after", title, ""), cells, (False, False, True, True))
+
+
+COMMANDS = (
+    Command("report", "Show a saved rehearsal, or write it for other tools.", add_report_arguments, show_report),
+    Command("diff", "Compare two rehearsals.", add_diff_arguments, diff_rehearsals),
+)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
 
 Module = TypeVar("Module", bound=torch.nn.Module)
-NOT_COPIED = frozenset("_spec fake_mode _known _node _nonzero_memo _item_memo _unique_memo _nested_int_memo".split())
+NOT_COPIED = frozenset("_spec fake_mode _known _range _node _nonzero_memo _item_memo _unique_memo _nested_int_memo".split())
 
 
 def deep_copy(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, Any]) -> FakeTensor:

@@ -20,6 +20,7 @@ from understudy.spec.error_context import with_line
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
     from understudy.fake.values.determined import DeterminedContents
+    from understudy.ops.traits.ranges import ValueRange
 
 
 def make_memo(fake: FakeTensor, value: Any) -> Any:
@@ -68,6 +69,8 @@ class FakeTensor(torch.Tensor):
 
     _spec: TensorSpec
     _known: DeterminedContents | None = None
+    _range: tuple[ValueRange, int | None] | None = None
+    """What is known of its values if they are not determined, and at which count of writes."""
     fake_mode: FakeTensorMode
     real_tensor: torch.Tensor | None = None
     _kind: Any = None
@@ -307,7 +310,7 @@ class FakeTensor(torch.Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         if not force and (self.requires_grad or self._spec.device.type != "cpu"):
             self._refuse("Tensor.numpy", "as on real tensors: call .detach() and .cpu() first, or numpy(force=True)")
-        known = self.fake_mode.value_of(self)
+        known = self.fake_mode.values_for_numpy(self)
         if known is None:
             self._refuse("Tensor.numpy")
         with _torch.PastDispatch():

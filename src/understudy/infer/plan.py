@@ -16,6 +16,7 @@ from understudy import _torch
 from understudy._torch import OpOverload
 from understudy.errors import ArgumentError
 from understudy.ops.registry import record_of
+from understudy.ops.traits.ranges import has_ranges
 from understudy.ops.traits.values import unread_inputs
 from understudy.ops.traits.writes import counts_own_writes, writes_apart, writes_in_order
 from understudy.spec import Changed, New, Outcomes, Same, TensorSpec, View, is_dense
@@ -151,7 +152,7 @@ def _span(spec: TensorSpec) -> tuple[Any, Any]:
     return spec.offset * spec.itemsize, (spec.offset + spec.numel) * spec.itemsize
 
 
-ONE_NEW, FIRST_VIEWED, FIRST_ITSELF, ONE_NEW_SYMBOLIC, ONE_DETERMINED, FOLLOWED, OTHER = range(7)
+ONE_NEW, FIRST_VIEWED, FIRST_ITSELF, ONE_NEW_SYMBOLIC, ONE_DETERMINED, OTHER, FOLLOWED, RANGED = range(8)
 
 
 class Plan:
@@ -160,8 +161,9 @@ class Plan:
         ONE_NEW, ONE_NEW_SYMBOLIC   one new tensor
         FIRST_VIEWED, FIRST_ITSELF  a view of the first argument, or the first argument
         ONE_DETERMINED              one new tensor, made from nothing, whose values are determined: `zeros`, `arange`
+        OTHER                       anything else that only specs decide
         FOLLOWED                    other tensors whose values are determined though none of an input is read: `zeros_like`
-        OTHER                       anything else
+        RANGED                      tensors of whose values a range is known: masks, single numbers, random ones
 
     `effects` are run before the results are made. `written` are the positions of the inputs that the call writes to.
     `determined` says that the values of the results follow from the values of the inputs.
@@ -195,6 +197,8 @@ class Plan:
         # be followed. Filling memory that nothing is known of is not: all parameters of a model are initialised so.
         if determined and not written and plan.count_unread() >= len(call.inputs):
             plan.kind = ONE_DETERMINED if plan.kind == ONE_NEW and not call.inputs else FOLLOWED
+        elif has_ranges(call, outcomes, written):
+            plan.kind = RANGED
         return plan
 
     def count_unread(self) -> int:

@@ -26,7 +26,9 @@ from understudy.report.measurement import Measurement
 from understudy.report.rehearsal import Rehearsal
 from understudy.report.summary import STATED_ERROR, RunFacts, VerdictOptions, summarise
 from understudy.simulation.catalogue import Card, parse_devices
+from understudy.simulation.machine import Machine
 from understudy.simulation.memory import MachineMemory, OnOOM
+from understudy.simulation.simulator import simulate
 from understudy.simulation.storages import ObservedMode
 from understudy.spec.call import map_structure
 
@@ -53,6 +55,8 @@ class Recorder:
         self.card, self.count = _card_of(device)
         self.facts = RunFacts()
         self._stack = ExitStack()
+        self.machine: Machine | None = None
+        """Where a card is simulated."""
         self.mode: ObservedMode
         self.memory: MachineMemory
         self.measurement: Measurement
@@ -70,8 +74,16 @@ class Recorder:
         return self
 
     def _begin(self, stack: ExitStack) -> tuple[ObservedMode, MachineMemory]:
+        options = self.options
+        if self.card is not None:
+            simulation = simulate(
+                self.card, count=self.count, settings=options.settings, context=options.context, on_oom=options.oom,
+                answers=options.answers,
+            )  # fmt: skip
+            self.machine = stack.enter_context(simulation)
+            return self.machine.mode, self.machine.memory
         memory = MachineMemory()
-        mode = ObservedMode(allow_non_fake_inputs=True)
+        mode = ObservedMode(allow_non_fake_inputs=True, answers=options.answers)
         mode.add_listener(memory)
         stack.enter_context(mode)
         return mode, memory
@@ -81,6 +93,11 @@ class Recorder:
 
     def rehearsal(self) -> Rehearsal:
         options = VerdictOptions(self.options.margin, self.options.budget)
+        if self.mode.answers is not None:
+            self.facts.answers = [given.to_record() for given in self.mode.answers.given]
+        if self.machine is not None:
+            noted = self.facts.assumptions
+            noted += [note for note in self.machine.notes if note not in noted]
         return summarise(self.measurement, self.memory, self.card, options, self.facts)
 
 

@@ -7,6 +7,15 @@
     storages         every storage from birth to death, and every operator: a mode that tells listeners
     sharding         DTensor in such a mode
     memory           listeners that allocate: simulated cards, and the memory of the machine
+    scripts          a script as `python script.py` runs it, ended after some steps
+    overlay          files that a script writes, kept away from the disk
+    libraries        transformers, safetensors, trackers, the network, while a script is rehearsed
+    workspaces       memory that libraries take: the workspaces of cuBLAS
+    machine          a simulated machine: its devices and streams
+    cuda_objects     streams, events, generators, properties
+    cuda_patches     torch.cuda and torch.accelerator, answered for that machine
+    program_patches  real modules, gradient scaling, several devices and processes
+    simulator        understudy.simulate
 
 Neither the allocator nor the catalogue imports torch: the command line answers without it.
 """
