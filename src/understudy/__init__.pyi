@@ -142,6 +142,10 @@ from understudy.shapes.torch_api.names import optimization_hint as optimization_
 from understudy.shapes.torch_api.names import sym_and as sym_and
 from understudy.shapes.torch_api.names import sym_eq as sym_eq
 from understudy.shapes.torch_api.names import sym_or as sym_or
+from understudy.report.rehearsal import Rehearsal as Rehearsal
+from understudy.report.runs import RehearsalOptions as RehearsalOptions
+from understudy.report.runs import rehearse as rehearse
+from understudy.simulation.simulator import simulate as simulate
 from understudy.spec.call import New as New
 from understudy.spec.call import Same as Same
 from understudy.spec.call import Value as Value
@@ -268,6 +272,10 @@ __all__ = [
     "resolve_unbacked_bindings",
     "statically_known_false",
     "statically_known_true",
+    "simulate",
+    "RehearsalOptions",
+    "rehearse",
+    "Rehearsal",
     "to_torch",
     "ConstraintViolationError",
     "DataDependentOutputException",

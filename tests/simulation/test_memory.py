@@ -41,7 +41,7 @@ def test_out_of_memory_is_raised_at_the_users_line() -> None:
     mode, memory = observe()
     with mode:
         x = torch.empty(15 * MiB, device="cuda")
-        with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory. Tried to allocate 60.00 MiB") as caught:
+        with pytest.raises(torch.OutOfMemoryError, match=r"CUDA out of memory\. Tried to allocate 60\.00 MiB") as caught:
             y = x * 2  # the line that is named
         assert "y = x * 2  # the line that is named" in str(caught.value)
         assert "test_memory.py" in str(caught.value)

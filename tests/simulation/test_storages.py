@@ -143,7 +143,7 @@ def test_cold_and_warm_runs_are_told_alike(mode: ObservedMode, diary: Diary) -> 
 def test_several_results_and_lists(mode: ObservedMode, diary: Diary) -> None:
     x = torch.empty(8, 8, device="cuda")
     diary.events.clear()
-    values, indices = x.max(0)
+    values, _indices = x.max(0)
     assert diary.births == [32, 64]
     torch._foreach_add([x, values], 1.0)
     assert diary.births == [32, 64, 256, 32]

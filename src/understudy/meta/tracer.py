@@ -8,13 +8,13 @@ import math
 import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from understudy import _torch
+from understudy.contexts import contextmanager, to_the_end
 from understudy.errors import UnderstudyError
 from understudy.fake.inputs import describe_tensors
 from understudy.fake.tensor import FakeTensor
@@ -103,25 +103,30 @@ class MetaTracer(torch.fx.Tracer):
         state = AssignedAttributes(self.root)
         pending = [] if self.shape_env is None else self.shape_env.pending_fresh_unbacked_symbols
         were_pending = len(pending)
-        try:
+        with to_the_end(lambda: self._close(state, pending, were_pending)):
             whole = self._functions_kept_whole(function)
-            with no_collection(), patch_calls(self, whole), self.recording:
-                self._record(root, function, TraceInputs(self, meta_args, concrete_args or {}), state)
-        except BaseException:
-            for name in self.arguments.added:
-                delattr(self.root, name)
-            raise
-        finally:
-            state.restore()
-            self.derivation.warn()
-            self.node_meta.close()
-            self.arguments.forget_tuples()
-            del pending[were_pending:]  # the nodes that read them are in the graph
-            empty_caches_of(self.tensors)
-            self.submodule_paths = None
-            self.is_over = True
+            recording = _torch.function_mode(self.recording)
+            try:
+                with no_collection(), patch_calls(self, whole), recording:
+                    self._record(root, function, TraceInputs(self, meta_args, concrete_args or {}), state)
+            except BaseException:
+                while self.arguments.added:
+                    vars(self.root).pop(self.arguments.added[-1], None)
+                    self.arguments.added.pop()
+                raise
         self.graph._tracer_extras = {"meta_args": meta_args}
         return self.graph
+
+    def _close(self, state: AssignedAttributes, pending: list[Any], were_pending: int) -> None:
+        """Nothing that was there before keeps a mark of the trace. May be called again, after an interrupt."""
+        state.restore()
+        self.derivation.warn()
+        self.node_meta.close()
+        self.arguments.forget_tuples()
+        del pending[were_pending:]  # the nodes that read them are in the graph
+        empty_caches_of(self.tensors)
+        self.submodule_paths = None
+        self.is_over = True
 
     def _begin(self, root: Any, meta_args: Mapping[str, Any] | None, symbolic: Any) -> Callable[..., Any]:
         is_module = isinstance(root, torch.nn.Module)

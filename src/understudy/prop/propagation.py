@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from understudy import _torch
+from understudy.contexts import GuardedExit, contextmanager, guard_exit, to_the_end
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_view
 from understudy.fake.tensor import FakeTensor
-from understudy.graph.borrowed_state import BorrowedState, to_the_end
+from understudy.graph.borrowed_state import BorrowedState
 from understudy.graph.node_origins import at_node
 from understudy.graph.node_values import (
     in_stand_ins,
@@ -163,6 +164,31 @@ ENDS = ("placeholder", "output")
 NOTHING: dict[str, Any] = {}
 
 
+class LateEntry:
+    """A context in which a mode may be entered, once."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._entered: Any = None
+
+    def __enter__(self) -> None:
+        guard_exit(self, self.leave)
+
+    @GuardedExit
+    def __exit__(self, *exception: object) -> None:
+        self.leave()
+
+    def enter(self) -> None:
+        if self._entered is None:
+            self._entered = _torch.FakeModeEntry(self._mode)
+            self._entered.enter(self._mode.patch_scopes)
+
+    def leave(self) -> None:
+        """May be called twice."""
+        if self._entered is not None:
+            self._entered.leave()
+
+
 class FakeTensorProp(torch.fx.Interpreter):
     """Runs a graph module on stand-ins and writes into each node's `meta["val"]` what it gives.
 
@@ -190,7 +216,7 @@ class FakeTensorProp(torch.fx.Interpreter):
         self._odd: set[Node] = set()
         self._odd_for_autograd: set[Node] = set()
         self._exposed: set[Node] = set()
-        self._waiting: ExitStack | None = None
+        self._entry: LateEntry | None = None
         self._writes = self._moves = self._is_alone = self._grad = False
         if outer is None:
             self._mode.epoch += 1  # symbols that data decides are not taken from an earlier run
@@ -252,8 +278,8 @@ class FakeTensorProp(torch.fx.Interpreter):
         Entering the mode costs as much as running dozens of nodes. `lazily`, it waits for the first that needs it.
         """
         grad_enabled = torch.is_grad_enabled()
-        with ExitStack() as stack:
-            self._waiting = stack
+        self._entry = LateEntry(self._mode)
+        with to_the_end(self._state.give_back), self._entry:
             if not lazily:
                 self._enter_mode()
             self._note_surroundings()
@@ -262,14 +288,10 @@ class FakeTensorProp(torch.fx.Interpreter):
             except BaseException:
                 torch.set_grad_enabled(grad_enabled)
                 raise
-            finally:
-                self._waiting = None
-                to_the_end(self._state.give_back)
 
     def _enter_mode(self) -> None:
-        if self._waiting is not None:
-            self._waiting.enter_context(self._mode)
-            self._waiting = None
+        if self._entry is not None:
+            self._entry.enter()
 
     def _note_surroundings(self) -> None:
         """What decides whether the mode can be asked without a way through C++."""

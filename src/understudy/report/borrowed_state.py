@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from understudy import _torch
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.spec.call import map_structure
@@ -50,7 +51,8 @@ def stand_in_for(mode: FakeTensorMode, tensor: Any) -> Any:
         return tensor
     fake = mode.from_tensor(tensor)
     if tensor.numel() == 1 and not tensor.requires_grad:
-        mode.remember_literal(fake, tensor.detach().clone())  # counters of steps, scales: programs read them
+        with _torch.PastDispatch():
+            mode.remember_literal(fake, tensor.detach().clone())  # counters of steps, scales: programs read them
     if tensor.is_leaf and tensor.grad is not None and fake.grad is None:
         fake.grad = mode.from_tensor(tensor.grad)
     return fake

@@ -25,6 +25,9 @@ BLOCK = 512
 """What the allocator of a card rounds up to."""
 
 
+WORKSPACES = "(workspaces of libraries)"
+
+
 class Birth:
     """A storage, or scratch memory, that was allocated: where, and what it turned out to be."""
 
@@ -81,11 +84,11 @@ class CallTotals:
 class PhaseTotals:
     """One phase of one step."""
 
-    __slots__ = ("bytes_moved", "macs", "operations", "operators", "peak", "phase", "step")
+    __slots__ = ("bytes_moved", "macs", "operations", "operators", "phase", "step")
 
     def __init__(self, step: int, phase: str) -> None:
         self.step, self.phase = step, phase
-        self.peak = self.operators = self.macs = self.operations = self.bytes_moved = 0
+        self.operators = self.macs = self.operations = self.bytes_moved = 0
 
 
 class Measurement(Listener):
@@ -96,7 +99,7 @@ class Measurement(Listener):
         self.places = Places()
         self.places.on_root_call = self._take_inputs
         self.places.on_optimizer = self._follow_optimizer
-        self.places.on_backward_end = self.find_gradients
+        self.places.on_backward_end = self._end_backward
         self.events: list[Birth] = []
         self.event_operators: list[int] = []
         """The number of the call that was running, for each event."""
@@ -151,6 +154,15 @@ class Measurement(Listener):
         birth.category = "scratch"
         return birth
 
+    def add_workspace(self, nbytes: int, device: torch.device, operator: Any) -> None:
+        """Of a library, which keeps it: it belongs to no module."""
+        self.add_scratch(nbytes, device, operator).owner = WORKSPACES
+
+    def add_held_scratch(self, device: torch.device, sizes: tuple[int, ...], operator: Any) -> None:
+        """Of a kernel, held while the call ends."""
+        for birth in [self.add_scratch(size, device, operator) for size in sizes]:
+            self._end(birth)
+
     def _add(self, nbytes: int, device: torch.device, shape: tuple[int, ...] | None, operator: Any) -> Birth:
         places = self.places
         birth = Birth()
@@ -190,7 +202,6 @@ class Measurement(Listener):
     # --- operators
 
     def before_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.mode.last_key = None
         self.operators += 1
         self._operator = func
 
@@ -257,9 +268,12 @@ class Measurement(Listener):
                 for buffer in module._buffers.values():
                     self._name(buffer, "buffers", path)
 
+    def _end_backward(self) -> None:
+        self.has_backward = True
+        self.find_gradients()
+
     def find_gradients(self) -> None:
         """What parameters have as their gradients now."""
-        self.has_backward = True
         for root in self._roots():
             for path, module in root.named_modules():
                 for parameter in module._parameters.values():

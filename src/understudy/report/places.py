@@ -78,6 +78,7 @@ class Places:
         self.on_root_call: Callable[[torch.nn.Module, Any, Any], None] | None = None
         self.on_optimizer: Callable[[torch.optim.Optimizer, bool], None] | None = None
         self.on_backward_end: Callable[[], None] | None = None
+        self.on_real_tensor: Callable[[torch.Tensor], None] | None = None
         self._idle = SETUP
         self._in_optimizer = False
         self._by_module: dict[int, ModulePlace] = {}

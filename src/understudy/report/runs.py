@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -25,10 +25,10 @@ from understudy.report.host_numbers import HostNumbers
 from understudy.report.measurement import Measurement
 from understudy.report.rehearsal import Rehearsal
 from understudy.report.summary import STATED_ERROR, RunFacts, VerdictOptions, summarise
-from understudy.simulation.catalogue import Card, parse_devices
+from understudy.simulation.catalogue import Card
 from understudy.simulation.machine import Machine
 from understudy.simulation.memory import MachineMemory, OnOOM
-from understudy.simulation.simulator import simulate
+from understudy.simulation.simulator import find_device, simulate
 from understudy.simulation.storages import ObservedMode
 from understudy.spec.call import map_structure
 
@@ -65,6 +65,9 @@ class Recorder:
         with ExitStack() as stack:
             self.mode, self.memory = self._begin(stack)
             self.measurement = Measurement(self.mode)
+            if self.machine is not None and self.memory.devices:
+                self.machine.scratch.on_scratch = self.measurement.add_held_scratch
+                self.machine.workspaces.on_workspace = self.measurement.add_workspace
             if not self.memory.devices:
                 numbers = HostNumbers(self.measurement, self.memory.host)
                 self.mode.add_listener(numbers)
@@ -92,6 +95,8 @@ class Recorder:
         self._stack.__exit__(*exception)
 
     def rehearsal(self) -> Rehearsal:
+        if self.machine is not None:
+            self.facts.assumptions[:] = [*self.machine.notes, *_describe_unknowns(self.machine)]
         options = VerdictOptions(self.options.margin, self.options.budget)
         if self.mode.answers is not None:
             self.facts.answers = [given.to_record() for given in self.mode.answers.given]
@@ -101,10 +106,21 @@ class Recorder:
         return summarise(self.measurement, self.memory, self.card, options, self.facts)
 
 
+def _describe_unknowns(machine: Machine) -> Iterator[str]:
+    if not machine.count:
+        return
+    if machine.scratch.unknown:
+        name, bound = max(machine.scratch.unknown.items(), key=lambda item: item[1])
+        yield (
+            f"cuDNN chooses the workspaces of {', '.join(sorted(machine.scratch.unknown))} by itself: none is counted; at "
+            f"most about {bound / (1 << 20):.0f} MiB for the time of one call ({name})"
+        )
+    if machine.scratch.estimated:
+        yield f"scratch memory is estimated for {', '.join(sorted(machine.scratch.estimated))}"
+
+
 def _card_of(device: str | Card | None) -> tuple[Card | None, int]:
-    if isinstance(device, Card):
-        return device, 1
-    card, count = (None, 1) if device is None else parse_devices(device)
+    card, count = (None, 1) if device is None else find_device(device)
     return (None, 1) if card is not None and card.kind == "cpu" else (card, count)
 
 

@@ -74,7 +74,7 @@ def summarise(
     oom = _out_of_memory(device_memory)
     error = round(peak.reserved_bytes * options.margin) if device_memory else 0
     verdict = _verdict(peak, device, oom, error)
-    phases = [_phase_row(row) for row in measurement.phases.values()]
+    phases = _phase_rows(measurement, totals)
     macs = sum(row.macs for row in phases)
     return Rehearsal(
         verdict=verdict,
@@ -142,7 +142,6 @@ def category_of(birth: Birth, measurement: Measurement) -> str:
 
 
 def _peak(measurement: Measurement, totals: DeviceTotals, alive: list[Birth], memory: DeviceMemory | None) -> Peak:
-    requested = sum(birth.nbytes for birth in alive)
     sizes = {
         name: totals.peak for name in ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
     }
@@ -156,7 +155,6 @@ def _peak(measurement: Measurement, totals: DeviceTotals, alive: list[Birth], me
     contributors = _contributors(alive)
     if last is None:
         return Peak(**sizes, fragmentation_bytes=fragmentation)
-    del requested
     return Peak(
         **sizes,
         fragmentation_bytes=fragmentation,
@@ -338,13 +336,23 @@ def _coverage(measurement: Measurement) -> Coverage:
     return Coverage(calls, known, dict(unknown), unknown_moved / moved if moved else 0.0)
 
 
-def _phase_row(row: object) -> PhaseRow:
-    from understudy.report.measurement import PhaseTotals  # why: only for the type
-
-    assert isinstance(row, PhaseTotals)
-    return PhaseRow(
-        row.step, row.phase, row.peak, row.operators, row.macs, 2 * row.macs, row.operations, row.bytes_moved
-    )
+def _phase_rows(measurement: Measurement, totals: DeviceTotals) -> list[PhaseRow]:
+    peaks: dict[tuple[int, str], int] = defaultdict(int)
+    seen: set[int] = set()
+    live = 0
+    for birth in measurement.events:
+        if birth.device is totals:
+            live += -birth.nbytes if id(birth) in seen else birth.nbytes
+            if id(birth) not in seen:
+                place = birth.step, birth.phase
+                peaks[place] = max(peaks[place], live)
+            seen.symmetric_difference_update((id(birth),))
+    return [
+        PhaseRow(
+            row.step, row.phase, peaks[place], row.operators, row.macs, 2 * row.macs, row.operations, row.bytes_moved
+        )
+        for place, row in measurement.phases.items()
+    ]
 
 
 # --- time, timeline, and the rest
@@ -415,7 +423,6 @@ def _assumptions(device: Device, options: VerdictOptions) -> list[str]:
     return [
         f"memory outside of the allocator (context, kernels, libraries): {device.context_bytes / GiB:.2f} GiB",
         f"stated error of reserved memory: {options.margin:.1%} of it",
-        "cuDNN chooses workspaces by itself: none is counted for convolutions",
     ]
 
 

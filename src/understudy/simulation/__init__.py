@@ -11,11 +11,12 @@
     overlay          files that a script writes, kept away from the disk
     libraries        transformers, safetensors, trackers, the network, while a script is rehearsed
     workspaces       memory that libraries take: the workspaces of cuBLAS
+    scratch_memory   memory that kernels take for the time of a call
     machine          a simulated machine: its devices and streams
     cuda_objects     streams, events, generators, properties
     cuda_patches     torch.cuda and torch.accelerator, answered for that machine
     program_patches  real modules, gradient scaling, several devices and processes
     simulator        understudy.simulate
 
-Neither the allocator nor the catalogue imports torch: the command line answers without it.
+The first four do not import torch: the command line answers without it.
 """

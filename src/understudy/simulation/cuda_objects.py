@@ -151,7 +151,7 @@ class CudaGenerator(RealGenerator):
     _offset: int
 
     def __new__(cls, device: Any = "cuda") -> CudaGenerator:
-        made = super().__new__(cls, "cpu")
+        made: CudaGenerator = super().__new__(cls, "cpu")  # type: ignore[call-arg]
         made._index = device_index(device)
         made._seed, made._offset = 67280421310721, 0
         return made
@@ -174,8 +174,9 @@ class CudaGenerator(RealGenerator):
     def get_offset(self) -> int:
         return self._offset
 
-    def set_offset(self, offset: int) -> None:
+    def set_offset(self, offset: int) -> CudaGenerator:
         self._offset = offset
+        return self
 
     def get_state(self) -> torch.Tensor:
         number = (self._seed % (1 << 64)) | self._offset << 64
@@ -222,7 +223,7 @@ class DeviceProperties:
     pci_bus_id: int = 1
     pci_device_id: int = 0
     pci_domain_id: int = 0
-    gcnArchName: str = ""  # noqa: N815  (torch's name)
+    gcnArchName: str = ""
     max_threads_per_block: int = 1024
 
     @staticmethod
@@ -260,8 +261,7 @@ class _LegacyTensorType(type):
 
 def legacy_tensor_type(name: str, dtype: torch.dtype) -> type:
     """`torch.cuda.FloatTensor`: of sizes, or of data."""
-    made = _LegacyTensorType(name, (), {"dtype": dtype, "is_cuda": True, "__module__": "torch.cuda"})
-    return made
+    return _LegacyTensorType(name, (), {"dtype": dtype, "is_cuda": True, "__module__": "torch.cuda"})
 
 
 def refuse_graph(*args: object, **kwargs: object) -> NoReturn:
@@ -282,23 +282,23 @@ class CudaRuntime(SimpleNamespace):
     """The functions of `torch.cuda.cudart()` that programs call."""
 
     @staticmethod
-    def cudaMemGetInfo(device: int) -> tuple[int, int]:  # noqa: N802  (CUDA's names)
+    def cudaMemGetInfo(device: int) -> tuple[int, int]:
         return machine().device(device).memory_info()
 
     @staticmethod
-    def cudaProfilerStart() -> int:  # noqa: N802
+    def cudaProfilerStart() -> int:
         return 0
 
     @staticmethod
-    def cudaProfilerStop() -> int:  # noqa: N802
+    def cudaProfilerStop() -> int:
         return 0
 
     @staticmethod
-    def cudaHostRegister(pointer: int, size: int, flags: int) -> int:  # noqa: N802
+    def cudaHostRegister(pointer: int, size: int, flags: int) -> int:
         return 0
 
     @staticmethod
-    def cudaHostUnregister(pointer: int) -> int:  # noqa: N802
+    def cudaHostUnregister(pointer: int) -> int:
         return 0
 
 
@@ -308,22 +308,22 @@ class Nvtx:
     def __init__(self) -> None:
         self._depth = 0
 
-    def rangePushA(self, message: str) -> int:  # noqa: N802
+    def rangePushA(self, message: str) -> int:
         self._depth += 1
         return self._depth - 1
 
-    def rangePop(self) -> int:  # noqa: N802
+    def rangePop(self) -> int:
         self._depth = max(0, self._depth - 1)
         return self._depth
 
-    def rangeStartA(self, message: str) -> int:  # noqa: N802
+    def rangeStartA(self, message: str) -> int:
         return 0
 
-    def rangeEnd(self, number: int) -> None: ...  # noqa: N802
+    def rangeEnd(self, number: int) -> None: ...
 
-    def markA(self, message: str) -> None: ...  # noqa: N802
+    def markA(self, message: str) -> None: ...
 
-    def deviceRangeStart(self, message: str, stream: int) -> object:  # noqa: N802
+    def deviceRangeStart(self, message: str, stream: int) -> object:
         return None
 
-    def deviceRangeEnd(self, handle: object, stream: int) -> None: ...  # noqa: N802
+    def deviceRangeEnd(self, handle: object, stream: int) -> None: ...

@@ -357,7 +357,7 @@ def have_generators(original: Any) -> Any:
 class _Generators:
     """Made when they are asked for: of the machine that is simulated then."""
 
-    def __getitem__(self, index: int) -> objects.CudaGenerator:
+    def __getitem__(self, index: int) -> torch.Generator:
         machine().check_index(index)
         return machine().generators[index]
 

@@ -22,8 +22,10 @@ from understudy.fake import native
 from understudy.simulation.allocator_parts import AllocatorSettings
 from understudy.simulation.catalogue import Card, read_software
 from understudy.simulation.memory import DeviceMemory, MachineMemory, OnOOM
+from understudy.simulation.scratch_memory import ScratchMemory
 from understudy.simulation.storages import ObservedMode, StorageRecord
 from understudy.simulation.workspaces import Workspaces
+from understudy.spec.error_context import with_line
 
 SETTINGS_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """The first that is set is read, as torch does."""
@@ -43,10 +45,12 @@ class CardMemory(MachineMemory):
     def on_birth(self, storage: StorageRecord) -> None:
         if storage.device.type == "cuda" and storage.device not in self._by_device:
             count = len(self.devices)
-            raise InvalidDeviceError(
+            error = InvalidDeviceError(
                 f"CUDA error: invalid device ordinal: {storage.device} was named, and the simulated machine has {count} "
                 f"device{'s' * (count != 1)}: cuda:0{f' to cuda:{count - 1}' if count > 1 else ''}"
             )
+            hint = f'name another device, or simulate more of them: understudy.simulate("{storage.device.index + 1}x...")'
+            raise with_line(error, "a tensor on", storage.device, hint)
         super().on_birth(storage)
 
 
@@ -70,12 +74,14 @@ class Machine:
         if self.count:
             self.workspaces = Workspaces(self)
             self.mode.add_listener(self.workspaces)
+            self.scratch = ScratchMemory(self)
+            self.mode.add_listener(self.scratch)
         self.generators: list[torch.Generator] = []
         """The default generator of each device."""
         self.moved_modules: Any = None
         """What gives real modules their tensors back."""
         self.has_process_group = False
-        self.is_initialized = False
+        self._is_initialized = False
         self._visible: int | None = None
         self._current = 0
         self._streams: dict[int, int] = {}
@@ -89,7 +95,12 @@ class Machine:
         if not self.device_count:
             raise RuntimeError("No CUDA GPUs are available: CUDA_VISIBLE_DEVICES hides those of the simulated machine")
         self._visible = self.device_count
-        self.is_initialized = True
+        self._is_initialized = True
+
+    @property
+    def is_initialized(self) -> bool:
+        """Stand-ins come into being without a question to the driver."""
+        return self._is_initialized or any(memory.capped.reserved for memory in self.memory.devices)
 
     @property
     def device_count(self) -> int:

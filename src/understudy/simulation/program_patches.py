@@ -27,7 +27,8 @@ class MovedModules:
 
     def exchange(self, module: torch.nn.Module) -> None:
         """Stand-ins in the place of the real tensors of one module, without its children."""
-        for tensors in (module._parameters, module._buffers):
+        kinds: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for tensors in kinds:
             for name, tensor in tensors.items():
                 if tensor is not None and type(tensor) is not FakeTensor and not _torch.uses_python_dispatch(type(tensor)):
                     self._before.append((tensors, name, tensor))
@@ -76,13 +77,13 @@ def scale_stays(original: Function) -> Function:
 
     def get_scale(self: Any) -> float:
         if not self._enabled or self._scale is None or type(self._scale) is not FakeTensor:
-            return original(self)  # type: ignore[no-any-return]
+            return float(original(self))
         return float(self._init_scale)
 
     return get_scale
 
 
-# --- several devices --------------------------------------------------------------------------------------------------------
+# --- several devices ------------------------------------------------------------------------------------------------------
 
 
 @patch("torch.nn.DataParallel.forward", during=SIMULATION)
@@ -129,14 +130,13 @@ def start_without_communication(original: Function) -> Function:
     ) -> Any:  # fmt: skip
         if backend is not None and "nccl" not in str(backend):
             return original(backend, init_method, timeout, world_size, rank, *args, **kwargs)
-        from torch.testing._internal.distributed.fake_pg import FakeStore  # why: only programs with processes need it
 
         world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size < 0 else world_size
         rank = int(os.environ.get("RANK", "0")) if rank < 0 else rank
         if world_size > 1:
             machine().note(f"process group of {world_size} processes: this is rank {rank}, the others are not there")
         kwargs = {name: value for name, value in kwargs.items() if name not in ("store", "device_id")}
-        result = original("fake", store=FakeStore(), rank=rank, world_size=world_size, **kwargs)
+        result = original("fake", store=_torch.make_fake_store(), rank=rank, world_size=world_size, **kwargs)
         machine().has_process_group = True
         return result
 
@@ -152,3 +152,42 @@ def report_nccl(original: Function) -> Function:
         return "nccl" if backend == "fake" and machine().has_process_group else backend
 
     return get_backend
+
+
+@patch(
+    "torch.distributed._verify_params_across_processes", "torch.distributed._broadcast_coalesced", during=SIMULATION,
+    reason="DistributedDataParallel compares and sends the data of parameters in C++. Alone, or with nobody, it need not.",
+)
+def send_no_data(original: Function) -> Function:
+    def send(*args: Any, **kwargs: Any) -> Any:
+        return None if machine().has_process_group else original(*args, **kwargs)
+
+    return send
+
+
+@patch("torch.nn.parallel.distributed.DistributedDataParallel.__init__", during=SIMULATION)
+def reduce_with_nobody(original: Function) -> Function:
+    """The reducer waits for the result of a collective, and the fake process group gives none: each bucket is its own sum."""
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if machine().has_process_group:
+            self.register_comm_hook(None, _keep_bucket)
+
+    return __init__
+
+
+def _keep_bucket(state, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations with its own objects
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+@patch("torch.distributed.Reducer._rebuild_buckets", during=SIMULATION)
+def keep_buckets(original: Function) -> Function:
+    """After the first step DistributedDataParallel orders its buckets anew, and sends the order to the others in C++."""
+
+    def rebuild(self: Any) -> bool:
+        return False if machine().has_process_group else original(self)
+
+    return rebuild

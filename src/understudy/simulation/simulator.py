@@ -28,7 +28,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class simulate:  # noqa: N801  (a context manager, called as a function)
+class simulate:
     """Inside, torch behaves as on a machine with these cards: on any build, with or without a GPU.
 
         with understudy.simulate("h100"):

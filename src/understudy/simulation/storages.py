@@ -14,9 +14,9 @@
 What listeners are told, in the order of one operator call:
 
     before_operator(func, args, kwargs)
-      on_birth(storage)                  of each storage that the call makes; on_resize(storage, before) of one that it resizes
+      on_birth(storage)                  of each storage that the call makes; on_resize(storage, before)
     after_operator(func, args, kwargs, result)
-      on_death(storage)                  when the last tensor on it is gone: at any time, in any thread, inside of other calls
+      on_death(storage)                  when the last tensor on it is gone: at any time, in any thread, inside of any call
 
 - A *storage* is what memory is allocated for. Views, aliases, `detach`, wrappers (DTensor, Parameter) have that of another
   tensor and are not heard of. A storage of 0 bytes is: it may be resized.
@@ -124,6 +124,7 @@ class ObservedMode(FakeTensorMode):
         self.births = 0
         self.last_key: tuple[Any, ...] | None = None
         """See `keep_keys`."""
+        self._keeps_keys = False
         self.places: Any = None
         """For the listener that measures: where the program is."""
         self._pauses = _Pauses()
@@ -162,6 +163,9 @@ class ObservedMode(FakeTensorMode):
 
     def keep_keys(self) -> None:
         """From now on `last_key` is the cache's key of the call that is told of, None where it has none."""
+        if self._keeps_keys:
+            return
+        self._keeps_keys = True
         find_plan, pauses = self._find_plan, self._pauses
 
         def find_and_keep(key: tuple[Any, ...]) -> Plan | None:
@@ -179,6 +183,7 @@ class ObservedMode(FakeTensorMode):
         if in_inference_mode() and _is_composite(func):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
+        self.last_key = None
         for tell in self._before_operator:
             tell(func, args, kwargs or {})
         result = dispatch(self, func, types, args, kwargs)
@@ -193,7 +198,8 @@ class ObservedMode(FakeTensorMode):
 
     def _slow(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if any(kind.__module__.startswith("torch.distributed.tensor") for kind in types):
-            import understudy.simulation.sharding  # noqa: F401  why: its patch imports torch.distributed.tensor
+            # why: its patch imports torch.distributed.tensor
+            import understudy.simulation.sharding  # noqa: F401
         return super()._slow(func, types, args, kwargs)
 
     def _infer(self, call: Call) -> Plan:
@@ -235,12 +241,14 @@ class ObservedMode(FakeTensorMode):
         record.address = 0
         record.label = None
         self.storages[key] = record
-        for count, tell in enumerate(self._on_birth):
-            try:
+        count = 0
+        try:
+            for tell in self._on_birth:
                 tell(record)
-            except BaseException:
-                self._take_back(record, count)
-                raise
+                count += 1
+        except BaseException:
+            self._take_back(record, count)
+            raise
 
     def _take_back(self, record: StorageRecord, count: int) -> None:
         """A listener has refused it: those before that one have heard of it, and hear of its end."""

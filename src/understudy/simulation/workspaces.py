@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,6 +49,8 @@ class Workspaces(Listener):
         self.size = workspace_size(machine.card)
         self.addresses: dict[tuple[int, int, bool], int] = {}
         """By device, stream, and whether it belongs to backward passes."""
+        self.on_workspace: Callable[[int, torch.device, _torch.OpOverload], object] | None = None
+        """Called with size, device and operator."""
         self._uses_blas: dict[int, bool] = {}
 
     def before_operator(self, func: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -56,9 +59,9 @@ class Workspaces(Listener):
             is_operator = isinstance(func, _torch.OpOverload)
             uses = self._uses_blas[id(func)] = is_operator and uses_blas.of(func) is not None
         if uses:
-            self._take(args, kwargs)
+            self._take(func, args, kwargs)
 
-    def _take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _take(self, func: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensor = next((fake for fake in flat(FakeTensor, args, kwargs)), None)
         device: torch.device | None = None if tensor is None else tensor._spec.device
         if device is None or device.type != "cuda" or device.index is None:
@@ -68,3 +71,5 @@ class Workspaces(Listener):
         if place not in self.addresses:
             self.addresses[place] = 0  # once: where there is no room for it, the operator is refused once
             self.addresses[place] = self._machine.memory.devices[device.index].allocate(self.size, stream)
+            if self.on_workspace is not None:
+                self.on_workspace(self.size, device, func)
