@@ -40,6 +40,11 @@ def storage_id(tensor: Tensor) -> int:
     return native_storage(tensor)._cdata
 
 
+def storage_number(storage: torch.UntypedStorage) -> int:
+    """As `storage_id`, of the storage itself."""
+    return storage._cdata
+
+
 def is_zero(tensor: Tensor) -> bool:
     """Whether it is one of those that forward differentiation makes for a gradient of zero, without memory."""
     return tensor._is_zerotensor()

@@ -198,7 +198,7 @@ def mode_for_unpickling(
     from understudy.fake.mode import FakeTensorMode  # why: the mode imports this module
 
     active = _torch.active_fake_mode()
-    if type(active) is FakeTensorMode:
+    if issubclass(type(active), FakeTensorMode):
         return active
     return FakeTensorMode(
         allow_fallback_kernels=allow_fallback_kernels, allow_non_fake_inputs=allow_non_fake_inputs, export=export,

@@ -95,14 +95,12 @@ class Recorder:
         self._stack.__exit__(*exception)
 
     def rehearsal(self) -> Rehearsal:
-        if self.machine is not None:
-            self.facts.assumptions[:] = [*self.machine.notes, *_describe_unknowns(self.machine)]
         options = VerdictOptions(self.options.margin, self.options.budget)
         if self.mode.answers is not None:
             self.facts.answers = [given.to_record() for given in self.mode.answers.given]
         if self.machine is not None:
             noted = self.facts.assumptions
-            noted += [note for note in self.machine.notes if note not in noted]
+            noted += [note for note in (*self.machine.notes, *_describe_unknowns(self.machine)) if note not in noted]
         return summarise(self.measurement, self.memory, self.card, options, self.facts)
 
 

@@ -263,6 +263,35 @@ def save_tokenizer_in_overlay(original: Function) -> Function:
     return save
 
 
+# --- addresses: libraries find tensors that share memory by them ---------------------------------------------------------
+
+NOWHERE = 0x5000_0000_0000
+"""No program has memory there: who reads it is stopped at once."""
+
+
+@patch("torch.UntypedStorage.data_ptr", during=REHEARSAL)
+def number_storages(original: Function) -> Function:
+    """What is saved is searched for parameters that are tied, by the addresses of their storages."""
+
+    def data_ptr(self: Any) -> int:
+        try:
+            return original(self)
+        except RuntimeError:  # of a stand-in
+            return NOWHERE + _torch.storage_number(self)
+
+    return data_ptr
+
+
+@patch("understudy.fake.tensor.FakeTensor.data_ptr", during=REHEARSAL)
+def number_tensors(original: Function) -> Function:
+    """As the storages."""
+
+    def data_ptr(self: Any) -> int:
+        return NOWHERE + _torch.storage_id(self) + self.storage_offset() * self.element_size()
+
+    return data_ptr
+
+
 # --- safetensors: headers say all ----------------------------------------------------------------------------------------
 
 DTYPES = {
@@ -322,6 +351,18 @@ def save_header(original: Function) -> Function:
         return None
 
     return save_file
+
+
+@when_imported("safetensors.torch", "_tobytes")
+def write_zeros(original: Function) -> Function:
+    """Stand-ins have no bytes: as many zeros."""
+
+    def to_bytes(tensor: Any, *args: Any) -> Any:
+        if not _torch.is_stand_in(tensor):
+            return original(tensor, *args)
+        return bytes(tensor.numel() * tensor.element_size())
+
+    return to_bytes
 
 
 class HeaderFile:
