@@ -13,6 +13,7 @@ from understudy.report.rehearsal import (
     Peak,
     PhaseRow,
     Rehearsal,
+    Span,
     Timeline,
 )
 
@@ -69,6 +70,10 @@ def make_rehearsal(layers: int = 4, extra: int = 0, name: str = "model.py", verd
             phases=["forward" if i < points // 2 else "backward" for i in range(points)],
             bytes={category: [int(height * size) for height in heights] for category, size in categories.items()},
             peak_index=points // 2,
+            spans=[
+                Span(i // 2, points - 1 - i // 2, entry.bytes, 1, entry.category, entry.module, entry.line)
+                for i, entry in enumerate(contributors)
+            ],
         ),
         answers=[{"line": name, "answer": "0.5"}],
         assumptions=[f"losses of {name} fall"],

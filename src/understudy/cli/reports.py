@@ -64,15 +64,20 @@ examples:
         parser.add_argument(f"--{name}", metavar="FILE", help=text)
 
 
-def show_report(options: argparse.Namespace) -> int:
-    rehearsal = read_rehearsal(options.rehearsal)
+def write_files(rehearsal: Rehearsal, options: argparse.Namespace) -> bool:
+    """Those that the options name; False if they name none."""
     wanted = {name: getattr(options, name) for name in FORMATS if getattr(options, name)}
     try:
         for name, path in wanted.items():
             FORMATS[name][0](rehearsal, path)
     except OSError as error:
         raise UnderstudyError(f"{error.filename}: {error.strerror or error}") from None
-    if not wanted:
+    return bool(wanted)
+
+
+def show_report(options: argparse.Namespace) -> int:
+    rehearsal = read_rehearsal(options.rehearsal)
+    if not write_files(rehearsal, options):
         for line in str(rehearsal).splitlines():
             print(clean(line))
     return 0

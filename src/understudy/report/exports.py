@@ -14,7 +14,7 @@ import gzip
 import json
 import pickle
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +108,14 @@ def write_snapshot(allocator: Allocator, path: str | Path) -> None:
     """What `torch.cuda.memory._dump_snapshot` writes; with a trace where the allocator has recorded its history."""
     with open(path, "wb") as file:
         pickle.dump(allocator.snapshot(), file, protocol=4)
+
+
+MOST_FRAMES = 12
+
+
+def describe_frames() -> list[dict[str, Any]]:
+    """The lines of the program that are being run, the innermost first, as snapshots have them."""
+    from understudy.lines import user_frames  # why: it imports torch, and reports are read without it
+
+    frames = islice(user_frames(), MOST_FRAMES)
+    return [{"filename": f.f_code.co_filename, "line": f.f_lineno, "name": f.f_code.co_name} for f in frames]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import html
 import json
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -55,6 +55,14 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class Holder:
+    """Memory at the peak: names from the outermost to the innermost."""
+
+    path: tuple[str, ...]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     cells: tuple[Cell, ...]
     depth: int = 0
@@ -81,6 +89,8 @@ class Page:
     categories: Sequence[str] = ()
     samples: Sequence[Sample] = ()
     blocks: Iterable[Block] = ()
+    holders: Mapping[str, Sequence[Holder]] = field(default_factory=dict)
+    """What holds the memory at the peak, in several orders: each is a flame graph."""
     marks: Sequence[tuple[int, str]] = ()
     peak: int = 0
     capacity: int | None = None
@@ -110,7 +120,7 @@ class Page:
             "peak": place.get(self.peak, 0),
             "capacity": self.capacity,
             "blocks": _block_records(self.blocks, kept, names),
-            "holders": _holder_records(self.blocks, self.peak, names),
+            "holders": [[title, _holder_records(holders, names)] for title, holders in self.holders.items()],
             "names": names.texts,
             "tables": [_table_record(table) for table in self.tables],
             "notes": [[title, list(notes)] for title, notes in self.notes if notes],
@@ -161,15 +171,14 @@ def _block_records(blocks: Iterable[Block], kept: Sequence[int], names: _Names) 
     return [[start, end, size, cat, names.number(mod), names.number(line)] for (start, end, cat, mod, line), size in largest]
 
 
-def _holder_records(blocks: Iterable[Block], peak: int, names: _Names) -> list[list[int]]:
-    """[module, line, category, bytes] of what is alive at the peak."""
-    sizes: dict[tuple[str, str, int], int] = {}
-    for block in blocks:
-        if block.start <= peak < block.end:
-            key = (block.module, block.line, block.category)
-            sizes[key] = sizes.get(key, 0) + block.bytes
+def _holder_records(holders: Sequence[Holder], names: _Names) -> list[list[Any]]:
+    """[names, bytes], those of the same path once."""
+    sizes: dict[tuple[str, ...], int] = {}
+    for holder in holders:
+        if holder.bytes:
+            sizes[holder.path] = sizes.get(holder.path, 0) + holder.bytes
     largest = sorted(sizes.items(), key=lambda item: -item[1])[:MOST_BLOCKS]
-    return [[names.number(module), names.number(line), category, size] for (module, line, category), size in largest]
+    return [[[names.number(name) for name in path], size] for path, size in largest]
 
 
 def _table_record(table: Table) -> dict[str, Any]:
@@ -204,7 +213,8 @@ def make_page(rehearsal: Rehearsal, title: str = "Rehearsal") -> Page:
         facts=_facts(rehearsal),
         categories=[name.replace("_", " ") for name in categories],
         samples=samples,
-        blocks=_contributors(rehearsal, categories, peak),
+        blocks=_blocks(rehearsal, categories),
+        holders={"by module": _holders_by_module(rehearsal), "by line": _holders_by_line(rehearsal)},
         marks=_marks(timeline.steps, timeline.phases),
         peak=peak,
         capacity=rehearsal.device.limit_bytes or None,
@@ -235,14 +245,33 @@ def _facts(rehearsal: Rehearsal) -> list[tuple[str, str]]:
     return facts
 
 
-def _contributors(rehearsal: Rehearsal, categories: Sequence[str], peak: int) -> list[Block]:
-    """What was alive at the peak, as blocks of that moment."""
+def _blocks(rehearsal: Rehearsal, categories: Sequence[str]) -> list[Block]:
     places = {name: number for number, name in enumerate(categories)}
     return [
-        Block(peak, peak + 1, entry.bytes, places[entry.category], entry.module, entry.line)
-        for entry in rehearsal.peak.contributors
-        if entry.category in places
+        Block(span.start, span.end, span.bytes, places[span.category], span.module, span.line)
+        for span in rehearsal.timeline.spans
+        if span.category in places
     ]
+
+
+PARTS = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "other")
+
+
+def _holders_by_module(rehearsal: Rehearsal) -> list[Holder]:
+    """The numbered layers of a list are one box: there may be a hundred of them."""
+    found = []
+    for row in rehearsal.modules:
+        path = tuple("*" if part.isdecimal() else part for part in row.path.split(".")) if row.path else ("(no module)",)
+        found += [Holder((*path, part.replace("_", " ")), getattr(row, part)) for part in PARTS]
+    return found
+
+
+def _holders_by_line(rehearsal: Rehearsal) -> list[Holder]:
+    found = []
+    for row in rehearsal.lines:
+        file = row.line.rpartition(":")[0]
+        found.append(Holder((file, row.line, *([row.source] if row.source else [])) if file else ("(no line)",), row.bytes))
+    return found
 
 
 def _marks(steps: Sequence[int], phases: Sequence[str]) -> list[tuple[int, str]]:

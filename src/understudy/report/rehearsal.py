@@ -173,14 +173,30 @@ class TimeEstimate:
 
 
 @dataclass(frozen=True)
+class Span:
+    """Storages that were alive from one point of the timeline to another (excluded): made in one module by one line."""
+
+    start: int
+    end: int
+    bytes: int
+    count: int
+    category: str
+    module: str
+    line: str
+
+
+@dataclass(frozen=True)
 class Timeline:
-    """Memory over the run, at most some thousand points: `operators` counts calls, `bytes[category]` what was alive."""
+    """Memory over the run, at most some thousand points: `operators` counts calls, `bytes[category]` what was alive.
+
+    `spans` are the largest of what makes it up."""
 
     operators: list[int] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     phases: list[str] = field(default_factory=list)
     bytes: dict[str, list[int]] = field(default_factory=dict)
     peak_index: int = 0
+    spans: list[Span] = field(default_factory=list)
 
 
 @dataclass
