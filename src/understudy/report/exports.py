@@ -18,6 +18,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
+from understudy.report.page import holders_by_line, holders_by_module
 from understudy.report.rehearsal import Rehearsal
 from understudy.simulation.allocator import Allocator
 
@@ -57,20 +58,17 @@ def _slices(thread: int, moments: list[tuple[str, int]]) -> Iterator[dict[str, A
         yield {"ph": "X", "pid": PROCESS, "tid": thread, "ts": start, "dur": following - start, "name": name}
 
 
-def _stacks(rehearsal: Rehearsal) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], int]]:
-    """(by module, by line, bytes) of what was alive at the peak, the outermost frame first."""
-    for entry in rehearsal.peak.contributors:
-        modules = entry.module.split(".") if entry.module else ["(outside of modules)"]
-        file = entry.line.rpartition(":")[0]
-        lines = [file, entry.line] if file else [entry.line or "(no line)"]
-        yield (*modules, entry.category), (*lines, entry.category), entry.bytes
+def _stacks(rehearsal: Rehearsal, by: str) -> list[tuple[tuple[str, ...], int]]:
+    """What was alive at the peak, by "module" or by "line": names, the outermost first, and bytes."""
+    holders = holders_by_module(rehearsal) if by == "module" else holders_by_line(rehearsal)
+    return [(holder.path, holder.bytes) for holder in holders if holder.bytes]
 
 
 def write_folded(rehearsal: Rehearsal, path: str | Path, by: str = "module") -> None:
     """`a;b;c bytes`, a line for each stack."""
     sizes: dict[str, int] = {}
-    for modules, lines, size in _stacks(rehearsal):
-        stack = ";".join(_folded_frame(frame) for frame in (modules if by == "module" else lines))
+    for names, size in _stacks(rehearsal, by):
+        stack = ";".join(_folded_frame(name) for name in names)
         sizes[stack] = sizes.get(stack, 0) + size
     Path(path).write_text("".join(f"{stack} {size}\n" for stack, size in sizes.items()), encoding="utf-8")
 
@@ -84,13 +82,13 @@ def _folded_frame(name: str) -> str:
 def write_speedscope(rehearsal: Rehearsal, path: str | Path) -> None:
     frames: dict[str, int] = {}
     profiles = []
-    stacks = list(_stacks(rehearsal))
-    for title, column in (("peak by module", 0), ("peak by line", 1)):
-        samples = [[frames.setdefault(name, len(frames)) for name in stack[column]] for stack in stacks]
-        weights = [size for *_, size in stacks]
+    for by in ("module", "line"):
+        stacks = _stacks(rehearsal, by)
+        samples = [[frames.setdefault(name, len(frames)) for name in names] for names, _ in stacks]
+        weights = [size for _, size in stacks]
         profiles.append(
             {
-                "type": "sampled", "name": title, "unit": "bytes", "startValue": 0, "endValue": sum(weights),
+                "type": "sampled", "name": f"peak by {by}", "unit": "bytes", "startValue": 0, "endValue": sum(weights),
                 "samples": samples, "weights": weights,
             }
         )  # fmt: skip

@@ -214,7 +214,7 @@ def make_page(rehearsal: Rehearsal, title: str = "Rehearsal") -> Page:
         categories=[name.replace("_", " ") for name in categories],
         samples=samples,
         blocks=_blocks(rehearsal, categories),
-        holders={"by module": _holders_by_module(rehearsal), "by line": _holders_by_line(rehearsal)},
+        holders={"by module": holders_by_module(rehearsal, folds_numbers=True), "by line": holders_by_line(rehearsal)},
         marks=_marks(timeline.steps, timeline.phases),
         peak=peak,
         capacity=rehearsal.device.limit_bytes or None,
@@ -257,16 +257,18 @@ def _blocks(rehearsal: Rehearsal, categories: Sequence[str]) -> list[Block]:
 PARTS = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "other")
 
 
-def _holders_by_module(rehearsal: Rehearsal) -> list[Holder]:
-    """The numbered layers of a list are one box: there may be a hundred of them."""
+def holders_by_module(rehearsal: Rehearsal, folds_numbers: bool = False) -> list[Holder]:
+    """`folds_numbers`: the numbered layers of a list are one, as there may be a hundred of them."""
     found = []
     for row in rehearsal.modules:
-        path = tuple("*" if part.isdecimal() else part for part in row.path.split(".")) if row.path else ("(no module)",)
+        path = tuple(row.path.split(".")) if row.path else ("(no module)",)
+        if folds_numbers:
+            path = tuple("*" if part.isdecimal() else part for part in path)
         found += [Holder((*path, part.replace("_", " ")), getattr(row, part)) for part in PARTS]
     return found
 
 
-def _holders_by_line(rehearsal: Rehearsal) -> list[Holder]:
+def holders_by_line(rehearsal: Rehearsal) -> list[Holder]:
     found = []
     for row in rehearsal.lines:
         file = row.line.rpartition(":")[0]
