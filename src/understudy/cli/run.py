@@ -37,7 +37,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "understudy run [options] script.py [arguments]  |  understudy run [options] -m module [arguments]"
     parser.epilog = "Exit code: 0 fits or tight, 3 does not fit, 1 the script failed, 130 interrupted, 2 wrong input."
     add = parser.add_argument
-    add("--device", metavar="D", help='a card ("h100", "8xa100-80g"), or all; without it, the CPU and its memory')
+    add("--device", metavar="D", help='cards ("h100", "8xa100-80g", "h100,4090"), or all; without it, the CPU')
     add("--cards", metavar="FILE", help="a TOML file with cards of your own")
     add("--steps", metavar="N", type=_count, default=2, help="optimizer steps after which the script is ended (2)")
     add("--budget", metavar="SIZE", type=_size, help="what the run may reserve, as in 40GiB; over it is exit code 3")
@@ -106,7 +106,7 @@ def _check(options: argparse.Namespace) -> list[tuple[Card | None, int]]:
         return [(None, 1)]
     if options.device == "all":
         return [(card, 1) for card in (*own, *list_cards()) if card.kind != "cpu"]
-    return [parse_devices(options.device, own)]
+    return [parse_devices(name, own) for name in options.device.split(",")]
 
 
 def _near_files(path: str) -> str:

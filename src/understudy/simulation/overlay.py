@@ -49,17 +49,22 @@ class Overlay:
     writes: list[Write] = field(default_factory=list)
     _deleted: set[str] = field(default_factory=set)
     _folder: Any = None
+    _tempdir: str | None = None
     _index: dict[tuple[str, str], Write] = field(default_factory=dict)
     _busy: Any = field(default_factory=threading.local)
 
     def __enter__(self) -> Overlay:
         self._folder = tempfile.TemporaryDirectory(prefix="understudy-", ignore_cleanup_errors=True)
         self.root = os.path.realpath(self._folder.name)
+        os.mkdir(os.path.join(self.root, "tmp"))
+        # Temporary files of the program are real ones, in a folder that goes away.
+        self._tempdir, tempfile.tempdir = tempfile.tempdir, os.path.join(self.root, "tmp")
         _active.append(self)
         return self
 
     def __exit__(self, *exception: object) -> None:
         _active.remove(self)
+        tempfile.tempdir = self._tempdir
         self._folder.cleanup()
 
     def note(self, what: str, target: str) -> None:
@@ -270,7 +275,9 @@ def open_descriptor_in_overlay(original: Function) -> Function:
     return os_open
 
 
-@patch("os.stat", "os.lstat", "os.access", "os.readlink", during=REHEARSAL)
+@patch(
+    "os.stat", "os.lstat", "os.access", "os.readlink", "os.listxattr", "os.getxattr", "os.statvfs", during=REHEARSAL
+)
 def look_into_overlay(original: Function) -> Function:
     """Whether a file exists, and how large it is, is what the rehearsal has made of it."""
 
@@ -413,7 +420,7 @@ def link_in_overlay(original: Function) -> Function:
     return link
 
 
-@patch("os.chmod", "os.utime", "os.truncate", during=REHEARSAL)
+@patch("os.chmod", "os.utime", "os.truncate", "os.setxattr", during=REHEARSAL)
 def change_in_overlay(original: Function) -> Function:
     """Rights, times and sizes of files are changed in a copy."""
 

@@ -151,20 +151,15 @@ _at_exit: list[list[tuple[Function, Any, Any]]] = []
 
 @patch("atexit.register", during=REHEARSAL)
 def collect_exit_functions(original: Function) -> Function:
-    """They belong to the script, which ends before this process does."""
+    """Those of the script belong to it, and it ends before this process does. Libraries stay, and so do theirs."""
 
     def register(function: Function, *args: Any, **kwargs: Any) -> Function:
-        if not _at_exit or not _is_of_script(function):
+        if not _at_exit or sys._getframe(1).f_globals.get("__name__") != "__main__":
             return original(function, *args, **kwargs)
         _at_exit[-1].append((function, args, kwargs))
         return function
 
     return register
-
-
-def _is_of_script(function: Function) -> bool:
-    """Functions of libraries go on to the end of the process, as their modules do."""
-    return getattr(function, "__module__", None) == "__main__"
 
 
 def _run_exit_functions(functions: list[tuple[Function, Any, Any]]) -> None:
