@@ -339,7 +339,7 @@ def _print_fit(name: str, low: int, high: int, largest: int | None, outcomes: di
             size: {"verdict": o.rehearsal.verdict, "reserved_bytes": o.needed} if o.rehearsal else {"error": o.error}
             for size, o in sorted(outcomes.items())
         }
-        record = {"name": name, "largest": largest, "sizes": sizes}
+        record: dict[str, Any] = {"name": name, "largest": largest, "sizes": sizes}
         record |= {"fixed_bytes": formula[0], "bytes_each": formula[1], "deviation": formula[2]} if formula else {}
         print(json.dumps(record, indent=2))
         return

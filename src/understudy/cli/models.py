@@ -275,7 +275,7 @@ def _make_symbolic_values(mode: FakeTensorMode, inputs: Sequence[InputSpec]) -> 
         sizes = [size if isinstance(size, int) else examples[size[0]] for size in spec.sizes]
         example = torch.empty(sizes, dtype=getattr(torch, spec.dtype))
         context = tuple("static" if isinstance(size, int) else size[0] for size in spec.sizes)
-        value = mode.from_tensor(example, source=spec.name or f"input{position}", symbolic_context=context)
+        value: torch.Tensor = mode.from_tensor(example, source=spec.name or f"input{position}", symbolic_context=context)
         if spec.device != "cpu":
             with mode:
                 value = value.to(spec.device)

@@ -115,7 +115,8 @@ def make_executor(workers: int, dask: str | None = None) -> Executor:
     except ImportError:
         raise UnderstudyError("--dask needs the package distributed: pip install understudy[dask]") from None
     try:
-        client = Client(dask, timeout=10, set_as_default=False)
+        connect: Callable[..., Any] = Client
+        client = connect(dask, timeout=10, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
         raise UnderstudyError(f"--dask {dask}: no cluster answers ({type(error).__name__})") from None
     return _ClusterExecutor(client)

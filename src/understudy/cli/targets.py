@@ -19,7 +19,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -297,8 +297,9 @@ def _load_config(path: str, mode: FakeTensorMode) -> Program:
     if hasattr(config, "use_cache"):
         config.use_cache = False
     names = [name for name in record.get("architectures") or () if hasattr(transformers, name)]
+    make: Callable[..., Any] = getattr(transformers, names[0]) if names else transformers.AutoModel.from_config
     with mode:
-        model = getattr(transformers, names[0])(config) if names else transformers.AutoModel.from_config(config)
+        model = make(config)
     return Program(model, _inputs_of_config(model, config), "the configuration")
 
 
@@ -322,7 +323,7 @@ def _inputs_of_config(model: Any, config: Any) -> tuple[InputSpec, ...]:
         frames = 2 * getattr(config, "max_source_positions", 1500)
         features = InputSpec(name, "float32", (batch, getattr(config, "num_mel_bins", 80), frames))
         return (features, InputSpec("decoder_input_ids", "int64", (batch, ("length", length))))
-    inputs = (InputSpec("input_ids", "int64", (batch, ("length", length))),)
+    inputs: tuple[InputSpec, ...] = (InputSpec("input_ids", "int64", (batch, ("length", length))),)
     if getattr(config, "is_encoder_decoder", False):
         inputs += (InputSpec("decoder_input_ids", "int64", (batch, ("length", length))),)
     return inputs

@@ -101,8 +101,8 @@ def _line_changes(before: Rehearsal, after: Rehearsal) -> tuple[Change, ...]:
     found = []
     for key in {**old, **new}:
         row = new.get(key) or old[key]
-        sizes = [rows[key].bytes if key in rows else 0 for rows in (old, new)]
-        found.append(Change(row.line, *sizes, row.source))
+        before_bytes, after_bytes = (rows[key].bytes if key in rows else 0 for rows in (old, new))
+        found.append(Change(row.line, before_bytes, after_bytes, row.source))
     return tuple(sorted((c for c in found if abs(c.growth) >= LEAST_CHANGE), key=lambda c: -c.growth))
 
 
@@ -115,9 +115,9 @@ def _lines_by_text(rows: Sequence[LineRow]) -> dict[tuple[str, str, int], LineRo
     counts: Counter[tuple[str, str]] = Counter()
     found = {}
     for file, _, row in sorted(places, key=lambda place: place[:2]):
-        text = (file, row.source or row.line)
-        found[(*text, counts[text])] = row
-        counts[text] += 1
+        text = row.source or row.line
+        found[file, text, counts[file, text]] = row
+        counts[file, text] += 1
     return found
 
 

@@ -311,7 +311,7 @@ class _Branch:
 
     def sums(self) -> tuple[int, ...]:
         own = self.own
-        figures = (
+        figures: tuple[int, ...] = (
             (own.bytes, own.parameters, own.gradients, own.optimizer_state, own.activations, own.macs) if own else (0,) * 6
         )
         for child in self.children.values():
