@@ -140,6 +140,17 @@ def test_numbers_by_name(text: str, expected: str | None) -> None:
     assert (changed and changed["a.py"]) == expected
 
 
+def test_switches_and_arguments_of_the_script() -> None:
+    text = "p.add_argument('--checkpoint', action='store_true')\np.add_argument('--batch-size', type=int, default=8)\n"
+    found = {change.name: change.arguments for change in find_changes({"t.py": text}, ("--batch-size", "32"))}
+    assert found["its own --checkpoint"] == ("--checkpoint",)
+    assert found["batch 32 -> 16 (accumulate 2 to keep the effective batch)"] == ("--batch-size", "16")
+    assert len(found) == 3
+    assert "its own --checkpoint" not in {change.name for change in find_changes({"t.py": text}, ("--checkpoint",))}
+    changes = find_changes({"t.py": text}, ("--batch-size", "32"))
+    assert write_patch((changes[1],), {}) == "# run with --checkpoint\n"
+
+
 def test_a_mirror_has_links_and_other_texts(tmp_path: Path) -> None:
     home = tmp_path / "home"
     (home / "package" / "inner").mkdir(parents=True)

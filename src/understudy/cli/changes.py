@@ -12,6 +12,7 @@ import ast
 import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 Files = Mapping[str, str]
 
@@ -40,10 +41,12 @@ class Change:
     rank: int
     edits: tuple[Edit, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
+    arguments: tuple[str, ...] = ()
+    """Options of the script, added to its command line: a later value of an option wins."""
 
     def is_compatible(self, other: Change) -> bool:
         """Whether both can be made: they touch different text and different settings."""
-        if set(self.environment) & set(other.environment):
+        if set(self.environment) & set(other.environment) or set(self.arguments[:1]) & set(other.arguments[:1]):
             return False
         return not any(
             a.file == b.file and a.start < b.end and b.start < a.end and (a.text, a.start) != (b.text, b.start)
@@ -72,6 +75,7 @@ def apply_changes(changes: tuple[Change, ...], files: Files) -> dict[str, str]:
 def write_patch(changes: tuple[Change, ...], files: Files) -> str:
     """A unified diff, and the variables to set."""
     parts = [f"{name}={value}" for change in changes for name, value in change.environment.items()]
+    parts += [" ".join(change.arguments) for change in changes if change.arguments]
     text = "".join(f"# run with {part}\n" for part in parts)
     for file, new in sorted(apply_changes(changes, files).items()):
         old = files[file].splitlines(keepends=True)
@@ -79,17 +83,48 @@ def write_patch(changes: tuple[Change, ...], files: Files) -> str:
     return text
 
 
-def find_changes(files: Files) -> list[Change]:
-    """All that the texts suggest. A file that is no Python suggests nothing."""
+def find_changes(files: Files, arguments: tuple[str, ...] = ()) -> list[Change]:
+    """All that the texts and the command line suggest. A file that is no Python suggests nothing."""
     changes = [Change("expandable segments", "environment", 0, (), {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})]
     for file, text in files.items():
         try:
             source = _Source(file, text, ast.parse(text))
         except SyntaxError:
             continue
+        changes += _switch_changes(source, arguments)
         for finder in FINDERS:
             changes += finder(source)
-    return changes
+    given = list(_argument_changes(arguments))
+    # A number on the command line hides its default in the text.
+    return [*(c for c in changes if not given or not c.name.startswith("batch ")), *given]
+
+
+SWITCHES = {
+    "checkpoint": 1, "checkpointing": 1, "gradientcheckpointing": 1, "gradckpt": 1, "recompute": 1, "sdpa": 0, "flash": 0,
+    "flashattention": 0, "fused": 0, "amp": 2, "bf16": 2, "fp16": 2, "mixedprecision": 2,
+}  # fmt: skip
+"""Names of switches that scripts have for saving memory, and their rank."""
+
+
+def _switch_changes(source: _Source, arguments: tuple[str, ...]) -> Iterator[Change]:
+    """`add_argument("--checkpoint", action="store_true")`: the script's own way."""
+    for call in source.calls("add_argument"):
+        action = _keywords(call).get("action")
+        if not isinstance(action, ast.Constant) or action.value != "store_true":
+            continue
+        for option in (part.value for part in call.args if isinstance(part, ast.Constant)):
+            rank = SWITCHES.get(_plain(str(option)))
+            if rank is not None and option not in arguments:
+                yield Change(f"its own {option}", source.place(call), rank, arguments=(str(option),))
+
+
+def _argument_changes(arguments: tuple[str, ...]) -> Iterator[Change]:
+    """`--batch-size 32` on the command line."""
+    for option, value in pairwise(arguments):
+        if option.startswith("--") and _is_named(option, "batch") and value.isdecimal() and int(value) >= 2:
+            half = int(value) // 2
+            name = f"batch {value} -> {half} (accumulate 2 to keep the effective batch)"
+            yield Change(name, "command line", 3, arguments=(option, str(half)))
 
 
 @dataclass(slots=True)

@@ -149,7 +149,7 @@ def _try_changes(
     plain: Variant, base: Outcome, files: dict[str, str], options: argparse.Namespace
 ) -> tuple[list[Trial], list[tuple[Change, str]]]:
     """Each change; then, while too little fits, combinations of two and of three of those that save most."""
-    singles = find_changes(files)[: options.most]
+    singles = find_changes(files, tuple(options.arguments))[: options.most]
     progress = Progress(len(singles))
     trials: list[Trial] = []
     failed: list[tuple[Change, str]] = []
@@ -184,7 +184,8 @@ def _rehearse_changes(
     for changes in groups:
         environment = {name: value for change in changes for name, value in change.environment.items()}
         texts = apply_changes(changes, files)
-        variants.append(Variant(plain.script, plain.arguments, texts, environment, plain.options))
+        added = tuple(part for change in changes for part in change.arguments)
+        variants.append(Variant(plain.script, (*plain.arguments, *added), texts, environment, plain.options))
     progress.show("rehearsing")
     for number, outcome in rehearse_all(variants, options.device, _renew(options)):
         progress.advance(" + ".join(change.name for change in groups[number]))
