@@ -26,6 +26,11 @@ STARTED_FROM = "t_outputs"
 """Its variable with what the backward pass starts from."""
 
 
+def apply_function(function: type[torch.autograd.Function], *args: object) -> Any:
+    """`function.apply(…)`, which torch leaves without annotations."""
+    return function.apply(*args)
+
+
 def shape_of_gradient(node: Any, result: int = 0) -> Any:
     return node._input_metadata[result].shape
 
