@@ -142,7 +142,9 @@ def category_of(birth: Birth, measurement: Measurement) -> str:
 
 
 def _peak(measurement: Measurement, totals: DeviceTotals, alive: list[Birth], memory: DeviceMemory | None) -> Peak:
-    sizes = dict.fromkeys(("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes"), totals.peak)
+    sizes = {
+        name: totals.peak for name in ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
+    }
     fragmentation = 0
     if memory is not None:
         allocator = memory.unlimited if memory.first_oom is not None else memory.capped
