@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -201,7 +202,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             return self._attend(func, args, kwargs or {}, full, plan, is_known)
         cache.hits += 1
         if plan.effects:
-            run_effects(plan, flat(FakeTensor, args, kwargs or {}))
+            plan = run_effects(plan, flat(FakeTensor, args, kwargs or {}))
         answer = plan.kind
         if answer == ONE_NEW:
             spec = plan.spec
@@ -273,7 +274,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                 call = self._call(func, args, kwargs)
                 tensor_calls.crosscheck(call, plan, self._infer(call))
         if plan.effects:
-            run_effects(plan, flat(FakeTensor, args, kwargs))
+            plan = run_effects(plan, flat(FakeTensor, args, kwargs))
         return self._replay(func, plan, args, kwargs, is_known)
 
     def _replay(self, func: Any, plan: Plan, args: Any, kwargs: Any, is_known: bool) -> Any:
@@ -379,7 +380,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         args, kwargs = map_structure(to_torch, SymNode, (args, kwargs))
         with self, _torch.fake_context(call.op, self._dynamic_size, self.shape_env):
             result = function(*args, **kwargs)
-        return outcomes_of(result, stand_ins, call, lambda fake: fake._spec)
+        return outcomes_of(result, stand_ins, call, functools.partial(tensor_calls.spec_of_performed, call))
 
     def _dynamic_size(self, op: Any, least: int, most: int | None) -> Any:
         return tensor_calls.dynamic_size(self, op, least, most)

@@ -142,28 +142,24 @@ def category_of(birth: Birth, measurement: Measurement) -> str:
 
 
 def _peak(measurement: Measurement, totals: DeviceTotals, alive: list[Birth], memory: DeviceMemory | None) -> Peak:
-    sizes = {
-        name: totals.peak for name in ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
-    }
-    fragmentation = 0
+    names = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
+    allocated, reserved, active, requested = 4 * (totals.peak,)
     if memory is not None:
-        allocator = memory.unlimited if memory.first_oom is not None else memory.capped
-        statistics = allocator.statistics()
-        sizes = {name: statistics[f"{name}.all.peak"] for name in sizes}
-        fragmentation = sizes["reserved_bytes"] - sizes["allocated_bytes"]
+        statistics = (memory.unlimited if memory.first_oom is not None else memory.capped).statistics()
+        allocated, reserved, active, requested = (statistics[f"{name}.all.peak"] for name in names)
     last = measurement.events[totals.peak_event - 1] if totals.peak_event else None
-    contributors = _contributors(alive)
-    if last is None:
-        return Peak(**sizes, fragmentation_bytes=fragmentation)
     return Peak(
-        **sizes,
-        fragmentation_bytes=fragmentation,
-        step=last.step,
-        phase=last.phase,
-        module=last.module.path,
-        line=_line_text(last.line),
-        operator="" if last.operator is None else str(last.operator),
-        contributors=contributors,
+        allocated,
+        reserved,
+        active,
+        requested,
+        fragmentation_bytes=reserved - allocated,
+        step=last.step if last else 0,
+        phase=last.phase if last else "",
+        module=last.module.path if last else "",
+        line=_line_text(last.line) if last else "",
+        operator="" if last is None or last.operator is None else str(last.operator),
+        contributors=_contributors(alive),
     )
 
 
@@ -243,7 +239,8 @@ def _headline(verdict: str, peak: Peak, device: Device, oom: OutOfMemoryRecord |
     over = used - device.limit_bytes
     by = f", {_in_units(over, total)} {_unit(total)} too much" if over > 0 else ""
     first = f"; first out of memory at {oom.line}" if oom is not None and oom.line else ""
-    return f"{verdict} on {name}: {_in_units(used, total)} of {_in_units(total, total)} {_unit(total)} needed{by}, {where}{first}"
+    amount = f"{_in_units(used, total)} of {_in_units(total, total)} {_unit(total)} needed{by}"
+    return f"{verdict} on {name}: {amount}, {where}{first}"
 
 
 def _unit(total: int) -> str:

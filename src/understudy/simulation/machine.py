@@ -20,9 +20,8 @@ from understudy.fake import native
 from understudy.simulation.allocator_parts import AllocatorSettings
 from understudy.simulation.catalogue import Card, read_software
 from understudy.simulation.memory import DeviceMemory, MachineMemory, OnOOM
-from understudy.simulation.scratch_memory import ScratchMemory
 from understudy.simulation.storages import ObservedMode, StorageRecord
-from understudy.simulation.workspaces import Workspaces
+from understudy.simulation.workspaces import ScratchMemory, Workspaces
 from understudy.spec.error_context import with_line
 
 SETTINGS_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")

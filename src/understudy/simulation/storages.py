@@ -176,7 +176,7 @@ class ObservedMode(FakeTensorMode):
                 self.last_key = key
             return find_plan(key)
 
-        self._find_plan = find_and_keep
+        self._find_plan = find_and_keep  # type: ignore[assignment]
 
     # --- operators -----------------------------------------------------------------------------------------
 
