@@ -80,9 +80,6 @@ from understudy.meta.tracer import symbolic_trace as symbolic_trace
 # fake values for the nodes of a graph
 from understudy.prop.propagation import FakeTensorProp as FakeTensorProp
 from understudy.prop.propagation import PropagateUnbackedSymInts as PropagateUnbackedSymInts
-from understudy.report.rehearsal import Rehearsal as Rehearsal
-from understudy.report.runs import RehearsalOptions as RehearsalOptions
-from understudy.report.runs import rehearse as rehearse
 from understudy.shapes.bindings import KeyPath as KeyPath
 from understudy.shapes.bindings import bind_symbols as bind_symbols
 from understudy.shapes.bindings import compute_unbacked_bindings as compute_unbacked_bindings
@@ -145,6 +142,9 @@ from understudy.shapes.torch_api.names import optimization_hint as optimization_
 from understudy.shapes.torch_api.names import sym_and as sym_and
 from understudy.shapes.torch_api.names import sym_eq as sym_eq
 from understudy.shapes.torch_api.names import sym_or as sym_or
+from understudy.report.rehearsal import Rehearsal as Rehearsal
+from understudy.report.runs import RehearsalOptions as RehearsalOptions
+from understudy.report.runs import rehearse as rehearse
 from understudy.simulation.simulator import simulate as simulate
 from understudy.spec.call import New as New
 from understudy.spec.call import Same as Same

@@ -10,20 +10,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 __all__ = [
-    "WholeComposites",
-    "below_autograd",
-    "bind_arguments",
-    "broken_guards",
-    "check_dynamic_shapes",
-    "flatten_shapes",
-    "flatten_with_paths",
-    "key_text",
-    "materialise_table",
-    "rename_nodes",
-    "training_verifier",
-    "verifier",
-    "wrap_autocast",
-    "wrap_set_grad",
+    "WholeComposites", "below_autograd", "bind_arguments", "broken_guards", "check_dynamic_shapes", "flatten_with_paths", "flatten_shapes", "key_text",
+    "materialise_table", "rename_nodes", "training_verifier", "verifier", "wrap_autocast", "wrap_set_grad",
 ]  # fmt: skip
 
 

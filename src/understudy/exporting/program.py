@@ -26,8 +26,9 @@ from understudy.exporting.guards import GuardRecord, check_requests, guard_code
 from understudy.exporting.interop import TorchValues, convert_values
 from understudy.exporting.regions import wrap_regions
 from understudy.exporting.requests import Inputs, read_inputs
-from understudy.exporting.signature import Lifted, ModelState, lift, lift_again, make_signature
+from understudy.exporting.signature import ExportError, Lifted, ModelState, lift, lift_again, make_signature
 from understudy.fake.mode import FakeTensorMode
+from understudy.fake.tensor import FakeTensor
 from understudy.fake.torch_api import maybe_get_fake_mode
 from understudy.patching import EXPORTING, active, patch
 from understudy.shapes.env import ShapeEnv
@@ -240,10 +241,7 @@ def _recorded(leaf: Any) -> Any:
 
 
 def _call_argument(value: Any) -> Any:
-    from torch.export.graph_signature import (  # why: only where signatures are preserved
-        ConstantArgument,
-        TensorArgument,
-    )
+    from torch.export.graph_signature import ConstantArgument, TensorArgument  # why: only where signatures are preserved
 
     return TensorArgument(value.name) if isinstance(value, Node) else ConstantArgument("", value)
 
