@@ -54,8 +54,7 @@ def when_imported(module: str, *places: str, is_for_harm: bool = False) -> Calla
 
     def register(make: Function) -> Function:
         patch_found(f"{module}: {', '.join(places)}", during=REHEARSAL)(make)
-        for place in places:
-            LIBRARY_PATCHES.append(LibraryPatch(module, tuple(place.split(".")), make, is_for_harm))
+        LIBRARY_PATCHES.extend(LibraryPatch(module, tuple(place.split(".")), make, is_for_harm) for place in places)
         return make
 
     return register
@@ -426,7 +425,7 @@ def open_header(original: Function) -> Function:
 def build_from_configuration(original: Function) -> Any:
     """The configuration tells names, shapes and dtypes of all parameters: weights are neither downloaded nor read."""
 
-    def from_pretrained(cls: Any, name: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
+    def from_pretrained(cls: Any, /, name: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
         if _torch.active_fake_mode() is None:
             return getattr(original, "__func__", original)(cls, name, *args, config=config, **kwargs)
         if name is None:
@@ -452,7 +451,7 @@ def _build(cls: Any, name: Any, args: Any, config: Any, options: dict[str, Any])
         raise UnderstudyError(f"from_pretrained({str(name)!r}): quantised weights are not rehearsed yet")
     dtype = options.pop("dtype", options.pop("torch_dtype", "auto"))
     options.pop("torch_dtype", None)
-    config, unused = _configuration(cls, name, config, options)
+    config = _configuration(cls, name, config, options)
     if isinstance(dtype, str):
         found = getattr(config, "dtype", None) or _dtype_of_weights(name)
         dtype = found if dtype == "auto" else getattr(torch, dtype)
@@ -474,25 +473,22 @@ def _attention(options: dict[str, Any]) -> dict[str, Any]:
     return {} if chosen is None else {"attn_implementation": chosen}
 
 
-def _configuration(cls: Any, name: Any, config: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _configuration(cls: Any, name: Any, config: Any, options: dict[str, Any]) -> Any:
     from_hub = {key: value for key, value in options.items() if key in HUB_OPTIONS}
     others = {key: value for key, value in options.items() if key not in LOADING_OPTIONS}
     if config is not None and not isinstance(config, (str, os.PathLike)):
         for key, value in others.items():
             setattr(config, key, value)
-        return config, {}
+        return config
     source = name if config is None else config
     try:
-        found: tuple[Any, dict[str, Any]] = cls.config_class.from_pretrained(
-            source, return_unused_kwargs=True, local_files_only=True, **from_hub, **others
-        )
+        return cls.config_class.from_pretrained(source, local_files_only=True, **from_hub, **others)
     except OSError as error:
         raise MissingFileError(
             f"from_pretrained({str(source)!r}): its config.json is not here, and a rehearsal downloads nothing. "
             f"Wanted is that one small file: put it into a folder and name the folder, or fetch it once with "
             f"`hf download {source} config.json`"
         ) from error
-    return found
 
 
 def _dtype_of_weights(name: Any) -> torch.dtype | None:

@@ -42,8 +42,8 @@ class simulate:
     `device` is a name of the catalogue ("h100", "8xa100-80g"), a `Card`, or the path of a TOML file with a card of one's own
     ("cards.toml", or "cards.toml:name" if it has several). Tensors are stand-ins, those on the CPU too; out of memory is
     raised where the card would. `settings` stands in the place of PYTORCH_CUDA_ALLOC_CONF, `context` is the memory
-    outside of the allocator in bytes, `on_oom="record"` goes on beyond the limit. `answers` is the policy for reads of data that is not
-    there, as of `FakeTensorMode`.
+    outside of the allocator in bytes, `on_oom="record"` goes on beyond the limit. `answers` is the policy for reads of data
+    that is not there, as of `FakeTensorMode`.
 
     `with ... as machine` gives the `Machine`: its memory, listeners (`machine.mode.add_listener`), and notes.
     """
