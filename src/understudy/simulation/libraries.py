@@ -435,6 +435,46 @@ def build_from_configuration(original: Function) -> Any:
     return classmethod(from_pretrained)
 
 
+@when_imported("transformers.utils.hub", "cached_files")
+def name_missing_files(original: Function) -> Function:
+    """A rehearsal downloads nothing: the error says which small file is wanted, and how to get it."""
+
+    def cached_files(path_or_repo_id: Any, filenames: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(path_or_repo_id, filenames, *args, **kwargs)
+        except OSError as error:
+            if _torch.active_fake_mode() is None:
+                raise
+            raise _missing(path_or_repo_id, ", ".join(filenames)) from error
+
+    return cached_files
+
+
+def _missing(name: Any, files: str) -> MissingFileError:
+    return MissingFileError(
+        f"from_pretrained({str(name)!r}): its {files} is not here, and a rehearsal downloads nothing. Wanted is that one "
+        f"small file: put it into a folder and name the folder, or fetch it once with `hf download {name} {files}`"
+    )
+
+
+@when_imported("datasets.load", "load_dataset")
+def name_missing_data(original: Function) -> Function:
+    """As for configurations."""
+
+    def load_dataset(path: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(path, *args, **kwargs)
+        except (OSError, ConnectionError) as error:
+            if _torch.active_fake_mode() is None:
+                raise
+            raise MissingFileError(
+                f"load_dataset({str(path)!r}): the data set is not here, and a rehearsal downloads nothing. A few rows are "
+                "enough: fetch it once, or name a local file with the same columns"
+            ) from error
+
+    return load_dataset
+
+
 HUB_OPTIONS = ("cache_dir", "revision", "subfolder", "token", "trust_remote_code", "proxies")
 LOADING_OPTIONS = frozenset(
     {*HUB_OPTIONS, "device_map", "max_memory", "offload_folder", "low_cpu_mem_usage", "use_safetensors", "variant",
@@ -484,11 +524,9 @@ def _configuration(cls: Any, name: Any, config: Any, options: dict[str, Any]) ->
     try:
         return cls.config_class.from_pretrained(source, local_files_only=True, **from_hub, **others)
     except OSError as error:
-        raise MissingFileError(
-            f"from_pretrained({str(source)!r}): its config.json is not here, and a rehearsal downloads nothing. "
-            f"Wanted is that one small file: put it into a folder and name the folder, or fetch it once with "
-            f"`hf download {source} config.json`"
-        ) from error
+        if isinstance(error, MissingFileError):
+            raise
+        raise _missing(source, "config.json") from error
 
 
 def _dtype_of_weights(name: Any) -> torch.dtype | None:
