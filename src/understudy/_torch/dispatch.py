@@ -15,8 +15,14 @@ import torch.utils._python_dispatch as _modes
 from torch import Tensor
 from torch._C import DispatchKey
 
-from understudy._torch.modes import FAKE, count_function_modes, is_recorded_above_autograd, no_modes
-from understudy._torch.tensors import DispatchKeySet, NoDispatch, is_stand_in
+from understudy._torch.modes import (
+    FAKE,
+    active_fake_mode,
+    count_function_modes,
+    is_recorded_above_autograd,
+    no_modes,
+)
+from understudy._torch.tensors import DispatchKeySet, NoDispatch, innermost, is_stand_in
 from understudy.contexts import GuardedExit, guard_exit
 from understudy.patching import ANY_MODE, switch
 
@@ -348,3 +354,23 @@ def hollow() -> Tensor:
     """A tensor of nothing: what values of a trace are made of."""
     with no_modes(), torch._C.DisableTorchFunction():
         return torch.empty((), dtype=torch.int64, device="meta")
+
+
+def is_in_backward() -> bool:
+    """Whether this thread computes gradients: autograd's engine is at work."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def simulated_facts(tensor: Any) -> Any:
+    """What is known of the device on which a stand-in is, seen through wrappers; None if nothing is."""
+    mode = getattr(innermost(tensor), "fake_mode", None) or active_fake_mode()
+    return getattr(mode, "device_facts", None)
+
+
+def make_fake_store() -> Any:
+    """The store of torch's fake process group, which it registers with its import."""
+    from torch.testing._internal.distributed.fake_pg import (
+        FakeStore,  # why: only programs with processes need it
+    )
+
+    return FakeStore()

@@ -40,6 +40,17 @@ def storage_id(tensor: Tensor) -> int:
     return native_storage(tensor)._cdata
 
 
+def has_other_tensors(tensor: Tensor) -> bool:
+    """Whether others share its storage. The storage object that is made to ask counts as one."""
+    storage = native_storage(tensor)
+    return torch._C._storage_Use_Count(storage._cdata) > 2
+
+
+def storage_number(storage: torch.UntypedStorage) -> int:
+    """As `storage_id`, of the storage itself."""
+    return storage._cdata
+
+
 def is_zero(tensor: Tensor) -> bool:
     """Whether it is one of those that forward differentiation makes for a gradient of zero, without memory."""
     return tensor._is_zerotensor()

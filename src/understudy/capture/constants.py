@@ -36,7 +36,7 @@ from understudy.ops.traits.writes import written_values
 from understudy.spec.call import flat
 
 if TYPE_CHECKING:
-    from understudy.capture.cached_functions import CachedFunctions
+    from understudy.capture.borrowed_modules import CachedFunctions
     from understudy.capture.tracer import PythonKeyTracer
 
 ORIGINAL_PATH = "original_path"

@@ -83,13 +83,13 @@ class DecompositionInterpreter(Interpreter):
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
         value = super().placeholder(target, args, kwargs)
-        return self._known_by(value, self.new_graph.placeholder(target))
+        return self._track(value, self.new_graph.placeholder(target))
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         value = super().get_attr(target, args, kwargs)
-        if isinstance(value, torch.Tensor) and self.tracer.recorded(value) is not None:
+        if isinstance(value, torch.Tensor) and self.tracer.find_node(value) is not None:
             return value
-        return self._known_by(value, self.new_graph.get_attr(target))
+        return self._track(value, self.new_graph.get_attr(target))
 
     def output(self, target: Any, args: Any, kwargs: Any) -> Any:
         value = super().output(target, args, kwargs)
@@ -100,7 +100,7 @@ class DecompositionInterpreter(Interpreter):
         with self.mode:
             return super().run(*args, **kwargs)
 
-    def _known_by(self, value: Any, node: Node) -> Any:
+    def _track(self, value: Any, node: Node) -> Any:
         track_tensor_tree(value, self.tracer.proxy(node), constant=None, tracer=self.tracer)
         return value
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -20,8 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from understudy import _torch
 from understudy.capture import wrapper_subclasses
-from understudy.capture.borrowed_modules import BorrowedModules, modules_of
-from understudy.capture.cached_functions import CachedFunctions
+from understudy.capture.borrowed_modules import BorrowedModules, CachedFunctions, modules_of
 from understudy.capture.constants import ORIGINAL_PATH, OutsideTensors, forgetful_optimizers
 from understudy.capture.graph_passes import insert_promises, make_writable, remove_dead_code
 from understudy.capture.higher_order.torch_tracing import running
@@ -156,6 +155,10 @@ class Options:
     error_on_data_dependent_ops: bool = True
     proxy_module_inputs: bool = False
     torch_functions: bool = True
+    keeps_parts: bool = True
+    """Above autograd: record what operators consist of, for a backward pass inside of the program."""
+    whole: Container[Any] | None = None
+    """Composite operators that are recorded as they are. Autograd, which would break them up, is left out."""
 
 
 def make_fx(
@@ -186,14 +189,14 @@ def make_fx(
     )  # fmt: skip
 
     @functools.wraps(f)
-    def traced(*args: Any) -> GraphModule:
+    def trace(*args: Any) -> GraphModule:
         try:
             return Capture(f, options).run(args)
         except RecursionError:
             refuse_cycles(args)
             raise
 
-    return traced
+    return trace
 
 
 class Capture:
@@ -228,6 +231,8 @@ class Capture:
             self.tracer, self.options.tracing_mode, self.options.pre_dispatch, self.options.allow_fake_constant,
             self.options.error_on_data_dependent_ops, self.options.decomposition_table,
         )  # fmt: skip
+        self.recorder.keeps_parts = self.options.keeps_parts
+        self.recorder.whole = self.options.whole or ()
         self._make_placeholders(names, in_spec, inputs)
         self._bind_symbols_of_data(inputs)
         with to_the_end(lambda: self._close(inputs)):
@@ -333,7 +338,7 @@ class Capture:
             value = _torch.innermost(value)
         set_val(node, value)
         if isinstance(value, torch.Tensor):
-            if tracer.recorded(value) is None:
+            if tracer.find_node(value) is None:
                 tracer.remember(value, node)
             if type(value) is FakeTensor:
                 tracer.symbols.bind_tensor(value._spec, node)
@@ -378,7 +383,9 @@ class Capture:
     # --- the run ---------------------------------------------------------------------------------------------
 
     def _perform(self, args: Any, state: BorrowedModules) -> Any:
-        with self.fake_mode or nullcontext(), self._surroundings(), running(self), self.recorder, self._modules() as stack:
+        below = nullcontext() if self.options.whole is None else _torch.below_autograd()
+        surroundings = self._surroundings()
+        with self.fake_mode or nullcontext(), surroundings, running(self), below, self.recorder, self._modules() as stack:
             self.tracer.node_meta.module_stack = stack
             with disable_autocast_cache():  # casts that were made before would be unknown to the graph
                 try:

@@ -182,7 +182,7 @@ def wrap_key(
     flat, _ = _torch.tree_flatten(tensors)
 
     @functools.wraps(f)
-    def wrapped(*proxies: Any) -> Any:
+    def call(*proxies: Any) -> Any:
         flat_proxies, _ = _torch.tree_flatten(proxies)
         with disable_proxy_modes_tracing():
             track_tensor_tree(flat, flat_proxies, constant=None, tracer=tracer)
@@ -194,7 +194,7 @@ def wrap_key(
             ]
         return _torch.tree_map(tracer.unwrap_proxy, f(*given))
 
-    return wrapped
+    return call
 
 
 # --- a trace beside the one that is under way -----------------------------------------------------------------------
@@ -206,11 +206,11 @@ def wrapper_and_args_for_make_fx(
     """`func(*args, **kwargs)` as a function of one flat list, and that list: make_fx takes no keywords."""
     flat, structure = _torch.tree_flatten((args, kwargs))
 
-    def wrapped(flat_args: list[Any]) -> Any:
+    def call(flat_args: list[Any]) -> Any:
         positional, named = _torch.tree_unflatten(flat_args, structure)
         return func(*positional, **named)
 
-    return wrapped, flat
+    return call, flat
 
 
 def get_isolated_graphmodule(

@@ -43,12 +43,15 @@ class PreDispatchTorchFunctionMode(TorchFunctionMode):
         }
 
     # torch.autocast asks the modes for functions whether one is torch's own class of this name.
-    def _claimed_class(self) -> Any:
+    def _claimed_class(self) -> type:
         return _torch.torch_state_recorder_class()
 
     __class__ = property(_claimed_class)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., object], types: tuple[object, ...], args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> Any:
         handler = self._handlers.get(func) if _torch.is_recorded_above_autograd() else None
         if handler is not None:
             return handler(*args, **(kwargs or {}))
@@ -57,7 +60,7 @@ class PreDispatchTorchFunctionMode(TorchFunctionMode):
                 return func(*args, **(kwargs or {}))
         return func(*args, **kwargs) if kwargs else func(*args)
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         if exception[0] is None:
             self._keep_in_step()
@@ -69,7 +72,7 @@ class PreDispatchTorchFunctionMode(TorchFunctionMode):
             self.tracer.keep_in_step = self._keep_in_step
         _torch.set_grad_enabled(enabled)
         self._told = enabled
-        return self._recorded(_torch.set_grad_enabled, (enabled,))
+        return self._record(_torch.set_grad_enabled, (enabled,))
 
     def _keep_in_step(self) -> None:
         """Say what C++ has changed since the graph has said something."""
@@ -78,14 +81,14 @@ class PreDispatchTorchFunctionMode(TorchFunctionMode):
 
     def _enter_autocast(self, *args: Any) -> Node:
         """`torch.autocast` has entered already."""
-        node = self._recorded(_torch.enter_autocast, args)
+        node = self._record(_torch.enter_autocast, args)
         self.enter_autocast_nodes.append(node)
         return node
 
-    def _exit_autocast(self, *args: Any) -> Node:
-        return self._recorded(_torch.exit_autocast, (self.enter_autocast_nodes.pop(),))
+    def _exit_autocast(self, *args: object) -> Node:
+        return self._record(_torch.exit_autocast, (self.enter_autocast_nodes.pop(),))
 
-    def _recorded(self, function: Any, args: tuple[Any, ...]) -> Node:
+    def _record(self, function: Any, args: tuple[Any, ...]) -> Node:
         node = self.tracer.append_call(function, args, {}, function.__name__)
         node.meta["val"] = None
         return node
@@ -119,13 +122,13 @@ class CompositeParts:
                 self._nodes.insert(0, node)
             node = node.prev
         self._results = [
-            (tensor, self._tracer.recorded(tensor)) for tensor in flat(torch.Tensor, (result,), {})
+            (tensor, self._tracer.find_node(tensor)) for tensor in flat(torch.Tensor, (result,), {})
         ]
 
     def belong_to(self, whole: Node) -> None:
         """This is the operator's own node, by which its results are known from now on."""
         if self._nodes and not self.can_be_left_out:
-            known = [(self._tracer.recorded(tensor), part) for tensor, part in self._results]
+            known = [(self._tracer.find_node(tensor), part) for tensor, part in self._results]
             self._tracer.parts.append(PartsOfNode(whole, self._nodes, known))
         self._results = []
 

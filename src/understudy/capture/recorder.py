@@ -9,7 +9,7 @@ import functools
 import logging
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -82,6 +82,10 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
     _mode_key = _torch.PROXY
     supports_higher_order_operators = True
     enable_tracing = True
+    keeps_parts = True
+    """Above autograd, record what operators consist of: a backward pass inside of the program reads it."""
+    whole: Container[Any] = ()
+    """Below autograd: composite operators that are recorded as they are."""
 
     def __init__(
         self, tracer: PythonKeyTracer, tracing_mode: str = "real", pre_dispatch: bool = False,
@@ -176,7 +180,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         # torch's own tables are mappings whose `get` does not know all that they hold.
         decomposition = self._decompositions[op] if op in self._decompositions else None  # noqa: SIM401
         route = (
-            route_of(op, self.pre_dispatch)
+            route_of(op, self.pre_dispatch or op in self.whole)
             if decomposition is None
             else Route(op, decomposition, self.pre_dispatch)
         )
@@ -240,7 +244,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
 
     def _is_strange(self, tensor: torch.Tensor, kind: type) -> bool:
         """A subclass with a dispatch of its own, which has to go first."""
-        if not _torch.uses_python_dispatch(kind) or self.tracer.recorded(tensor) is not None:
+        if not _torch.uses_python_dispatch(kind) or self.tracer.find_node(tensor) is not None:
             return False
         log.debug("the recorder leaves operators on %s to its own __torch_dispatch__", kind.__name__)
         return True
@@ -261,7 +265,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         # Nested tensors in strided layout have kernels of their own for composite operators.
         breaks_up = route.breaks_up and not any(tensor.is_nested for tensor in tensors)
         if route.decomposition is not None or breaks_up:
-            answer = self._taken_apart(func, route, args, kwargs)
+            answer = self._decompose(func, route, args, kwargs)
             if answer is not NotImplemented:
                 return answer
         if unrecorded.of(func) is not None:
@@ -310,7 +314,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
 
         self._parts = None
         with _torch.NoFunctionModes():
-            if not needs_its_parts(args, kwargs):
+            if not self.keeps_parts or not needs_its_parts(args, kwargs):
                 return func(*args, **kwargs)
             inner = InnerRecorder(self)
             with inner:
@@ -344,7 +348,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         node_args = tuple([tracer.argument(value) for value in args])
         return node_args, {name: tracer.argument(value) for name, value in kwargs.items()}
 
-    def _taken_apart(self, func: Any, route: Route, args: Any, kwargs: Any) -> Any:
+    def _decompose(self, func: Any, route: Route, args: Any, kwargs: Any) -> Any:
         """By the user's decomposition, or, for what autograd would have broken up, as eager does."""
         meta = self.tracer.node_meta
         before = meta.original_aten

@@ -23,7 +23,8 @@ from understudy.fake.realise import adopt, make_new, make_view, realise
 from understudy.fake.templates import make_symbolic
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.tensor_calls import TENSOR_SOURCES
-from understudy.fake.values import data_dependent, determined
+from understudy.fake.values import data_dependent, determined, ranges
+from understudy.fake.values.answers import Answers, Policy, make_policy
 from understudy.fake.values.determined import DeterminedContents, LiteralStorage, StoragePart
 from understudy.fake.values.sizes_in_tensors import take_symbols
 from understudy.infer.cache import PLAIN_TYPES, Cache, DispatchCacheInfo, UnusualArgument, add_value
@@ -36,6 +37,7 @@ from understudy.infer.plan import (
     ONE_DETERMINED,
     ONE_NEW,
     ONE_NEW_SYMBOLIC,
+    RANGED,
     Plan,
     run_effects,
 )
@@ -71,6 +73,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     `allow_fallback_kernels`: operators without any shape rule may run for real on small zeros.
     `allow_non_fake_inputs`: real tensors beside fakes are converted instead of refused.
     `crosscheck`: every cache hit is computed again and compared.
+    `answers`: what is answered to reads of data that is not there: "error", "symbol", "plausible", "worst", or a policy
+    of one's own (`fake/values/answers.py`).
     """
 
     _mode_key = _torch.FAKE
@@ -79,6 +83,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     in_kernel_invocation = False
     propagate_real_tensors = False
     allow_meta = True
+    is_observed = False
+    """Whether `follow` and `follow_resize` want to hear of storages."""
 
     def __init__(
         self,
@@ -89,10 +95,15 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         static_shapes: bool | None = None,
         export: bool = False,
         crosscheck: bool = False,
+        answers: str | Policy = "error",
     ) -> None:
         if shape_env is not None and not isinstance(shape_env, ShapeEnv):
             kind = f"{type(shape_env).__module__}.{type(shape_env).__name__}"
             raise TypeError(f"shape_env is a {kind}, where an understudy.ShapeEnv is expected: import that one")
+        if answers == "symbol" and shape_env is None:
+            shape_env, static_shapes = ShapeEnv(), static_shapes is None or static_shapes
+        policy = make_policy(answers)
+        self.answers = None if policy is None else Answers(policy)
         self.allow_fallback_kernels = allow_fallback_kernels
         self.allow_non_fake_inputs = allow_non_fake_inputs
         self.shape_env: Any = shape_env
@@ -200,7 +211,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             return self._attend(func, args, kwargs or {}, full, plan, is_known)
         cache.hits += 1
         if plan.effects:
-            run_effects(plan, flat(FakeTensor, args, kwargs or {}))
+            plan = run_effects(plan, flat(FakeTensor, args, kwargs or {}))
         answer = plan.kind
         if answer == ONE_NEW:
             spec = plan.spec
@@ -213,9 +224,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         if answer == FIRST_ITSELF:
             return args[0]
         if answer == ONE_NEW_SYMBOLIC:
-            spec = plan.spec
-            fake = make_symbolic(spec)
-            fake._spec = spec
+            fake = make_symbolic(plan.spec)
+            fake._spec = plan.spec
             fake.fake_mode = self
             return fake
         return self._replay(func, plan, args, kwargs or {}, False)
@@ -273,7 +283,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                 call = self._call(func, args, kwargs)
                 tensor_calls.crosscheck(call, plan, self._infer(call))
         if plan.effects:
-            run_effects(plan, flat(FakeTensor, args, kwargs))
+            plan = run_effects(plan, flat(FakeTensor, args, kwargs))
         return self._replay(func, plan, args, kwargs, is_known)
 
     def _replay(self, func: Any, plan: Plan, args: Any, kwargs: Any, is_known: bool) -> Any:
@@ -283,11 +293,16 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             made._known = determined.start_contents(func, args, kwargs, plan.spec)
             return made
         inputs = flat(FakeTensor, args, kwargs)
-        if not is_known and plan.kind != FOLLOWED:
+        if not is_known and plan.kind < FOLLOWED:
             return realise(self, plan.outcomes, inputs)
-        before = determined.before_call(plan, args, kwargs, inputs)
+        values = ranges.infer_ranges(func, args, kwargs) if plan.kind == RANGED else None
+        before = determined.before_call(plan, args, kwargs, inputs) if is_known or plan.kind == FOLLOWED else None
         result = realise(self, plan.outcomes, inputs)
-        determined.after_call(func, plan, before, inputs, flat(FakeTensor, (result,), {}))
+        results = flat(FakeTensor, (result,), {})
+        if is_known or plan.kind == FOLLOWED:
+            determined.after_call(func, plan, before, inputs, results)
+        if values is not None and before is None:
+            ranges.keep_ranges(values, results, [inputs[position] for position in plan.written])
         return result
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Call:
@@ -384,6 +399,14 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     def _dynamic_size(self, op: Any, least: int, most: int | None) -> Any:
         return tensor_calls.dynamic_size(self, op, least, most)
 
+    # --- for modes that follow storages --------------------------------------------------------------------------
+
+    def follow(self, fake: FakeTensor) -> None:
+        """A stand-in was made on a storage of its own, elsewhere than on the hot path."""
+
+    def follow_resize(self, storage: torch.UntypedStorage) -> None:
+        """The size of a storage may have changed."""
+
     # --- determined values ------------------------------------------------------------------------------------
 
     def value_of(self, fake: FakeTensor) -> torch.Tensor | None:
@@ -399,6 +422,9 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
     def tolist(self, fake: FakeTensor) -> Any:
         return tensor_calls.tolist(self, fake)
+
+    def values_for_numpy(self, fake: FakeTensor) -> torch.Tensor | None:
+        return tensor_calls.numpy(self, fake)
 
     # --- conversion and copies ---------------------------------------------------------------------------------
 

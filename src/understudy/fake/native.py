@@ -42,9 +42,13 @@ def canonical(device: torch.device) -> torch.device:
     return found
 
 
+current_indices: dict[str, int] = {}
+"""The index of the selected device of each type, where it is not 0."""
+
+
 def current_index(device_type: str) -> int:
     """The index of a device that was named without one."""
-    return 0
+    return current_indices.get(device_type, 0)
 
 
 def native(device: torch.device) -> torch.device:
@@ -68,7 +72,7 @@ def native(device: torch.device) -> torch.device:
     return _native[device]
 
 
-def prepare(spec: TensorSpec) -> tuple[Any, ...]:
+def prepare(spec: TensorSpec) -> tuple[object, ...]:
     """The arguments that make a wrapper for this spec, kept with the spec."""
     device = native(spec.device)
     arguments: tuple[Any, ...] = (spec.shape, spec.stride, spec.offset, None, spec.dtype, torch.strided, device)

@@ -78,7 +78,7 @@ def containers_in(values: Iterable[Any], depth: int = 0) -> Iterator[Any]:
             yield from containers_in(value.values() if isinstance(value, dict) else value, depth + 1)
 
 
-def values_in(container: Any, depth: int = 0) -> Iterator[Any]:
+def values_in(container: Any, depth: int = 0) -> Iterator[object]:
     """The values in a dict or a list, and in lists, tuples and dicts among them."""
     for value in container.values() if isinstance(container, dict) else container:
         if isinstance(value, (list, tuple, dict)) and depth < DEEPEST:

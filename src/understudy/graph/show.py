@@ -132,7 +132,7 @@ def _operator(node: Node) -> str:
     return f"{name.removesuffix('.default')}({', '.join(shown)})"
 
 
-def _argument(value: Any) -> str:
+def _argument(value: object) -> str:
     if isinstance(value, Node):
         return value.name
     if isinstance(value, (list, tuple)):
@@ -149,7 +149,7 @@ def _argument(value: Any) -> str:
     return str(value)
 
 
-def describe_val(val: Any) -> str:
+def describe_val(val: object) -> str:
     """What a node gives, in one line."""
     if type(val) is FakeTensor:
         return str(val._spec)

@@ -6,5 +6,6 @@
     effects  what happens around a replayed plan: checks of memory, counted writes
     sources  where answers come from, in order
     kernels  torch's own kernels as sources
+    refusals  the real operator as the judge of refusals
     shared   plans that captures with different symbols share
 """

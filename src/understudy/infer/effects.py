@@ -13,28 +13,38 @@ import torch
 
 from understudy import _torch
 from understudy.errors import ArgumentError
+from understudy.infer.refusals import answer_for_shared, can_ask
 from understudy.ops.registry import record_of
+from understudy.ops.traits.indices import IndexBound, bounds_of
 from understudy.ops.traits.writes import counts_own_writes, writes_apart, writes_in_order
+from understudy.shapes.node import SymNode
+from understudy.shapes.sizes import lies_in_data
 from understudy.spec import Changed, Outcomes, Same, TensorSpec, is_dense
-from understudy.spec.call import Call
+from understudy.spec.call import Call, flat
 from understudy.spec.error_context import with_line
 
 
 class Effect(Protocol):
     """`inputs` are tensors with specs; `outcomes` those of the plan, in the terms of the mode that replays it."""
 
-    def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> None: ...
+    def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> Outcomes | None:
+        """What the call does in place of the plan's outcomes, if anything."""
+        ...
 
 
 def effects_of(call: Call, outcomes: Outcomes, written: tuple[int, ...]) -> tuple[Effect, ...]:
     """What a call does besides making its results."""
-    if not written:
-        return ()
     effects: list[Effect] = []
+    if bounds := bounds_of(call):
+        effects.append(KnownIndices(call.op, bounds))
+    if not written:
+        return tuple(effects)
     if writes_apart.of(call.op) is not None:
         effects.append(MemoryApart(call.op, written))
     if pairs := _pairs_in_order(call, outcomes, written):
         effects.append(MemoryInOrder(call.op, pairs))
+    if len(call.inputs) > 1 and _torch.has_out_arguments(call.op) and can_ask(call) and not _has_symbols(call):
+        effects.append(SharedMemory(call, written))
     if counts_own_writes(call.op) or isinstance(outcomes, Changed):
         effects.append(CountedWrites(written))
     return tuple(effects)
@@ -49,6 +59,44 @@ class CountedWrites:
     def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> None:
         tensors = [inputs[position] for position in self.written]
         torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
+
+
+@dataclass(frozen=True, slots=True)
+class KnownIndices:
+    """Refuses indices whose values are determined, and lie beyond what they point into. Sizes that are symbols get a
+    guard."""
+
+    op: Any
+    bounds: tuple[IndexBound, ...]
+
+    def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> None:
+        for bound in self.bounds:
+            index = inputs[bound.index]
+            extremes = None if index._known is None else index.extreme_values(bound.ignored)
+            if extremes is None:
+                continue
+            least, most = extremes
+            size = bound.size(inputs[bound.target]._spec)
+            wraps_to = -size if bound.wraps else 0
+            wrong = most if not most < size else least if not least >= wraps_to else None
+            if wrong is not None:
+                reason = f"{self.op}: index {wrong} is out of bounds for a dimension of size {size}"
+                shown = ", ".join(str(tensor._spec) for tensor in inputs)
+                raise with_line(bound.error(reason), str(self.op), shown)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """Asks the real operator what it does if `out=` shares memory with what it reads: no rule tells."""
+
+    call: Call
+    written: tuple[int, ...]
+
+    def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> Outcomes | None:
+        storages = [_torch.storage_id(tensor) for tensor in inputs]
+        if any(storages.count(storages[position]) > 1 for position in self.written):
+            return answer_for_shared(self.call, inputs)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +157,18 @@ def _pairs_in_order(call: Call, outcomes: Outcomes, written: tuple[int, ...]) ->
         (target, read)
         for target in written
         for read in range(len(inputs))
-        if read != target and (is_resizing(outcomes) or are_out_of_order(inputs[read], inputs[target]))
+        if read != target and (is_resizing(outcomes) or _may_be_out_of_order(inputs[read], inputs[target]))
     )
+
+
+def _may_be_out_of_order(a: TensorSpec, b: TensorSpec) -> bool:
+    """Of symbols, that is asked when they are on one storage: the answer makes guards."""
+    return a is not b if a.is_symbolic or b.is_symbolic else are_out_of_order(a, b)
+
+
+def _has_symbols(call: Call) -> bool:
+    """Whether numbers among its arguments are symbols: another capture that replays the plan has others."""
+    return bool(flat(SymNode, call.args, call.kwargs))
 
 
 def is_resizing(outcomes: Outcomes) -> bool:
@@ -122,7 +180,9 @@ def are_out_of_order(a: TensorSpec, b: TensorSpec) -> bool:
 
     Of tensors with gaps or overlaps of their own, eager does not try to find out.
     """
-    if a is b or a.is_symbolic or b.is_symbolic or a.numel == 0 or b.numel == 0:
+    if a is b or lies_in_data(*a.shape, *a.stride, a.offset, *b.shape, *b.stride, b.offset):
+        return False
+    if a.numel == 0 or b.numel == 0:
         return False
     if not all(spec.layout is torch.strided and is_dense(spec.shape, spec.stride) for spec in (a, b)):
         return False

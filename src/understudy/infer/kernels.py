@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -96,28 +97,37 @@ NEEDS_INTEGERS = ("with symbolic sizes/strides", "only concrete integers", "call
 def with_fixed_sizes(call: Call) -> Call:
     """The call at the sizes at hand, which are assumed from now on."""
 
-    def fixed(spec: TensorSpec) -> TensorSpec:
+    def fix_sizes(spec: TensorSpec) -> TensorSpec:
         if not spec.is_symbolic:
             return spec
         return spec.as_view([int(size) for size in spec.shape], [int(step) for step in spec.stride], int(spec.offset))
 
-    args, kwargs = map_structure(fixed, TensorSpec, (call.args, call.kwargs))
+    args, kwargs = map_structure(fix_sizes, TensorSpec, (call.args, call.kwargs))
     args, kwargs = map_structure(int, SymNode, (args, kwargs))
     return Call.of(call.op, args, kwargs)
 
 
 def run_real_kernel(call: Call) -> Any:
-    state = torch.random.get_rng_state()
-    # Without an explicit choice torch warns, once in a process, that it does not check indices of sparse tensors.
-    unchecked = torch.sparse.check_sparse_tensor_invariants(enable=False)
     try:
-        with unchecked if any(spec.sparse is not None for spec in call.inputs) else nullcontext():
-            return _run(call, lambda spec: strided_on(spec, CPU, zero=True), CPU)
+        return run_on_zeros(call)
     except NotImplementedError as error:
         raise UnsupportedOperatorException(
             f"{call.op} has neither a rule nor a kernel that could tell: {str(error).splitlines()[0]}",
             func=call.op,
         ) from error
+
+
+def run_on_zeros(call: Call, make: Callable[[TensorSpec], torch.Tensor] | None = None) -> Any:
+    """What the real operator does, or raises, on tensors of zeros, or on those that `make` gives for the specs in order.
+
+    The state of the random numbers stays.
+    """
+    state = torch.random.get_rng_state()
+    # Without an explicit choice torch warns, once in a process, that it does not check indices of sparse tensors.
+    unchecked = torch.sparse.check_sparse_tensor_invariants(enable=False)
+    try:
+        with unchecked if any(spec.sparse is not None for spec in call.inputs) else nullcontext():
+            return _run(call, make or (lambda spec: strided_on(spec, CPU, zero=True)), CPU)
     finally:
         torch.random.set_rng_state(state)
 

@@ -20,8 +20,9 @@ from understudy.errors import (
 )
 from understudy.infer.kernels import run_meta_kernel, run_real_kernel, with_fixed_sizes
 from understudy.ops.registry import record_of
+from understudy.ops.traits.writes import written_inputs
 from understudy.ops.variants import rule_of
-from understudy.spec import Same, TensorSpec, normal
+from understudy.spec import Changed, Same, TensorSpec, normal
 from understudy.spec.call import Call, flat
 
 FALLBACK_LIMIT = 64 << 20
@@ -50,6 +51,25 @@ def by_rule(call: Call, stage: CompositeRunner) -> Any:
 def by_registered_fake(call: Call, stage: CompositeRunner) -> Any:
     function = _torch.registered_fake(call.op)
     return NotImplemented if function is None else stage.perform(function, call)
+
+
+RETURNING_WRITTEN = frozenset(
+    getattr(torch.Tag, name) for name in ("inplace", "out", "out_variant") if hasattr(torch.Tag, name)
+)
+
+
+def by_tag(call: Call, stage: CompositeRunner) -> Any:
+    """Custom operators whose tags say that they return what they write to, and nothing else."""
+    if record_of(call.op).is_builtin or RETURNING_WRITTEN.isdisjoint(call.op.tags):
+        return NotImplemented
+    written = written_inputs(call)
+    returns = len(call.op._schema.returns)
+    if not written or returns not in (0, len(written)):
+        return NotImplemented
+    same = tuple(Same(position) for position in written)
+    if not returns:
+        return Changed(same)
+    return same if returns > 1 else same[0]
 
 
 def is_sparse_call(call: Call) -> bool:
@@ -139,6 +159,7 @@ def _arguments_given_back(call: Call, names: list[str]) -> Any:
 SOURCES: tuple[Source, ...] = (
     by_rule,
     by_registered_fake,
+    by_tag,
     by_refusal,
     by_composite,
     by_meta_kernel,

@@ -119,7 +119,7 @@ class MetaProxy:
         return self
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        raise self.tracer.refused("a value of a trace can't be pickled", self)
+        raise self.tracer.make_refusal("a value of a trace can't be pickled", self)
 
     # --- attributes ------------------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class MetaProxy:
     def __len__(self) -> int:
         meta = self._meta
         if meta is UNKNOWN:
-            raise self.tracer.refused("len() was asked of a value of which nothing is known", self)
+            raise self.tracer.make_refusal("len() was asked of a value of which nothing is known", self)
         return len(meta)
 
     def __iter__(self) -> Iterator[Any]:
@@ -173,7 +173,7 @@ class MetaProxy:
 
     @classmethod
     def __torch_function__(
-        cls, orig_method: Callable[..., Any], types: object, args: object = None, kwargs: object = None
+        cls, orig_method: Callable[..., object], types: object, args: object = None, kwargs: object = None
     ) -> Any:
         args, kwargs = args or (), kwargs or {}
         proxy = next(iter(proxies_in((args, kwargs))), None)
@@ -183,8 +183,8 @@ class MetaProxy:
         return proxy.tracer.call_torch_function(orig_method, args, kwargs)
 
 
-def _operator_method(target: Callable[..., Any], is_reflected: bool = False) -> Callable[..., Any]:
-    def method(self: MetaProxy, *other: object) -> Any:
+def _operator_method(target: Callable[..., object], is_reflected: bool = False) -> Callable[..., object]:
+    def method(self: MetaProxy, *other: object) -> object:
         arguments = (*other, self) if is_reflected else (self, *other)
         return self.tracer.create_proxy("call_function", target, arguments, {})
 
@@ -414,14 +414,14 @@ def proxies_in(value: object) -> Iterator[MetaProxy]:
         yield from proxies_in((value.start, value.stop, value.step))
 
 
-def parts_in_turn(proxy: MetaProxy) -> Iterator[Any]:
+def parts_in_turn(proxy: MetaProxy) -> Iterator[object]:
     """What a loop over a value goes over."""
     meta = proxy._meta
     if isinstance(meta, Mapping):
         return iter(list(meta))
     count = len(meta) if meta is not UNKNOWN else _unpacked_into(_who_iterates())
     if count is None:
-        raise proxy.tracer.refused("a loop goes over a value of which nothing is known", proxy)
+        raise proxy.tracer.make_refusal("a loop goes over a value of which nothing is known", proxy)
     return iter([proxy[position] for position in range(count)])
 
 

@@ -21,14 +21,13 @@ from understudy.fake.tensor import FakeTensor
 from understudy.graph.borrowed_state import no_collection, refuse_cycles
 from understudy.graph.node_origins import at_node, begins_here
 from understudy.graph.node_values import NodeMeta, set_val, snapshot
-from understudy.graph.safe_names import ORIGINAL_PATH
 from understudy.meta import functions, modules
-from understudy.meta.arguments import NodeArguments, SizeNodes
+from understudy.meta.arguments import CallResults, NodeArguments, SizeNodes
 from understudy.meta.derivation import CALLS, Derivation, RefusedCall, method_call, module_call, override_for
 from understudy.meta.errors import MetaTraceError, left_over_error, refused_error, unregistered_error
-from understudy.meta.functions import erase_empty_regions
+from understudy.meta.functions import VmapBody, apply_function, call_scripted, call_vmap, erase_empty_regions
 from understudy.meta.inputs import ExampleInputs, TraceInputs
-from understudy.meta.modules import AssignedAttributes, empty_caches_of
+from understudy.meta.modules import ORIGINAL_PATH, AssignedAttributes, empty_caches_of
 from understudy.meta.patches import patch_calls
 from understudy.meta.proxies import (
     UNKNOWN,
@@ -41,9 +40,7 @@ from understudy.meta.proxies import (
     proxies_in,
     read_own,
 )
-from understudy.meta.results import CallResults
 from understudy.meta.structures import holds, is_stand_in, transform
-from understudy.meta.vmap_bodies import VmapBody, apply_function, call_scripted, call_vmap
 
 ENDS = ("placeholder", "output")
 READS = ("get_attr", "call_module")
@@ -86,7 +83,7 @@ class MetaTracer(torch.fx.Tracer):
 
     def trace(  # type: ignore[override]
         self,
-        root: torch.nn.Module | Callable[..., Any],
+        root: torch.nn.Module | Callable[..., object],
         meta_args: Mapping[str, object] | None = None,
         concrete_args: Mapping[str, object] | None = None,
         *,
@@ -133,7 +130,7 @@ class MetaTracer(torch.fx.Tracer):
         self.submodule_paths = None
         self.is_over = True
 
-    def _begin(self, root: Any, meta_args: Mapping[str, Any] | None, symbolic: Any) -> Callable[..., Any]:
+    def _begin(self, root: Any, meta_args: Mapping[str, object] | None, symbolic: object) -> Callable[..., object]:
         is_module = isinstance(root, torch.nn.Module)
         if isinstance(root, GraphModule):
             _torch.write_code(root)
@@ -165,7 +162,7 @@ class MetaTracer(torch.fx.Tracer):
         """All proxies of tensors. None is left when the trace is over, unless something has kept it."""
         return function
 
-    def _entry(self, root: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _entry(self, root: Any, function: Callable[..., object]) -> Callable[..., object]:
         """What to call: a module with hooks is called with them, as a caller of the program would."""
         has_hooks = isinstance(root, torch.nn.Module) and (root._forward_hooks or root._forward_pre_hooks)
         self._is_entering = bool(has_hooks) and self.traced_func_name == "forward"
@@ -181,7 +178,7 @@ class MetaTracer(torch.fx.Tracer):
                 self.create_proxy("call_method", "copy_", (buffer, value), {})
         self._end(function, result)
 
-    def _end(self, function: Callable[..., Any], result: object) -> None:
+    def _end(self, function: Callable[..., object], result: object) -> None:
         returned = inspect.get_annotations(inspect.unwrap(function)).get("return")
         if isinstance(returned, str):
             returned = None  # written for later: what it means is only known where it stands
@@ -191,7 +188,7 @@ class MetaTracer(torch.fx.Tracer):
         self.results.erase_unused_parts()
         erase_empty_regions(self.graph)
 
-    def _functions_kept_whole(self, function: Callable[..., Any]) -> list[tuple[Any, str]]:
+    def _functions_kept_whole(self, function: Callable[..., object]) -> list[tuple[object, str]]:
         """Where functions are that become nodes when they are called with values of the trace: (namespace, name)."""
         found = _torch.functions_wrapped_for_fx()
         spaces = [vars(module) for module in self._searched]
@@ -225,7 +222,7 @@ class MetaTracer(torch.fx.Tracer):
             node.meta[ORIGINAL_PATH] = target
         return node
 
-    def _append_node(self, kind: str, target: Any, args: Any, kwargs: Any) -> Node:
+    def _append_node(self, kind: str, target: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Node:
         """As `torch.fx.Tracer` makes a node, without checks of arguments that are nodes and numbers already."""
         base = self._base_names.get(id(target))
         if base is None:
@@ -352,7 +349,7 @@ class MetaTracer(torch.fx.Tracer):
 
     # --- metadata ------------------------------------------------------------------------------------------------
 
-    def _derive(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+    def _derive(self, kind: str, target: Any, args: object, kwargs: object) -> Any:
         run = self.derivation.run
         if kind == "call_method":
             return run(method_call(target), f".{target}", args, kwargs)
@@ -379,7 +376,7 @@ class MetaTracer(torch.fx.Tracer):
             )
         return UNKNOWN
 
-    def try_to_derive(self, function: Callable[..., Any], args: object) -> Any:
+    def try_to_derive(self, function: Callable[..., object], args: object) -> Any:
         """What a call gives if it can be run on metadata, and nothing is said if it can't."""
         noted = len(self.derivation.underivable)
         try:
@@ -451,21 +448,21 @@ class MetaTracer(torch.fx.Tracer):
     def call_torch_function(self, func: object, args: object, kwargs: object) -> Any:
         return functions.call_torch_function(self, func, args, kwargs)
 
-    def called_whole(self, function: Callable[..., Any], args: object, kwargs: object) -> Any:
+    def called_whole(self, function: Callable[..., object], args: object, kwargs: object) -> Any:
         """A function that is to be a node of its own."""
         return self.create_proxy("call_function", function, args, kwargs)
 
     def called_vmap(self, *call: Any) -> Any:
         return call_vmap(self, *call)
 
-    def called_script(self, function: Any, args: Any, kwargs: Any) -> Any:
+    def called_script(self, function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         return self.create_proxy("call_function", call_scripted, (function, *args), kwargs)
 
-    def called_autograd_function(self, function: Any, args: Any, kwargs: Any) -> Any:
+    def called_autograd_function(self, function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         return self.create_proxy("call_function", apply_function, (function, *args), kwargs)
 
     def called_module(
-        self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
+        self, module: torch.nn.Module, forward: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> Any:
         if self._is_entering:  # the root itself
             self._is_entering = False
@@ -473,7 +470,7 @@ class MetaTracer(torch.fx.Tracer):
         return self.call_module(module, forward, args, kwargs)
 
     def call_module(
-        self, m: torch.nn.Module, forward: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]
+        self, m: torch.nn.Module, forward: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> Any:
         if modules.is_made_of_known_parts(self, m):
             return forward(*args, **kwargs)
@@ -513,16 +510,16 @@ class MetaTracer(torch.fx.Tracer):
         meta = proxy._meta
         asked = getattr(convert, "__name__", str(convert))
         if meta is UNKNOWN:
-            raise self.refused(f"{asked}() was asked of a value of which nothing is known", proxy)
+            raise self.make_refusal(f"{asked}() was asked of a value of which nothing is known", proxy)
         try:
             with self.derivation.enter_mode():
                 return convert(meta)
         except UnderstudyError as error:
-            raise self.refused(
+            raise self.make_refusal(
                 f"{asked}() was asked of a value, and only its data would tell: {error.reason}", proxy
             ) from error
 
-    def refused(self, reason: str, proxy: MetaProxy) -> MetaTraceError:
+    def make_refusal(self, reason: str, proxy: MetaProxy) -> MetaTraceError:
         asked = reason.split("()", 1)[0] if "()" in reason else ""
         return refused_error(reason, asked, self.describe(proxy._meta), proxy.node)
 
@@ -535,7 +532,7 @@ ACCESSES = (operator.getitem, getattr)
 
 
 @begins_here
-def _program(function: Callable[..., Any], args: list[object], kwargs: dict[str, object]) -> Any:
+def _program(function: Callable[..., object], args: list[object], kwargs: dict[str, object]) -> Any:
     return function(*args, **kwargs)
 
 
@@ -554,7 +551,7 @@ def _is_torchs(target: object) -> bool:
 
 
 def symbolic_trace(
-    root: torch.nn.Module | Callable[..., Any],
+    root: torch.nn.Module | Callable[..., object],
     meta_args: Mapping[str, object] | None = None,
     concrete_args: Mapping[str, object] | None = None,
     *,

@@ -1,8 +1,14 @@
-"""FakeTensorProp: run a graph node by node on stand-ins, and write into each node what it gives."""
+"""FakeTensorProp: run a graph node by node on stand-ins, and write into each node what it gives.
+
+After an edit, a node is run again because it was edited, because a value that it reads has other specs than before, or
+because its own value stands on a storage that was replaced. Nothing else is looked at: the cost is that of the nodes
+that are run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import heapq
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -11,20 +17,22 @@ from torch.fx import GraphModule, Node
 from understudy import _torch
 from understudy.contexts import GuardedExit, contextmanager, guard_exit, to_the_end
 from understudy.fake.mode import FakeTensorMode
+from understudy.fake.realise import make_view
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.borrowed_state import BorrowedState
 from understudy.graph.node_origins import at_node
 from understudy.graph.node_values import (
     in_stand_ins,
+    is_alike,
     is_complete,
     itself,
     needs_attention,
     snapshot,
     spec_of_val,
+    storages_of,
     tensor_meta_of,
     val_of,
 )
-from understudy.prop.edits import EditedNodes, rename_symbols
 from understudy.prop.targets import (
     SubgraphAnswers,
     direct_arguments,
@@ -33,6 +41,8 @@ from understudy.prop.targets import (
     target_of,
     wrap_subgraphs,
 )
+from understudy.shapes.algebra.conditions import Condition
+from understudy.shapes.algebra.floats import FloatExpr
 from understudy.shapes.bindings import (
     KeyPath,
     compute_unbacked_bindings,
@@ -40,6 +50,107 @@ from understudy.shapes.bindings import (
     unbacked_symbols_in,
     values_in,
 )
+from understudy.shapes.node import SymNode
+from understudy.spec import TensorSpec
+from understudy.spec.call import map_structure
+
+MISSING = object()
+
+
+class EditedNodes:
+    """The nodes that are to be run again, in the order of the graph."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self._heap: list[Node] = []
+        self._queued: set[Node] = set()
+        for node in nodes:
+            self.add(node)
+
+    def add(self, node: Node) -> None:
+        if node not in self._queued and not node._erased:
+            self._queued.add(node)
+            heapq.heappush(self._heap, node)
+
+    def spread(
+        self, values: dict[Node, object], compute: Callable[[Node], object], record: Callable[[Node, object], None]
+    ) -> list[Node]:
+        """Run them, and what they reach. Gives the nodes that were run."""
+        done: list[Node] = []
+        while self._heap:
+            node = heapq.heappop(self._heap)
+            self._queued.discard(node)
+            unknown = [other for other in node.all_input_nodes if other not in values]
+            if unknown:
+                for other in (*unknown, node):
+                    self.add(other)
+                continue
+            old, new = values.get(node, MISSING), compute(node)
+            done.append(node)
+            self._compare(node, old, new, values, record)
+        return done
+
+    def _compare(
+        self, node: Node, old: object, new: object, values: dict[Node, object], record: Callable[[Node, object], None]
+    ) -> None:
+        before = set(storages_of(old))
+        if not is_alike(old, new):
+            record(node, new)
+            for user in node.users:
+                self.add(user)
+        elif storages_of(old) != storages_of(new):
+            record(node, new)
+            for user in node.users:  # those that give views of it, or it itself
+                if user in values and not before.isdisjoint(storages_of(values[user])):
+                    self.add(user)
+
+
+# --- Values under the names that their symbols had in an earlier run ----------------------------------------
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def rename_symbols(mode: FakeTensorMode, value: object) -> Any:
+    """The same tensors and numbers, with each symbol that was renamed under its new name."""
+    env = mode.shape_env
+
+    def rename_value(value: object) -> object:
+        if isinstance(value, FloatExpr):
+            return env.numbers.make_float(value.operation, *map(rename_value, value.arguments))
+        return env.torch_api.merge_symbols(value) if isinstance(value, Condition) else env.simplify(value)
+
+    def rename(size: object) -> Any:
+        return env.node(rename_value(size.value), size.kind) if type(size) is SymNode else size
+
+    def of_spec(spec: TensorSpec) -> TensorSpec:
+        shape, stride = tuple(map(rename, spec.shape)), tuple(map(rename, spec.stride))
+        return spec.as_view(shape, stride, rename(spec.offset))
+
+    def of_leaf(leaf: Any) -> object:
+        if not isinstance(leaf, torch.Tensor):
+            node = leaf.node
+            return rename(node).symbolic if type(node) is SymNode else leaf
+        if type(leaf) is not FakeTensor or not leaf._spec.is_symbolic or leaf._spec.sparse is not None:
+            return leaf
+        spec = of_spec(leaf._spec)
+        return leaf if spec is leaf._spec else make_view(mode, leaf, spec)
+
+    return map_structure(of_leaf, (torch.Tensor, *SYMBOLIC), value)
+
+
+# --- A graph run again on stand-ins, whose data-dependent sizes are those of the first run ------------------
+
+
+class PropagateUnbackedSymInts(torch.fx.Interpreter):
+    """Runs a graph inside a fake mode; what its nodes have in `meta["unbacked_bindings"]` tells new symbols from old."""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        result = super().run_node(n)
+        mode = _torch.active_fake_mode()
+        if mode is None:
+            raise AssertionError("there is no fake mode: run the graph inside one, with mode: …")
+        rebind_unbacked(mode.shape_env, n, result)
+        return result
+
 
 OVERRIDABLE = (
     "run", "run_node", "placeholder", "get_attr", "call_function", "call_method", "call_module", "output", "fetch_attr",
@@ -145,8 +256,8 @@ class FakeTensorProp(torch.fx.Interpreter):
                     constants[node.target] = in_stand_ins(self._mode, value)
         self._constants = constants
 
-    def _convert(self, value: object) -> Any:
-        def convert(part: object) -> Any:
+    def _convert(self, value: object) -> object:
+        def convert(part: object) -> object:
             return self._mode.from_tensor(part) if isinstance(part, torch.Tensor) else part
 
         if isinstance(value, torch.Tensor):
@@ -249,13 +360,13 @@ class FakeTensorProp(torch.fx.Interpreter):
             self._note_surroundings()  # it may have entered a mode, or switched autocast on
         return in_stand_ins(self._mode, value)
 
-    def _direct_kwargs(self, node: Node, odd: set[Node]) -> dict[str, Any] | None:
+    def _direct_kwargs(self, node: Node, odd: set[Node]) -> dict[str, object] | None:
         values = direct_arguments(node.kwargs.values(), self.env, odd)
         if values is None or type(node.kwargs.get("device")) is str:
             return None
         return dict(zip(node.kwargs, values, strict=True))
 
-    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+    def get_attr(self, target: Any, args: object, kwargs: object) -> object:
         value = self.fetch_attr(target)
         return self._state.borrow(value) if isinstance(value, torch.nn.Module) else value
 
@@ -269,7 +380,7 @@ class FakeTensorProp(torch.fx.Interpreter):
             return self._invoke_subgraph(*args)
         return target(*wrap_subgraphs(args, self._propagate_inside), **kwargs)
 
-    def _invoke_subgraph(self, subgraph: Any, identifier: Any, *operands: Any) -> Any:
+    def _invoke_subgraph(self, subgraph: Any, identifier: object, *operands: Any) -> Any:
         if identifier in self._subgraphs.seen:
             answer = self._subgraphs.recall(self._mode, identifier, operands)
             return subgraph(*operands) if answer is None else answer
@@ -284,7 +395,7 @@ class FakeTensorProp(torch.fx.Interpreter):
 
     # --- what is written -----------------------------------------------------------------------------------------
 
-    def _rename_symbols(self, node: Node, value: object) -> Any:
+    def _rename_symbols(self, node: Node, value: object) -> object:
         """The value, symbols that data decides under the names that they had in the run before."""
         env = self._mode.shape_env
         if env is None or node.op == "placeholder":

@@ -88,7 +88,7 @@ def hint_for(error: UnderstudyError) -> str:
 def with_context(error: Exception, call: Call) -> UnderstudyError:
     """The error to raise in place of `error`: ours, with its context."""
     if not isinstance(error, UnderstudyError):
-        error = _translate(error, call)
+        error = translate(error, call)
     hint = hint_for(error)
     sizes = sizes_at_hand(flat(TensorSpec, call.args, call.kwargs)) if isinstance(error, ShapeMismatch) else ""
     if sizes:
@@ -108,12 +108,13 @@ def sizes_at_hand(specs: Iterable[TensorSpec]) -> str:
     return ", ".join(f"{name} = {examples[name]}" for name in sorted(examples))
 
 
-def _translate(error: Exception, call: Call) -> UnderstudyError:
+def translate(error: Exception, call: Call) -> UnderstudyError:
+    """An exception of torch's as one of ours, of the same built-in class."""
     kind = next((ours for builtin, ours in _BY_BUILTIN if isinstance(error, builtin)), OperatorError)
     return kind(f"{call.op}: {error}", func=call.op)
 
 
-def with_line(error: UnderstudyError, what: str, inputs: Any = "", hint: str = "") -> UnderstudyError:
+def with_line(error: UnderstudyError, what: str, inputs: object = "", hint: str = "") -> UnderstudyError:
     """Context for an error that no operator call stands behind."""
     return error.with_context(Context(what, str(inputs), user_line(), hint or hint_for(error)))
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from understudy.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from understudy.shapes.node import SymNode
 
 BY_ROW = frozenset({torch.sparse_csr, torch.sparse_bsr})
 BLOCKED = frozenset({torch.sparse_bsr, torch.sparse_bsc})
@@ -66,7 +69,16 @@ def sparse_on(spec: TensorSpec, device: torch.device) -> torch.Tensor:
     )  # fmt: skip
 
 
-def _coordinates(shape: tuple[Any, ...], count: int) -> torch.Tensor:
+def parts_of(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors that a sparse tensor is made of."""
+    if t.layout is torch.sparse_coo:
+        return t._indices(), t._values()
+    if t.layout in BY_ROW:
+        return t.crow_indices(), t.col_indices(), t.values()
+    return t.ccol_indices(), t.row_indices(), t.values()
+
+
+def _coordinates(shape: tuple[int | SymNode, ...], count: int) -> torch.Tensor:
     """The first `count` positions in a tensor of this shape, in order."""
     flat = torch.arange(count)
     rows = []

@@ -46,7 +46,7 @@ class VmapLevel:
         found = [_torch.batched_at(value, dim, self.level) for value in values]
         return [value for value, _ in found], [0 if is_batched else None for _, is_batched in found]
 
-    def expanded(self, values: Sequence[Any], dims: Dims, wanted: Dims) -> list[Any]:
+    def expand_to(self, values: Sequence[Any], dims: Dims, wanted: Dims) -> list[Any]:
         """The values, as batches where that is wanted."""
         return [
             value.expand(self._size, *value.shape).clone() if dim is None and want == 0 else value
@@ -62,7 +62,7 @@ class VmapLevel:
             needed: Dims = [0 if 0 in pair else None for pair in zip(dims, wanted, strict=True)]
             if needed != wanted:
                 raise UnexpectedBatch(self, needed)
-            return tuple(self.expanded(results, dims, needed))
+            return tuple(self.expand_to(results, dims, needed))
 
         return run
 
@@ -72,7 +72,7 @@ class VmapLevel:
         moved = [value.movedim(dim, 0) if dim else value for value, dim in zip(results, dims, strict=True)]
         return moved, [None if dim is None else 0 for dim in dims]
 
-    def settled(self, call: Callable[[Any], Any], foreseen: Dims) -> tuple[Any, Any]:
+    def call_until_settled(self, call: Callable[[Any], Any], foreseen: Dims) -> tuple[Any, Any]:
         """What a call gives, and for which results it took batches: for as many more as it turns out to need."""
         try:
             with self.lower():
@@ -81,7 +81,7 @@ class VmapLevel:
             if found.batch is not self:
                 raise
             needed: Any = found.dims
-        return self.settled(call, needed)
+        return self.call_until_settled(call, needed)
 
     def outside(self, results: Sequence[Any], dims: Dims) -> tuple[Any, ...]:
         return tuple([
@@ -95,63 +95,67 @@ def at_dimension(place: int, dims: Dims) -> Dims:
 
 
 @hops.batched("cond")
-def cond(interpreter: Any, op: Any, pred: Any, yes: Function, no: Function, operands: Any) -> Any:
+def cond(interpreter: object, op: Any, pred: object, yes: Function, no: Function, operands: tuple[object, ...]) -> object:
     batch = VmapLevel(interpreter)
     (pred,), (of_choices,) = batch.inside([pred])
     inner, in_dims = batch.inside(operands)
 
-    def chosen(pred: torch.Tensor, *values: Any) -> tuple[Any, ...]:
+    def chosen(pred: torch.Tensor, *values: object) -> tuple[Any, ...]:
         return tuple([torch.where(pred, a, b) for a, b in zip(yes(*values), no(*values), strict=True)])
 
-    def one_for_all(dims: Dims) -> Any:
+    def one_for_all(dims: Dims) -> object:
         branches = [DerivedFunction("batched", batch.over(branch, in_dims, dims)) for branch in (yes, no)]
         return op(pred, *branches, tuple(inner))
 
     if of_choices is None:
-        return batch.outside(*batch.settled(one_for_all, []))
+        return batch.outside(*batch.call_until_settled(one_for_all, []))
     with batch.lower():
         results, dims = batch.run(chosen, [0, *in_dims], [pred, *inner])
     return batch.outside(results, dims)
 
 
 @hops.batched("map_impl")
-def map_impl(interpreter: Any, op: Any, function: Function, xs: Any, others: Any) -> Any:
+def map_impl(interpreter: object, op: Any, function: Function, xs: list[object], others: list[object]) -> object:
     batch = VmapLevel(interpreter)
     rows, row_dims = batch.inside(xs, 1)
     rest, rest_dims = batch.inside(others)
 
-    def mapped_over(dims: Dims) -> Any:
+    def mapped_over(dims: Dims) -> object:
         return op(DerivedFunction("batched", batch.over(function, [*row_dims, *rest_dims], dims)), rows, rest)
 
-    results, dims = batch.settled(mapped_over, [])
+    results, dims = batch.call_until_settled(mapped_over, [])
     return batch.outside(results, at_dimension(1, dims))
 
 
 @hops.batched("scan")
-def scan(interpreter: Any, op: Any, function: Function, init: Any, xs: Any, others: Any) -> Any:
+def scan(
+    interpreter: object, op: Any, function: Function, init: list[object], xs: list[object], others: tuple[object, ...]
+) -> object:
     batch = VmapLevel(interpreter)
     first, first_dims = batch.inside(init)
     rows, row_dims = batch.inside(xs, 1)
     rest, rest_dims = batch.inside(others)
     count = len(first)
 
-    def scanned(dims: Dims) -> Any:
+    def scan_with(dims: Dims) -> object:
         step = batch.over(function, [*dims[:count], *row_dims, *rest_dims], dims)
-        carry = batch.expanded(first, first_dims, dims[:count])
+        carry = batch.expand_to(first, first_dims, dims[:count])
         return op(DerivedFunction("batched", step), carry, rows, tuple(rest))
 
-    results, dims = batch.settled(scanned, first_dims)
+    results, dims = batch.call_until_settled(scan_with, first_dims)
     return batch.outside(results, [*dims[:count], *at_dimension(1, dims[count:])])
 
 
 @hops.batched("associative_scan")
-def associative_scan(interpreter: Any, op: Any, function: Function, xs: Any, others: Any) -> Any:
+def associative_scan(
+    interpreter: object, op: Any, function: Function, xs: tuple[object, ...], others: tuple[object, ...]
+) -> object:
     batch = VmapLevel(interpreter)
     inner, dims = batch.inside(xs)
     rest, rest_dims = batch.inside(others)
     all_of_them: Dims = [0] * len(inner)
     with batch.lower():
-        rows = [value.movedim(0, 1) for value in batch.expanded(inner, dims, all_of_them)]
+        rows = [value.movedim(0, 1) for value in batch.expand_to(inner, dims, all_of_them)]
         combine = batch.over(function, [*all_of_them, *all_of_them, *rest_dims], all_of_them)
         results = op(DerivedFunction("batched", combine), rows, tuple(rest))
     return batch.outside(results, at_dimension(1, all_of_them))
@@ -159,23 +163,24 @@ def associative_scan(interpreter: Any, op: Any, function: Function, xs: Any, oth
 
 @hops.batched("while_loop", "while_loop_stack_output")
 def while_loop(
-    interpreter: Any, op: Any, goes_on: Function, body: Function, state: Any, others: Any, **options: Any
+    interpreter: object, op: Any, goes_on: Function, body: Function, state: tuple[object, ...],
+    others: tuple[object, ...], **options: object,
 ) -> Any:
     batch = VmapLevel(interpreter)
     first, first_dims = batch.inside(state)
     rest, rest_dims = batch.inside(others)
 
-    def looped(dims: Dims | None) -> Any:
+    def loop_with(dims: Dims | None) -> object:
         if dims is None:
             dims = _all_of_them(op, first)
             still, next_round = _each_for_itself(batch, goes_on, body, len(first), [*dims, *rest_dims])
         else:
             still = _one_for_all(batch, goes_on, [*dims, *rest_dims])
             next_round = batch.over(body, [*dims, *rest_dims], dims)
-        carry = batch.expanded(first, first_dims, dims)
+        carry = batch.expand_to(first, first_dims, dims)
         return op(DerivedFunction("condition", still), DerivedFunction("batched", next_round), tuple(carry), tuple(rest))
 
-    results, dims = batch.settled(looped, first_dims)
+    results, dims = batch.call_until_settled(loop_with, first_dims)
     place = 1 if op.name() == "while_loop_stack_output" else 0
     return batch.outside(results, at_dimension(place, _all_of_them(op, first) if dims is None else dims))
 
@@ -183,7 +188,7 @@ def while_loop(
 def _one_for_all(batch: VmapLevel, goes_on: Function, in_dims: Dims) -> Function:
     """Whether the loop goes on, if that is the same for the whole batch."""
 
-    def still(*values: Any) -> Any:
+    def still(*values: object) -> Any:
         (decision,), (dim,) = batch.run(_as_tuple(goes_on), in_dims, values)
         if dim is not None:
             raise UnexpectedBatch(batch, None)
@@ -192,7 +197,7 @@ def _one_for_all(batch: VmapLevel, goes_on: Function, in_dims: Dims) -> Function
     return still
 
 
-def _all_of_them(op: Any, state: Sequence[Any]) -> Dims:
+def _all_of_them(op: object, state: Sequence[int | object]) -> Dims:
     if all(isinstance(value, torch.Tensor) for value in state):
         return [0] * len(state)
     raise UnsupportedOperatorException(
@@ -211,7 +216,7 @@ def _each_for_itself(
     each_goes_on = batch.over(_as_tuple(goes_on), in_dims, [0])
     round_of_each = batch.over(body, in_dims, all_of_them)
 
-    def one_goes_on(*values: Any) -> Any:
+    def one_goes_on(*values: object) -> Any:
         return each_goes_on(*values)[0].any()
 
     def one_round(*values: Any) -> tuple[Any, ...]:

@@ -346,7 +346,7 @@ class LayerHandlers:
 
     def _node(self, tensor: Any) -> Node:
         """Of an input or a result."""
-        node = self._tracer.recorded(tensor) or self._tracer.constants.existing(tensor)
+        node = self._tracer.find_node(tensor) or self._tracer.constants.existing(tensor)
         if node is None:
             raise NotComparable
         return node

@@ -28,8 +28,9 @@ def encode_padded_batch(original: Function) -> Function:
 
     @functools.wraps(original)
     def forward(
-        self: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool | None = None
-    ) -> Any:
+        self: object, src: torch.Tensor, mask: object = None, src_key_padding_mask: object = None,
+        is_causal: bool | None = None,
+    ) -> object:
         is_seen = _torch.is_stand_in(src) or _torch.is_recording()
         if is_seen and drops_padding(self, src, mask, src_key_padding_mask):
             return encode(self, src, src_key_padding_mask)
@@ -42,7 +43,7 @@ def encode_padded_batch(original: Function) -> Function:
 def draw_truncated_normal_once(original: Function) -> Function:
     """torch draws again until no value is outside of the bounds, and asks the values whether there is one."""
 
-    def draw(tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None) -> Any:
+    def draw(tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None) -> object:
         if not _torch.is_stand_in(tensor):
             return original(tensor, mean, std, a, b, generator)
         if type(tensor) is FakeTensor and initial_values.draw_normal(tensor, mean, std, generator):
@@ -77,7 +78,7 @@ def init_zero(original: Function) -> Function:
 
 
 def _write_at_once(write: Callable[..., bool], original: Function) -> Function:
-    def initialise(tensor: Any, *numbers: Any, **others: Any) -> Any:
+    def initialise(tensor: FakeTensor, *numbers: object, **others: object) -> FakeTensor:
         is_usual = type(tensor) is FakeTensor and not others
         return tensor if is_usual and write(tensor, *numbers) else original(tensor, *numbers, **others)
 
@@ -165,7 +166,7 @@ def list_order_outside_of_mode(original: Function) -> Function:
 )  # fmt: skip
 def draw_outside_of_mode(original: Function) -> Function:
     @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         if _torch.active_fake_mode() is None:
             return original(*args, **kwargs)
         with draw_for_real():
@@ -179,7 +180,7 @@ def load_in_this_process(original: Function) -> Function:
     """Workers are for what takes time, and fakes take none. No process knows the fakes of another."""
 
     @functools.wraps(original)
-    def _get_iterator(self: Any) -> Any:
+    def _get_iterator(self: Any) -> object:
         if _torch.active_fake_mode() is None or not self.num_workers:
             return original(self)
         before = self.num_workers, self.timeout

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from understudy.errors import FakeTensorDeviceMismatchError
+from understudy._torch import has_cpu_kernel
+from understudy.errors import DtypeError, FakeTensorDeviceMismatchError
 from understudy.ops.registry import Trait, record_of
 from understudy.ops.traits.writes import LISTS_OF_TENSORS
 from understudy.spec.call import Call
@@ -69,6 +70,15 @@ def device_of(call: Call) -> torch.device | None:
     if deciding > 0 and device != inputs[0].device and _is_elementwise_in_place(call):
         raise _mismatch(call, 0, deciding)  # it may join as an operand, not as the place of the result
     return device
+
+
+def refuse_without_kernel(call: Call) -> None:
+    """Refuse CPU tensors for operators of torch's that only other devices have."""
+    inputs = call.inputs
+    if not inputs or not _is_ours(call) or has_cpu_kernel(call.op):
+        return
+    if all(spec.device.type == "cpu" and spec.layout is torch.strided for spec in inputs):
+        raise DtypeError(f"Could not run '{call.op.name()}' with arguments from the 'CPU' backend")
 
 
 def _joins_any(device: torch.device, shape: tuple[object, ...]) -> bool:

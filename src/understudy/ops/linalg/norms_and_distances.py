@@ -1,0 +1,386 @@
+"""Norms, ranks and pseudo-inverses of matrices, least squares, distances between rows, cross products, renormalisation:
+rules, and decompositions for symbolic sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.ops.linalg.decompositions import check_matrix, check_square
+from understudy.ops.registry import rule
+from understudy.ops.shared.decompositions import decide_contiguity, decomposition
+from understudy.ops.shared.dims import wrap_dim
+from understudy.ops.shared.dtypes import COMPLEX, COMPLEX_HALF, FLOATS, NUMBERS, check_cpu_dtype
+from understudy.ops.views.basic import transpose_spec
+from understudy.shapes.sizes import from_torch, surely_equal, surely_less
+from understudy.spec import (
+    TensorSpec,
+    broadcast_anyhow,
+    broadcast_shapes,
+    check_broadcastable,
+    common_device,
+    contiguous_strides,
+    real_type,
+    result_type,
+    same_shape,
+    spec_of,
+)
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+
+
+# --- norms --------------------------------------------------------------------------------------------------------
+
+
+@decomposition("linalg_matrix_norm")
+def decompose_matrix_norm(
+    x: Tensor,
+    ord: Any,
+    dim: Sequence[int] = (-2, -1),
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    if abs(ord) not in (1, 2, math.inf) or x.dim() < 2 or len(dim) != 2:
+        return NotImplemented
+    rows, columns = (wrap_dim(each, x.dim()) for each in dim)
+    if rows == columns:
+        return NotImplemented
+    if abs(ord) == 2:
+        order = [i for i in range(x.dim()) if i not in (rows, columns)] + [rows, columns]
+        values = torch.linalg.svdvals((x if dtype is None else x.to(dtype)).permute(order))
+        found = _extreme(values, ord, -1, keepdim)
+        return found.unsqueeze(-1).permute([order.index(i) for i in range(x.dim())]) if keepdim else found
+    first, second = (columns, rows) if abs(ord) == math.inf else (rows, columns)
+    sums = torch.linalg.vector_norm(x, 1.0, [first], keepdim, dtype=dtype)
+    return _extreme(sums, ord, second - (not keepdim and first < second), keepdim)
+
+
+def _extreme(x: Tensor, ord: Any, dim: int, keepdim: bool) -> Tensor:
+    """The largest or the smallest; the largest of none is 0."""
+    if ord < 0:
+        return torch.amin(x, dim, keepdim)
+    if x.shape[dim] != 0:
+        return torch.amax(x, dim, keepdim)
+    place = wrap_dim(dim, x.dim())
+    shape = [1 if i == place else size for i, size in enumerate(x.shape) if keepdim or i != place]
+    return torch.zeros(shape, dtype=x.dtype, device=x.device)
+
+
+# --- ranks --------------------------------------------------------------------------------------------------------
+
+
+Tolerances = Callable[[], tuple[Tensor, Tensor]]
+"""Makes the absolute tolerance and the relative one, when their turn comes."""
+
+
+def decompose_rank(x: Tensor, tolerances: Tolerances, hermitian: bool) -> Tensor:
+    """How many values there are above the tolerance."""
+    count = torch.empty(x.shape[:-2], dtype=torch.int64, device=x.device)
+    least, relative = tolerances()
+    if x.numel() == 0:
+        return count.fill_(0)
+    if hermitian:
+        values = torch.linalg.eigvalsh(x).abs()
+        largest = values.amax(-1, keepdim=True)
+    else:
+        values = torch.linalg.svdvals(x)
+        largest = values.narrow(-1, 0, 1)
+    largest = relative.unsqueeze(-1) * largest
+    return (values > torch.maximum(least.unsqueeze(-1), largest)).sum(-1)
+
+
+def decompose_pseudo_inverse(x: Tensor, tolerances: Tolerances, hermitian: bool) -> Any:
+    least, relative = tolerances()
+    return aten.linalg_pinv.atol_rtol_tensor(x, atol=least, rtol=relative, hermitian=hermitian)
+
+
+def _beside_tensor(x: Tensor, atol: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Nothing is relative to the values if there is an absolute tolerance."""
+    wide: Any = {"dtype": torch.float64, "device": x.device}
+    least = torch.zeros((), **wide) if atol is None else atol
+    relative = torch.full((), _default_tolerance(x), **wide)
+    if atol is not None:
+        nothing = torch.zeros((), **wide)
+        relative = torch.where(aten.gt.Scalar(atol, 0), nothing, relative)
+    return least, relative
+
+
+def _beside_number(x: Tensor, atol: float | None) -> tuple[Tensor, Tensor]:
+    wide: Any = {"dtype": torch.float64, "device": x.device}
+    least = torch.full((), atol or 0.0, **wide)
+    return least, torch.full((), 0.0 if atol is not None and atol > 0 else _default_tolerance(x), **wide)
+
+
+def _default_tolerance(x: Tensor) -> Any:
+    return torch.finfo(real_type(x.dtype)).eps * torch.sym_max(x.shape[-1], x.shape[-2])
+
+
+def _by_default_tolerance(
+    steps: Callable[[Tensor, Tolerances, bool], Any], beside: Callable[[Tensor, Any], tuple[Tensor, Tensor]]
+) -> Callable[..., Any]:
+    """Those steps, unless a relative tolerance is given: how large it is by default depends on the sizes."""
+
+    def kernel(x: Tensor, *, atol: object = None, rtol: object = None, hermitian: bool = False) -> Any:
+        if rtol is not None or x.dim() < 2 or not (x.is_floating_point() or x.is_complex()):
+            return NotImplemented
+        return steps(x, partial(beside, x, atol), hermitian)
+
+    return kernel
+
+
+decomposition("linalg_matrix_rank.atol_rtol_tensor")(_by_default_tolerance(decompose_rank, _beside_tensor))
+decomposition("linalg_matrix_rank.atol_rtol_float")(_by_default_tolerance(decompose_rank, _beside_number))
+decomposition("linalg_pinv.atol_rtol_float")(_by_default_tolerance(decompose_pseudo_inverse, _beside_number))
+
+
+# --- Least squares: as far as the sizes of the four results do not depend on the rank of the matrices -------
+
+CPU_DRIVERS = ("gels", "gelsy", "gelsd", "gelss")
+DTYPES = frozenset({torch.float32, torch.float64, torch.complex64, torch.complex128})
+
+
+@rule("linalg_lstsq")
+def lstsq(a: TensorSpec, b: TensorSpec, rcond: object = None, *, driver: str | None = None) -> Any:
+    driver = _driver(a, driver)
+    is_vector = _check(a, b)
+    if not is_vector and a.ndim != b.ndim:
+        return NotImplemented
+    rows, columns = a.shape[-2:]
+    right = () if is_vector else b.shape[-1:]
+    batch = broadcast_shapes(a.shape[:-2], b.shape[:-1] if is_vector else b.shape[:-2])
+    if driver == "gels" and (a.is_symbolic or b.is_symbolic) and rows > columns:
+        return NotImplemented  # C++ asks for the number of residuals as an integer when it computes the gradient
+    if driver in ("gelsd", "gelss"):
+        if rows > columns:
+            return NotImplemented  # only matrices of full rank have residuals
+        values = a.like((*a.shape[:-2], rows), dtype=real_type(a.dtype))
+    else:
+        values = a.like((0,), dtype=real_type(a.dtype))
+    residuals = a.like((*batch, *right) if driver == "gels" and rows > columns else (0,), dtype=real_type(a.dtype))
+    rank = a.like(a.shape[:-2] if driver != "gels" else (0,), dtype=torch.int64)
+    return _solution(a, batch, columns, right, rows), residuals, rank, values
+
+
+def _driver(a: TensorSpec, driver: str | None) -> str:
+    known = CPU_DRIVERS if a.device.type == "cpu" else ("gels",)
+    if driver is not None and driver not in known:
+        raise ArgumentError(f"linalg.lstsq: driver is one of {', '.join(known)} on {a.device}, not {driver!r}")
+    return driver or ("gelsy" if a.device.type == "cpu" else "gels")
+
+
+def _check(a: TensorSpec, b: TensorSpec) -> bool:
+    """Whether the right side is one of vectors."""
+    if a.ndim < 2 or b.ndim < 1:
+        raise ShapeMismatch(f"linalg.lstsq: expected matrices, got {a} and {b}")
+    if a.dtype is not b.dtype or a.dtype not in DTYPES:
+        raise DtypeError(f"linalg.lstsq: expected two of the same dtype, float32, float64 or complex, got {a} and {b}")
+    if a.ndim - 1 == b.ndim and same_shape(b.shape, a.shape[:-1]):
+        return True
+    if not same_shape(b.shape[-2:-1], a.shape[-2:-1]):
+        raise ShapeMismatch(f"linalg.lstsq: {a} and {b} differ in the number of rows")
+    return False
+
+
+def _solution(a: TensorSpec, batch: Sequence[Any], columns: Any, right: Sequence[Any], rows: Any) -> TensorSpec:
+    """The first rows of columns that are as long as the kernel needs them: matrices are stored column by column."""
+    column = max(rows, columns, 1)
+    width = right[0] if right else 1
+    steps = [step * max(width, 1) * column for step in contiguous_strides(tuple(batch))]
+    return TensorSpec(
+        (*batch, columns, *right), (*steps, 1, *([column] if right else [])), dtype=a.dtype, device=a.device
+    )
+
+
+# --- Pseudo-inverses: a product of what a decomposition gives, so that they are contiguous ------------------
+
+
+@rule("linalg_pinv.atol_rtol_tensor")
+def pinv(
+    a: TensorSpec, *, atol: TensorSpec | None = None, rtol: TensorSpec | None = None, hermitian: bool = False
+) -> TensorSpec:
+    check_matrix("pinv", a)
+    if hermitian:
+        _check_square_unless_empty(a)
+    for name, tolerance in (("atol", atol), ("rtol", rtol)):
+        if tolerance is not None and tolerance.is_complex:
+            raise ArgumentError(f"pinv: {name} must be real, got {tolerance}")
+    *batch, rows, columns = a.shape
+    return a.like((*batch, columns, rows))
+
+
+def _check_square_unless_empty(a: TensorSpec) -> None:
+    """Eager looks no further at matrices without elements. Both is one question, unless all sizes are known to be more."""
+    if all(surely_less(0, size) for size in a.shape):
+        check_square("pinv", a)
+    elif a.numel * (a.shape[-2] - a.shape[-1]) != 0:
+        raise ShapeMismatch(f"pinv: expected square matrices, got {a}")
+
+
+CDIST_DTYPES = frozenset({torch.float32, torch.float64})
+
+
+@rule("dist")
+def dist(spec: TensorSpec, other: TensorSpec, p: object = 2) -> TensorSpec:
+    check_broadcastable(spec.shape, other.shape)
+    if torch.bool in (spec.dtype, other.dtype):
+        raise DtypeError(f"dist: {spec} and {other} can't be subtracted, because of the bool")
+    difference = spec.like((), dtype=result_type(spec, other), device=common_device((spec, other)))
+    check_cpu_dtype("dist", difference, FLOATS | COMPLEX | COMPLEX_HALF)
+    return difference.like(dtype=real_type(difference.dtype))
+
+
+@rule("_cdist_forward", "cdist")
+def cdist(x1: TensorSpec, x2: TensorSpec, p: float = 2.0, compute_mode: int | None = None) -> TensorSpec:
+    _check_rows("cdist", x1, x2)
+    if p < 0:
+        raise ArgumentError(f"cdist: p must not be negative, got {p}")
+    check_cpu_dtype("cdist", x1, CDIST_DTYPES)
+    check_cpu_dtype("cdist", x2, CDIST_DTYPES)
+    batch = broadcast_anyhow(x1.shape[:-2], x2.shape[:-2])
+    return x1.like((*batch, x1.shape[-2], x2.shape[-2]), dtype=result_type(x1, x2))
+
+
+@rule("_euclidean_dist")
+def euclidean_dist(x1: TensorSpec, x2: TensorSpec) -> TensorSpec:
+    _check_rows("cdist", x1, x2)
+    batch = broadcast_anyhow(x1.shape[:-2], x2.shape[:-2])
+    return x1.like((*batch, x1.shape[-2], x2.shape[-2]), dtype=result_type(x1, x2))
+
+
+def _check_rows(what: str, x1: TensorSpec, x2: TensorSpec) -> None:
+    if x1.ndim < 2 or x2.ndim < 2:
+        raise ShapeMismatch(f"{what}: expected two tensors of rows, at least 2-D, got {x1} and {x2}")
+    if x1.shape[-1] != x2.shape[-1]:
+        raise ShapeMismatch(f"{what}: rows of {x1} have {x1.shape[-1]} columns, rows of {x2} have {x2.shape[-1]}")
+
+
+@rule("_cdist_backward")
+def cdist_backward(grad: TensorSpec, x1: TensorSpec, x2: TensorSpec, p: float, cdist: TensorSpec) -> TensorSpec:
+    batch = broadcast_anyhow(x1.shape[:-2], x2.shape[:-2])
+    if any(surely_equal(size, 0) for size in (*batch, *x1.shape[-2:], x2.shape[-2])):
+        return x1.like(x1.shape)  # nothing to compute: zeros, as they are given
+    return x1.like((*batch, *x1.shape[-2:]))
+
+
+@rule("pdist")
+def pdist(spec: TensorSpec, p: float = 2.0) -> TensorSpec:
+    if p < 0:
+        raise ArgumentError(f"pdist: p must not be negative, got {p}")
+    return _between_rows(spec)
+
+
+@rule("_pdist_forward")
+def pdist_forward(spec: TensorSpec, p: float = 2.0) -> TensorSpec:
+    if not spec.is_contiguous:
+        raise ArgumentError(f"pdist: {spec} must be contiguous here; torch.pdist takes any layout")
+    return _between_rows(spec)
+
+
+def _between_rows(spec: TensorSpec) -> TensorSpec:
+    """One distance for each pair of rows."""
+    if spec.ndim != 2:
+        raise ShapeMismatch(f"pdist: expected a matrix, got {spec}")
+    check_cpu_dtype("pdist", spec, CDIST_DTYPES)
+    rows = spec.shape[0]
+    return spec.like((rows * (rows - 1) // 2,))
+
+
+@rule("_pdist_backward")
+def pdist_backward(grad: TensorSpec, spec: TensorSpec, p: float, pdist: TensorSpec) -> TensorSpec:
+    if not spec.is_contiguous:
+        raise ArgumentError(f"pdist: {spec} must be contiguous here; torch.pdist takes any layout")
+    return spec.like()
+
+
+@rule("linalg_cross")
+def linalg_cross(spec: TensorSpec, other: TensorSpec, *, dim: int = -1) -> TensorSpec:
+    return _cross_spec(spec, other, dim)
+
+
+@rule("cross")
+def cross(spec: TensorSpec, other: TensorSpec, dim: int | None = None) -> TensorSpec:
+    if dim is None:
+        found = next((d for d, size in enumerate(spec.shape) if size == 3), None)
+        if found is None:
+            raise ShapeMismatch(f"cross: {spec} has no dimension of size 3")
+        dim = found
+    return _cross_spec(spec, other, dim)
+
+
+def _cross_spec(spec: TensorSpec, other: TensorSpec, dim: int) -> TensorSpec:
+    if spec.ndim != other.ndim:
+        raise ShapeMismatch(f"cross: {spec} and {other} must have as many dimensions")
+    dim = wrap_dim(dim, spec.ndim)
+    if not spec.shape or spec.shape[dim] != 3 or other.shape[dim] != 3:
+        raise ShapeMismatch(f"cross: dimension {dim} of {spec} and of {other} must have size 3")
+    check_cpu_dtype("cross", spec, NUMBERS)
+    return spec.like(broadcast_shapes(spec.shape, other.shape))
+
+
+@rule("renorm")
+def renorm(spec: TensorSpec, p: Any, dim: int, maxnorm: Any) -> TensorSpec:
+    if isinstance(p, complex) or p <= 0:
+        raise ArgumentError(f"renorm: p must be a positive number, got {p}")
+    if isinstance(maxnorm, complex) or maxnorm < 0:
+        raise ArgumentError(f"renorm: maxnorm must not be negative, got {maxnorm}")
+    if spec.ndim < 2:
+        raise ShapeMismatch(f"renorm: expected at least 2 dimensions, got {spec}")
+    wrap_dim(dim, spec.ndim)
+    check_cpu_dtype("renorm", spec, FLOATS | COMPLEX)
+    return spec.like()
+
+
+MANY_ROWS = 25
+"""Of more rows than this, euclidean distances are computed by a product of matrices, unless told otherwise."""
+IF_MANY, NEVER = (None, 0), 2
+"""When to do so: `compute_mode`."""
+
+
+@decomposition("cdist")
+def decompose_cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: int | None = None) -> Any:
+    """C++ asks first whether there are elements, also where one kernel takes what there is."""
+    if x1.dim() < 2 or x2.dim() < 2:
+        return NotImplemented
+    if p == 2 and compute_mode != NEVER:
+        are_many = x1.shape[-2] > MANY_ROWS or x2.shape[-2] > MANY_ROWS
+        if compute_mode not in IF_MANY or are_many:
+            return NotImplemented
+    result = aten._cdist_forward.default(x1, x2, p, compute_mode)
+    if result.grad_fn is not None and _may_be_contiguous_transposed(result.shape):
+        result.grad_fn.register_prehook(GradientLayouts((x1.requires_grad, x2.requires_grad), result._spec))
+    return result
+
+
+def _may_be_contiguous_transposed(shape: Sequence[Any]) -> bool:
+    """Whether there are sizes for which a matrix and its transpose are both contiguous."""
+    *batch, rows, columns = map(from_torch, shape)
+    return not (surely_less(1, rows) and surely_less(1, columns) and all(surely_less(0, size) for size in batch))
+
+
+class GradientLayouts:
+    """Decides, for autograd, what it asks of the gradient size by size: whether it is contiguous, and for the gradient of
+    the second operand whether it and the result are, transposed. The specs are kept, and with them the answers."""
+
+    def __init__(self, are_wanted: tuple[bool, bool], result: TensorSpec) -> None:
+        self.are_wanted = are_wanted
+        self.result = result
+        self.asked: list[TensorSpec] = []
+
+    def __call__(self, gradients: tuple[object, ...]) -> None:
+        (gradient,) = gradients
+        spec = spec_of(gradient)
+        if spec is None:
+            return
+        self.asked = [spec] if self.are_wanted[0] else []
+        if self.are_wanted[1]:
+            self.asked += [transpose_spec(each, -2, -1) for each in (spec, self.result)]
+        for spec in self.asked:
+            decide_contiguity(spec)
