@@ -1,10 +1,14 @@
 # Each target does all of its own set-up: from a fresh clone only python3 and pip are needed.
 
 PYTHON ?= python3
-VENV   := .venv
+# make test TORCH=2.15.0: with another release of torch, in an environment of its own (most builds are some GB).
+TORCH  ?=
+VENV   := .venv$(if $(TORCH),-$(TORCH))
 BIN    := $(VENV)/bin
 RUNS   := $(VENV)/.runs
 READY  := $(VENV)/.ready
+PINS   := $(VENV)/constraints.txt
+PIP    := $(BIN)/python -m pip install --quiet -c $(PINS)
 
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
@@ -39,17 +43,18 @@ conformance: $(READY)  ## the long sweeps: every operator against the real one, 
 	$(BIN)/python -m pytest -q -n 2 -m conformance $(ARGS)
 
 clean:  ## forget the virtual environment and the caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build src/*.egg-info
+	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis build src/*.egg-info
 
 # Enough to run the library. torch comes first and by its exact version (see constraints.txt), so that
 # nothing after it asks for another.
 $(RUNS): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt setuptools torch numpy
-	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e .
+	sed '$(if $(TORCH),s/^torch==.*/torch==$(TORCH)/)' constraints.txt > $(PINS)
+	$(PIP) setuptools torch numpy
+	$(PIP) --no-build-isolation -e .
 	@touch $@
 
 # Enough to work on it.
 $(READY): $(RUNS)
-	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(PIP) --no-build-isolation -e '.[dev]'
 	@touch $@

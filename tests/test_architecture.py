@@ -21,7 +21,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: relative(path))
 
 # Each room may import itself and those before it: the drawing in docs/how-it-works.md.
-ROOMS = ("errors", "lines", "patching", "_torch", "shapes", "spec", "ops", "infer", "fake", "graph")
+ROOMS = ("errors", "lines", "contexts", "patching", "_torch", "shapes", "spec", "ops", "infer", "fake", "graph")
 # Rooms beside each other: what each may import besides itself.
 SIDE_ROOMS: dict[str, tuple[str, ...]] = {
     "capture": ROOMS,
@@ -31,7 +31,7 @@ SIDE_ROOMS: dict[str, tuple[str, ...]] = {
     "simulation": ROOMS[: ROOMS.index("graph")],
     "report": (*ROOMS[: ROOMS.index("graph")], "simulation"),
 }
-ALONE = {"errors": (), "lines": (), "patching": (), "_torch": ("patching",)}
+ALONE = {"errors": (), "lines": (), "contexts": (), "patching": ("contexts",), "_torch": ("patching", "contexts")}
 """These know nothing of the others, nor of each other, but for what is named here."""
 
 # What this library replaces: it must stand without them.
@@ -57,9 +57,10 @@ MAY_CHANGE_TORCH = {
 }
 
 LONGEST_FILE = 600
-LONGEST_FUNCTION = 80
+LONGEST_FUNCTION = 50
 MOST_MODULES = 25
-MOST_FILES = 209
+MOST_FILES, MOST_FILES_OF_ENGINE = 249, 199
+BESIDE_THE_ENGINE = ("simulation", "report", "cli", "exporting")
 REASON = "# why:"
 
 # The public doors import from every room, and nothing imports them: the package itself, the names of torch's modules, the
@@ -218,6 +219,8 @@ def test_each_package_has_a_map(package: Path) -> None:
 
 
 def test_there_are_few_files() -> None:
+    engine = [path for path in FILES if room_of(path) not in BESIDE_THE_ENGINE]
+    assert len(engine) <= MOST_FILES_OF_ENGINE, "merge a small module with the one that reads it"
     assert len(FILES) <= MOST_FILES
 
 

@@ -36,6 +36,8 @@ NAMES = """
     is_concrete_float is_concrete_int is_fake is_sym_node is_symbolic make_fx manual_meta_overrides mark_pure
     maybe_disable_fake_tensor_mode maybe_get_fake_mode maybe_handle_decomp optimization_hint py_sym_types
     rebind_unbacked resolve_unbacked_bindings rule run_every_layer set_meta set_original_aten_op set_proxy_slot show
+    simulate
+    RehearsalOptions rehearse Rehearsal
     snapshot_fake statically_known_false statically_known_true sym_and sym_eq sym_or symbolic_trace thunkify
     to_torch track_tensor track_tensor_tree unset_fake_temporarily wrap_key wrapper_and_args_for_make_fx
 """.split()

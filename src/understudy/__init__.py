@@ -1,6 +1,7 @@
 """understudy: stand-in tensors for PyTorch. Shape, dtype, strides, device and aliasing, but no data.
 
     errors, lines    the exceptions; the lines of the user's program
+    contexts         contexts that are left whatever happens
     patching         what of torch is changed, when and why
     _torch/          private torch API
     shapes/          symbolic sizes
@@ -13,7 +14,8 @@
     prop/            FakeTensorProp
     meta/            MetaTracer, symbolic_trace
     exporting/       captured graphs for the tools of torch
-    simulation/      hardware that is not here: the allocator, the catalogue of cards
+    simulation/      hardware that is not here: simulate, the allocator, the catalogue of cards
+    report/          rehearse: measurement of a program, and how it is shown
     cli/             the command `understudy`
     fake_tensor, proxy_tensor, symbolic_shapes, fake_tensor_prop, meta_tracer
                      the names of torch's modules: a user changes one import line
@@ -42,7 +44,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "understudy.infer.cache": ("DispatchCacheInfo",),
     # what is known of tensors and operators
     "understudy.spec.tensor_spec": ("TensorSpec",),
-    "understudy.spec.outcomes": ("New", "Same", "Value", "View"),
+    "understudy.spec.call": ("New", "Same", "Value", "View"),
     "understudy.infer.engine": ("mark_pure", "rule"),
     # graphs of operators
     "understudy.capture.make_fx": ("make_fx",),
@@ -66,8 +68,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "understudy.capture.graph_passes": ("insert_deferred_runtime_asserts",),
     # fake values for the nodes of a graph
-    "understudy.prop.propagation": ("FakeTensorProp",),
-    "understudy.prop.edits": ("PropagateUnbackedSymInts",),
+    "understudy.prop.propagation": ("FakeTensorProp", "PropagateUnbackedSymInts"),
     # torch-level traces
     "understudy.meta.tracer": ("MetaTracer", "symbolic_trace"),
     "understudy.meta.derivation": ("manual_meta_overrides",),
@@ -91,7 +92,15 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "is_symbol_binding_fx_node", "rebind_unbacked", "resolve_unbacked_bindings", "statically_known_false",
         "statically_known_true",
     ),
+    # devices that are not here
+    "understudy.simulation.simulator": ("simulate",),
+    # rehearsals
+    "understudy.report.runs": ("RehearsalOptions", "rehearse"),
+    "understudy.report.rehearsal": ("Rehearsal",),
     # torch's own tools
+    "understudy.exporting.program": ("export",),
+    "understudy.exporting.guards": ("check_inputs", "guards_of"),
+    "understudy.exporting.acceleration": ("AccelerationWarning", "accelerate_export"),
     "understudy.exporting.interop": ("to_torch",),
     # errors
     "understudy.errors": (

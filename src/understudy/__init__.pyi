@@ -76,10 +76,13 @@ from understudy.meta.errors import MetaTraceError as MetaTraceError
 # torch-level traces
 from understudy.meta.tracer import MetaTracer as MetaTracer
 from understudy.meta.tracer import symbolic_trace as symbolic_trace
-from understudy.prop.edits import PropagateUnbackedSymInts as PropagateUnbackedSymInts
 
 # fake values for the nodes of a graph
 from understudy.prop.propagation import FakeTensorProp as FakeTensorProp
+from understudy.prop.propagation import PropagateUnbackedSymInts as PropagateUnbackedSymInts
+from understudy.report.rehearsal import Rehearsal as Rehearsal
+from understudy.report.runs import RehearsalOptions as RehearsalOptions
+from understudy.report.runs import rehearse as rehearse
 from understudy.shapes.bindings import KeyPath as KeyPath
 from understudy.shapes.bindings import bind_symbols as bind_symbols
 from understudy.shapes.bindings import compute_unbacked_bindings as compute_unbacked_bindings
@@ -142,10 +145,11 @@ from understudy.shapes.torch_api.names import optimization_hint as optimization_
 from understudy.shapes.torch_api.names import sym_and as sym_and
 from understudy.shapes.torch_api.names import sym_eq as sym_eq
 from understudy.shapes.torch_api.names import sym_or as sym_or
-from understudy.spec.outcomes import New as New
-from understudy.spec.outcomes import Same as Same
-from understudy.spec.outcomes import Value as Value
-from understudy.spec.outcomes import View as View
+from understudy.simulation.simulator import simulate as simulate
+from understudy.spec.call import New as New
+from understudy.spec.call import Same as Same
+from understudy.spec.call import Value as Value
+from understudy.spec.call import View as View
 
 # what is known of tensors and operators
 from understudy.spec.tensor_spec import TensorSpec as TensorSpec
@@ -210,8 +214,8 @@ __all__ = [
     "MetaTracer",
     "symbolic_trace",
     "manual_meta_overrides",
-    "ShapeEnv",
     "Settings",
+    "ShapeEnv",
     "Dim",
     "dims",
     "Constraint",
@@ -268,6 +272,10 @@ __all__ = [
     "resolve_unbacked_bindings",
     "statically_known_false",
     "statically_known_true",
+    "simulate",
+    "RehearsalOptions",
+    "rehearse",
+    "Rehearsal",
     "to_torch",
     "ConstraintViolationError",
     "DataDependentOutputException",

@@ -21,6 +21,7 @@
     ├── PendingUnbackedSymbolNotFound (RuntimeError, ValueError)  a new symbol that is nowhere in the result
     ├── GuardsFrozen (RuntimeError)               a guard where there were to be no more
     ├── MetadataMismatchError (RuntimeError)      a cross-check found two different answers
+    ├── ModeOrderError (RuntimeError)             a mode is left before one that was entered after it
     ├── NotProvidedError (NotImplementedError)    a name of torch's for a mechanism that is not needed here
     └── NoDataError (RuntimeError)                data pointer, numpy array, … of a tensor without data
 
@@ -182,6 +183,10 @@ class MetadataMismatchError(UnderstudyError, RuntimeError):
 
 class NoDataError(UnderstudyError, RuntimeError):
     """Something that needs data was asked of a tensor that has none."""
+
+
+class ModeOrderError(UnderstudyError, RuntimeError):
+    """A mode is left that is not the innermost one of its thread."""
 
 
 class NotProvidedError(UnderstudyError, NotImplementedError):

@@ -46,6 +46,17 @@ def user_line() -> str:
     return ""
 
 
+_SHAPES = os.path.join(_OURS, "shapes", "")
+
+
+def is_asked_by_operator() -> bool:
+    """Whether a question about sizes comes from what this library knows of an operator, and not from code that runs."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((_SHAPES, __file__)):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_OURS)
+
+
 def short_path(name: str) -> str:
     relative = os.path.relpath(name) if os.path.isabs(name) else name
     return name if relative.startswith("..") else relative

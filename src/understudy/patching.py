@@ -29,10 +29,11 @@ import sys
 import textwrap
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, MutableMapping
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
+
+from understudy.contexts import GuardedExit, guard_exit
 
 Make = Callable[[Any], Any]
 """From the original to its replacement."""
@@ -52,7 +53,11 @@ SYMBOLS = Scope("symbols", 2, "a FakeTensorMode with a ShapeEnv is active")
 RECORDING = Scope("recording", 4, "make_fx or another recorder is active")
 MODULE_PATHS = Scope("module paths", 8, "make_fx records which modules are called")
 TRACING = Scope("tracing", 16, "symbolic_trace or a MetaTracer runs")
-SCOPES = (ANY_MODE, SYMBOLS, RECORDING, MODULE_PATHS, TRACING)
+OBSERVATION = Scope("observation", 32, "storages and operators are followed (rehearsals, simulated devices)")
+SIMULATION = Scope("simulation", 64, "devices are simulated")
+EXPORTING = Scope("exporting", 128, "export captures a program")
+ACCELERATION = Scope("acceleration", 256, "accelerate_export is active")
+SCOPES = (ANY_MODE, SYMBOLS, RECORDING, MODULE_PATHS, TRACING, OBSERVATION, SIMULATION, EXPORTING, ACCELERATION)
 """From inner to outer. One more scope is one more line, and a `Hold` where it begins."""
 
 
@@ -412,8 +417,10 @@ class Hold:
         self._found: list[tuple[Place, Make]] | None = None
 
     def __enter__(self) -> Hold:
+        guard_exit(self, self.leave)
         return self
 
+    @GuardedExit
     def __exit__(self, *exception: Any) -> None:
         try:
             self.leave()
@@ -438,6 +445,8 @@ class Hold:
             ENGINE.settle_held(place)
 
     def leave(self) -> None:
+        if self not in ENGINE.holds and not self._found and ENGINE.is_settled:
+            return
         with ENGINE.lock:
             while self._found:
                 place, make = self._found[-1]
@@ -451,12 +460,24 @@ class Hold:
             ENGINE.settle()
 
 
-@contextmanager
-def active(*scopes: Scope) -> Iterator[Hold]:
+class ActiveScopes(Hold):
+    """A hold that enters its scopes by itself."""
+
+    __slots__ = ("_scopes",)
+
+    def __init__(self, *scopes: Scope) -> None:
+        super().__init__()
+        self._scopes = combine(*scopes)
+
+    def __enter__(self) -> Hold:
+        hold = super().__enter__()
+        hold.enter(self._scopes)
+        return hold
+
+
+def active(*scopes: Scope) -> Hold:
     """A context in which these scopes are active."""
-    with Hold() as hold:
-        hold.enter(combine(*scopes))
-        yield hold
+    return ActiveScopes(*scopes)
 
 
 # --- the list -----------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from understudy.errors import (
     GuardOnDataDependentSymNode,
     PendingUnbackedSymbolNotFound,
 )
-from understudy.prop.edits import PropagateUnbackedSymInts
+from understudy.prop.propagation import PropagateUnbackedSymInts
 from understudy.shapes.bindings import (
     bind_symbols,
     compute_unbacked_bindings,

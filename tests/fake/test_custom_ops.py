@@ -13,7 +13,7 @@ from torch import Tensor
 import understudy
 from tests.fake.sides import on_each_device, with_index
 from understudy import FakeTensorMode, OperatorError, TensorSpec, UnsupportedOperatorException, View
-from understudy.infer import sources
+from understudy.infer import engine
 from understudy.ops import registry
 
 
@@ -362,7 +362,7 @@ def test_the_real_kernel_can_be_forbidden() -> None:
 
 
 def test_the_real_kernel_is_not_given_more_than_the_limit() -> None:
-    size = sources.FALLBACK_LIMIT // 4 + 1
+    size = engine.FALLBACK_LIMIT // 4 + 1
     with FakeTensorMode(), pytest.raises(UnsupportedOperatorException, match="64 MiB"):
         needs_the_real_kernel(size)
 

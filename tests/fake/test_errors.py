@@ -27,7 +27,7 @@ from understudy import (
     UnsupportedOperatorException,
 )
 from understudy.errors import Context, DimensionError, DtypeError, ShapeMismatch
-from understudy.infer import sources
+from understudy.infer import engine
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call
 
@@ -358,7 +358,7 @@ def fallback(numel: int, allowed: bool) -> Any:
         allow_fallback_kernels = allowed
 
     spec = TensorSpec((numel,), dtype=torch.float32, device=torch.device("cpu"))
-    return sources.by_real_kernel(Call.of(aten.sin.default, (spec,), {}), Stage())  # type: ignore[arg-type]
+    return engine.by_real_kernel(Call.of(aten.sin.default, (spec,), {}), Stage())  # type: ignore[arg-type]
 
 
 def test_kernels_on_zeros_have_a_limit() -> None:

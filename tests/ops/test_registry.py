@@ -89,6 +89,8 @@ def test_every_registered_name_is_an_operator() -> None:
     for trait in Trait.all:
         for name in trait:
             namespace, _, rest = name.partition("::")
+            if namespace.startswith("understudy_test"):
+                continue  # an operator of another test, gone with it
             packet, _, overload = rest.partition(".")
             family = getattr(getattr(torch.ops, namespace), packet, None)
             if family is None and trait._of_packets:

@@ -129,7 +129,7 @@ class WatchedGuards(list[Guard]):
 
 
 def asker(frame: Any) -> str:
-    """The innermost lines outside of the arithmetic of sizes: `ops/views/basic.py:31 view < infer/sources.py:40 by_rule`."""
+    """The innermost lines outside of the arithmetic of sizes: `ops/views/basic.py:31 view < infer/engine.py:40 by_rule`."""
     lines: list[str] = []
     while frame is not None and len(lines) < ASKERS_SHOWN:
         file = frame.f_code.co_filename.replace("\\", "/")

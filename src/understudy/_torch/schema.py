@@ -12,6 +12,8 @@ from torch._library.custom_ops import OPDEFS as _custom_definitions
 from torch._library.simple_registry import singleton as _custom_registry
 from torch._ops import OpOverload
 
+from understudy._torch.dispatch import no_modes
+
 
 def returns_nothing(op: Any) -> bool:
     return not op._schema.returns
@@ -198,3 +200,14 @@ def is_decomposed_in_aten(op: OpOverload) -> bool:
     function = decompositions.decomposition_table[op]
     is_there = hasattr(decompositions.decompositions, function.__name__)
     return function.__module__.startswith(decompositions.__name__) and is_there
+
+
+@functools.cache
+def group_norm_takes_any_strides() -> bool:
+    """The kernel of torch 2.13 refuses what is neither contiguous nor channels-last."""
+    with no_modes():
+        try:
+            torch.ops.aten.native_group_norm.default(torch.zeros(1, 2, 2).mT, None, None, 1, 2, 2, 1, 1e-5)
+        except RuntimeError:
+            return False
+    return True

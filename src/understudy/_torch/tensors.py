@@ -65,13 +65,10 @@ def real_bytes(contents: bytes) -> Tensor:
 
 def share_storage(tensor: Tensor, storage: Any) -> None:
     """Let `tensor` stand on `storage`, its metadata unchanged."""
-    guard = NoDispatch()
-    try:
+    with NoDispatch():
         torch.ops.aten.set_.source_Storage_storage_offset(
             tensor, storage, tensor.storage_offset(), tensor.shape, tensor.stride()
         )
-    finally:
-        del guard
 
 
 def as_result(leaf: Tensor) -> Any:
@@ -166,16 +163,8 @@ def is_stand_in(tensor: Any) -> bool:
 count_writes: Callable[[Any], None] = torch._C._increment_version
 
 
-class PastDispatch:
-    """Real torch for a moment, for calls on real tensors: past every mode. Ten times cheaper than `no_modes`."""
-
-    __slots__ = ("_guard",)
-
-    def __enter__(self) -> None:
-        self._guard: Any = NoDispatch()
-
-    def __exit__(self, *exception: Any) -> None:
-        self._guard = None
+PastDispatch: Any = NoDispatch
+"""Real torch for a moment, for calls on real tensors: past every mode. Ten times cheaper than `no_modes`."""
 
 
 def inner_device(tensor: Any) -> torch.device:

@@ -4,8 +4,7 @@
     recorder             ProxyTorchDispatchMode: every operator call becomes a node
     tracer               PythonKeyTracer: the graph that is recorded, and which node stands for which value
     constants            parameters, buffers, constants and tensors from outside, as attributes of the graph module
-    borrowed_modules     the modules that the traced function refers to, and their tensors for the time of the trace
-    cached_functions     functools.lru_cache: what was kept before the trace, and what must not stay after it
+    borrowed_modules     modules and cached functions that the traced function refers to: their tensors during the trace
     lazy_state           stand-ins of parameters and metadata of nodes that are made when somebody reads them
     decompositions       operators written out in others, by a table
     manual_tracing       dispatch_trace and other ways to trace by hand

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from understudy import _torch
+from understudy.capture.make_fx import disable_autocast_cache as disable_autocast_cache
 from understudy.capture.make_fx import make_fx
 from understudy.capture.proxy_slots import track_tensor_tree
 from understudy.capture.recorder import AMBIENT, Decompositions, ProxyTorchDispatchMode
 from understudy.capture.tracer import PythonKeyTracer
+from understudy.contexts import contextmanager
 
 
 @contextmanager
@@ -81,13 +83,13 @@ class DecompositionInterpreter(Interpreter):
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
         value = super().placeholder(target, args, kwargs)
-        return self._known_by(value, self.new_graph.placeholder(target))
+        return self._track(value, self.new_graph.placeholder(target))
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         value = super().get_attr(target, args, kwargs)
-        if isinstance(value, torch.Tensor) and self.tracer.recorded(value) is not None:
+        if isinstance(value, torch.Tensor) and self.tracer.find_node(value) is not None:
             return value
-        return self._known_by(value, self.new_graph.get_attr(target))
+        return self._track(value, self.new_graph.get_attr(target))
 
     def output(self, target: Any, args: Any, kwargs: Any) -> Any:
         value = super().output(target, args, kwargs)
@@ -98,7 +100,7 @@ class DecompositionInterpreter(Interpreter):
         with self.mode:
             return super().run(*args, **kwargs)
 
-    def _known_by(self, value: Any, node: Node) -> Any:
+    def _track(self, value: Any, node: Node) -> Any:
         track_tensor_tree(value, self.tracer.proxy(node), constant=None, tracer=self.tracer)
         return value
 
@@ -136,14 +138,3 @@ def selective_decompose(
         return run(*args)
 
     return make_fx(joint if trace_joint_graph else inference, decomposition_table={})(*args)
-
-
-@contextmanager
-def disable_autocast_cache() -> Iterator[None]:
-    """Inside, autocast casts a weight each time: a cast that was made before would be unknown to a graph."""
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from understudy.capture.predispatch import settle
 from understudy.capture.proxy_slots import track_tensor_tree
 from understudy.capture.recorder import Decompositions, ProxyTorchDispatchMode
 from understudy.capture.tracer import OPEN, SYMBOLIC, PythonKeyTracer
+from understudy.contexts import contextmanager
 from understudy.errors import UnderstudyError
 from understudy.fake.torch_api import unset_fake_temporarily
 
@@ -181,7 +182,7 @@ def wrap_key(
     flat, _ = _torch.tree_flatten(tensors)
 
     @functools.wraps(f)
-    def wrapped(*proxies: Any) -> Any:
+    def call(*proxies: Any) -> Any:
         flat_proxies, _ = _torch.tree_flatten(proxies)
         with disable_proxy_modes_tracing():
             track_tensor_tree(flat, flat_proxies, constant=None, tracer=tracer)
@@ -193,7 +194,7 @@ def wrap_key(
             ]
         return _torch.tree_map(tracer.unwrap_proxy, f(*given))
 
-    return wrapped
+    return call
 
 
 # --- a trace beside the one that is under way -----------------------------------------------------------------------
@@ -205,11 +206,11 @@ def wrapper_and_args_for_make_fx(
     """`func(*args, **kwargs)` as a function of one flat list, and that list: make_fx takes no keywords."""
     flat, structure = _torch.tree_flatten((args, kwargs))
 
-    def wrapped(flat_args: list[Any]) -> Any:
+    def call(flat_args: list[Any]) -> Any:
         positional, named = _torch.tree_unflatten(flat_args, structure)
         return func(*positional, **named)
 
-    return wrapped, flat
+    return call, flat
 
 
 def get_isolated_graphmodule(

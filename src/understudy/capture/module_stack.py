@@ -11,13 +11,13 @@ import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch.nn import Module
 
+from understudy.contexts import contextmanager
 from understudy.patching import MODULE_PATHS, active, patch
 
 Entry = tuple[str, str]

@@ -69,7 +69,7 @@ class PreDispatchTorchFunctionMode(TorchFunctionMode):
             self.tracer.keep_in_step = self._keep_in_step
         _torch.set_grad_enabled(enabled)
         self._told = enabled
-        return self._recorded(_torch.set_grad_enabled, (enabled,))
+        return self._record(_torch.set_grad_enabled, (enabled,))
 
     def _keep_in_step(self) -> None:
         """Say what C++ has changed since the graph has said something."""
@@ -78,14 +78,14 @@ class PreDispatchTorchFunctionMode(TorchFunctionMode):
 
     def _enter_autocast(self, *args: Any) -> Node:
         """`torch.autocast` has entered already."""
-        node = self._recorded(_torch.enter_autocast, args)
+        node = self._record(_torch.enter_autocast, args)
         self.enter_autocast_nodes.append(node)
         return node
 
     def _exit_autocast(self, *args: Any) -> Node:
-        return self._recorded(_torch.exit_autocast, (self.enter_autocast_nodes.pop(),))
+        return self._record(_torch.exit_autocast, (self.enter_autocast_nodes.pop(),))
 
-    def _recorded(self, function: Any, args: tuple[Any, ...]) -> Node:
+    def _record(self, function: Any, args: tuple[Any, ...]) -> Node:
         node = self.tracer.append_call(function, args, {}, function.__name__)
         node.meta["val"] = None
         return node
@@ -119,13 +119,13 @@ class CompositeParts:
                 self._nodes.insert(0, node)
             node = node.prev
         self._results = [
-            (tensor, self._tracer.recorded(tensor)) for tensor in flat(torch.Tensor, (result,), {})
+            (tensor, self._tracer.find_node(tensor)) for tensor in flat(torch.Tensor, (result,), {})
         ]
 
     def belong_to(self, whole: Node) -> None:
         """This is the operator's own node, by which its results are known from now on."""
         if self._nodes and not self.can_be_left_out:
-            known = [(self._tracer.recorded(tensor), part) for tensor, part in self._results]
+            known = [(self._tracer.find_node(tensor), part) for tensor, part in self._results]
             self._tracer.parts.append(PartsOfNode(whole, self._nodes, known))
         self._results = []
 

@@ -12,7 +12,6 @@ import copy
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -22,8 +21,8 @@ from understudy import _torch
 from understudy.capture.borrowed_modules import BorrowedModules
 from understudy.capture.constants import attach
 from understudy.capture.make_fx import MODES, Capture, Options, TracingMode, leaf_names, names_in_code
+from understudy.contexts import contextmanager, to_the_end
 from understudy.errors import GuardOnDataDependentSymNode
-from understudy.graph.borrowed_state import to_the_end
 
 STATE = "optimizer_state."
 """Where a graph module holds the optimizer's state."""
@@ -192,7 +191,7 @@ class StepCapture(Capture):
     def _state(self) -> Iterator[BorrowedModules]:
         state = BorrowedModules(self.fake_mode)
         reals = _names(self._model)
-        try:
+        with to_the_end(state.give_back):
             self._modules_borrowed = [self._model]
             state.lend([(self._model, True)], self.tracer.constants)
             self.tracer.constants.without_gradient = True
@@ -205,8 +204,6 @@ class StepCapture(Capture):
                 for (position, name), number in self._varying.items()
             }
             yield state
-        finally:
-            to_the_end(state.give_back)
 
     def _shadow_of(self, stand_ins: dict[torch.Tensor, torch.Tensor], names: dict[torch.Tensor, str]) -> Any:
         """A copy of the optimizer that holds stand-ins for the parameters and for its state."""

@@ -125,7 +125,7 @@ class PythonKeyTracer(torch.fx.Tracer):
         """The graph of a node, if it is still being recorded: a tensor must not lose its node there."""
         return node.graph if node.graph in OPEN else None
 
-    def recorded(self, tensor: torch.Tensor) -> Node | None:
+    def find_node(self, tensor: torch.Tensor) -> Node | None:
         """The node that made this tensor, None if this graph did not."""
         if type(tensor) is FakeTensor:
             node: Node | None = tensor._node
@@ -135,7 +135,7 @@ class PythonKeyTracer(torch.fx.Tracer):
 
     def node_of_tensor(self, tensor: torch.Tensor) -> Node:
         """The node that made this tensor; a constant of the module if it was not made here."""
-        node = self.recorded(tensor)
+        node = self.find_node(tensor)
         return self.constants.node_of(tensor) if node is None else node
 
     def argument(self, value: Any) -> Any:
@@ -207,7 +207,7 @@ class PythonKeyTracer(torch.fx.Tracer):
     def unwrap_proxy(self, e: Any) -> Any:
         """The proxy of a value, the value itself if it has none."""
         if isinstance(e, torch.Tensor):
-            node = self.recorded(e)
+            node = self.find_node(e)
             return e if node is None else self.proxy(node)
         if isinstance(e, SYMBOLIC):
             node = self.argument_of_symbol(e)
@@ -227,16 +227,16 @@ class TensorTracker:
         self._tracer = tracer
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
-        return self._tracer.recorded(tensor) is not None
+        return self._tracer.find_node(tensor) is not None
 
     def __getitem__(self, tensor: torch.Tensor) -> Any:
-        node = self._tracer.recorded(tensor)
+        node = self._tracer.find_node(tensor)
         if node is None:
             raise KeyError(tensor)
         return ProxyTensor(self._tracer.proxy(node), self._tracer.known_values.get(tensor))
 
     def get(self, tensor: torch.Tensor, default: Any = None) -> Any:
-        node = self._tracer.recorded(tensor)
+        node = self._tracer.find_node(tensor)
         return default if node is None else self[tensor]
 
     def __setitem__(self, tensor: torch.Tensor, value: Any) -> None:

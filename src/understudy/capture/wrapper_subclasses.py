@@ -65,7 +65,7 @@ def _is_wrapper(tracer: PythonKeyTracer, tensor: torch.Tensor) -> bool:
     """Whether it is a wrapper of which the graph only knows what is inside."""
     kind = type(tensor)
     is_own = _torch.uses_python_dispatch(kind) and not _torch.is_functional_wrapper(kind)
-    return is_own and tracer.recorded(tensor) is None and bool(_computed_inside(tracer, tensor))
+    return is_own and tracer.find_node(tensor) is None and bool(_computed_inside(tracer, tensor))
 
 
 def _computed_inside(tracer: PythonKeyTracer, tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -73,7 +73,7 @@ def _computed_inside(tracer: PythonKeyTracer, tensor: torch.Tensor) -> list[torc
 
 
 def _is_computed(tracer: PythonKeyTracer, part: torch.Tensor) -> bool:
-    return tracer.recorded(part) is not None or (type(part) is not FakeTensor and _is_wrapper(tracer, part))
+    return tracer.find_node(part) is not None or (type(part) is not FakeTensor and _is_wrapper(tracer, part))
 
 
 def _parts(tensor: torch.Tensor) -> tuple[dict[str, torch.Tensor], Any]:

@@ -1,6 +1,11 @@
 """cli: the command `understudy`. Questions that need no torch are answered without it.
 
     understudy devices [--json] [--cards FILE]    the cards that can be simulated
+    understudy replay SNAPSHOT                    who held the memory of a real run, and what other settings would give
+    understudy calibrate SNAPSHOT --device CARD   measure a card by a real run on it
+
+    snapshots    replay, calibrate
+    tables       plain text for terminals and pipes
 
 A command is one `Command` in `COMMANDS`: its arguments, and a function that returns the exit code. What is wrong with the
 input is one line on standard error, and exit code 2.
@@ -17,6 +22,12 @@ from dataclasses import asdict, dataclass
 from typing import NoReturn
 
 from understudy import __version__
+from understudy.cli.snapshots import (
+    add_calibrate_arguments,
+    add_replay_arguments,
+    calibrate_card,
+    replay_snapshot,
+)
 from understudy.errors import UnderstudyError
 from understudy.simulation.catalogue import GB, TERA, Card, GiB, list_cards, read_cards, read_software
 
@@ -106,17 +117,21 @@ def _device_row(card: Card) -> tuple[str, ...]:
         f"{'~' if card.context is None and card.outside else ''}{card.outside / GiB:.2f}",
         f"{card.capability[0]}.{card.capability[1]}" if card.capability else "-",
         str(card.multiprocessors or "-"),
-        _scaled(card.bandwidth, GB),
-        _scaled(card.throughput.get("float32"), TERA),
-        _scaled(card.throughput.get("bfloat16"), TERA),
-        _scaled(card.interconnect_bandwidth, GB),
+        _format_scaled(card.bandwidth, GB),
+        _format_scaled(card.throughput.get("float32"), TERA),
+        _format_scaled(card.throughput.get("bfloat16"), TERA),
+        _format_scaled(card.interconnect_bandwidth, GB),
     )
 
 
-def _scaled(figure: float | None, unit: int) -> str:
+def _format_scaled(figure: float | None, unit: int) -> str:
     if figure is None:
         return "-"
     return f"{figure / unit:,.0f}" if figure >= 100 * unit else f"{figure / unit:.1f}"
 
 
-COMMANDS = (Command("devices", "List the cards that can be simulated.", _add_device_arguments, _list_devices),)
+COMMANDS = (
+    Command("devices", "List the cards that can be simulated.", _add_device_arguments, _list_devices),
+    Command("replay", "Who held the memory of a real run, from its snapshot.", add_replay_arguments, replay_snapshot),
+    Command("calibrate", "Measure a card by a snapshot of a real run on it.", add_calibrate_arguments, calibrate_card),
+)

@@ -102,7 +102,8 @@ def scan(combine_fn: Any, init: Any, xs: Any, additional_inputs: Any = ()) -> An
 
 
 @hops.run("map_impl")
-def map_impl(f: Any, xs: Any, pos_args: Any) -> Any:
+def map_impl(f: Any, xs: Any, pos_args: Any, **written: str) -> Any:
+    """`written`: which operands the function writes to, for releases that ask; it writes to them here as well."""
     flat = [_torch.tree_flatten(f(*[x[step] for x in xs], *pos_args)) for step in range(xs[0].shape[0])]
     outputs = [_stack_parts(parts) for parts in zip(*(leaves for leaves, _ in flat), strict=True)]
     return _torch.tree_unflatten(outputs, flat[0][1])

@@ -155,10 +155,10 @@ def _real_spec(tensor: torch.Tensor) -> str:
 
 
 def describe_tensors(args: Any, kwargs: Any) -> str:
-    def shown(tensor: torch.Tensor) -> Any:
+    def describe_bare(tensor: torch.Tensor) -> Any:
         return _BareText(str(tensor._spec) if type(tensor) is FakeTensor else f"real {_real_spec(tensor)}")
 
-    args, kwargs = map_structure(shown, torch.Tensor, (tuple(args), dict(kwargs)))
+    args, kwargs = map_structure(describe_bare, torch.Tensor, (tuple(args), dict(kwargs)))
     return describe(args, kwargs)
 
 

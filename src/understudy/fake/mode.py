@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from understudy import _torch
+from understudy.contexts import GuardedExit, guard_exit
 from understudy.errors import DataDependentOutputException, DynamicOutputShapeException, UnderstudyError
 from understudy.fake import copying, tensor_calls
 from understudy.fake import kernels as _kernels  # noqa: F401  (registers them)
@@ -46,7 +46,7 @@ from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call, flat, map_structure
-from understudy.spec.error_context import with_context
+from understudy.spec.error_context import refuse_order, with_context
 
 PLAIN_SCOPES, SYMBOLIC_SCOPES = combine(ANY_MODE), combine(ANY_MODE, SYMBOLS)
 """Which patches of torch a mode needs."""
@@ -78,6 +78,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     in_kernel_invocation = False
     propagate_real_tensors = False
     allow_meta = True
+    is_observed = False
+    """Whether `follow` and `follow_resize` want to hear of storages."""
 
     def __init__(
         self,
@@ -109,7 +111,6 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         self._find_plan = cache.plans.get if self._looks_among_all else self._cache.plans.get
         self._shared: Any = None if shape_env is None else SharedPlans(shape_env, cache)
         self.fake_tensor_converter = FakeTensorConverter()
-        self._entered = threading.local()
         self.patch_scopes = PLAIN_SCOPES if shape_env is None else SYMBOLIC_SCOPES
         if shape_env is not None:
             take_symbols()
@@ -143,35 +144,28 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     # --- entering and leaving ------------------------------------------------------------------------------
 
     def __enter__(self) -> FakeTensorMode:
-        stack = self._entered.__dict__.setdefault("stack", [])
-        depth = len(stack)
-        entry = None if _torch.active_fake_mode() is self else _torch.FakeModeEntry(self)
+        entry = _torch.FakeModeEntry(self)
+        guard_exit(self, entry.leave)
         try:
-            stack.append(entry)
-            if entry is not None:
-                entry.enter(self.patch_scopes)
-            return self
-        except BaseException:  # an interrupt
-            if entry is not None:
-                entry.leave()
-            del stack[depth:]
+            entry.enter(self.patch_scopes)
+        except BaseException:  # an interrupt, where no `with` statement guards it
+            entry.leave()
             raise
+        return self
 
+    @GuardedExit
     def __exit__(self, *exception: Any) -> None:
-        stack = self._entered.stack
-        depth = len(stack) - 1
-        entry = stack[depth]
+        entry = _torch.latest_entry(_torch.ENTERED.fakes, self)
+        is_innermost = entry is not None and entry.is_innermost()
         try:
             if entry is not None:
                 entry.leave()
                 autocast.forget_casts()
-            stack.pop()
         except BaseException:  # an interrupt
-            if entry is not None:
-                entry.leave()
-                autocast.forget_casts()
-            del stack[depth:]
+            entry.leave()
             raise
+        if not is_innermost:
+            refuse_order(entry, self, exception)
 
     # --- one operator call ---------------------------------------------------------------------------------
 
@@ -220,9 +214,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         if answer == FIRST_ITSELF:
             return args[0]
         if answer == ONE_NEW_SYMBOLIC:
-            spec = plan.spec
-            fake = make_symbolic(spec)
-            fake._spec = spec
+            fake = make_symbolic(plan.spec)
+            fake._spec = plan.spec
             fake.fake_mode = self
             return fake
         return self._replay(func, plan, args, kwargs or {}, False)
@@ -390,6 +383,14 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
     def _dynamic_size(self, op: Any, least: int, most: int | None) -> Any:
         return tensor_calls.dynamic_size(self, op, least, most)
+
+    # --- for modes that follow storages --------------------------------------------------------------------------
+
+    def follow(self, fake: FakeTensor) -> None:
+        """A stand-in was made on a storage of its own, elsewhere than on the hot path."""
+
+    def follow_resize(self, storage: torch.UntypedStorage) -> None:
+        """The size of a storage may have changed."""
 
     # --- determined values ------------------------------------------------------------------------------------
 

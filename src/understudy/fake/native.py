@@ -42,9 +42,13 @@ def canonical(device: torch.device) -> torch.device:
     return found
 
 
+current_indices: dict[str, int] = {}
+"""The index of the selected device of each type, where it is not 0."""
+
+
 def current_index(device_type: str) -> int:
     """The index of a device that was named without one."""
-    return 0
+    return current_indices.get(device_type, 0)
 
 
 def native(device: torch.device) -> torch.device:

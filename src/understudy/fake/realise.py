@@ -48,8 +48,8 @@ NoDispatch = _torch.NoDispatch
 def make_new(mode: FakeTensorMode, spec: TensorSpec) -> FakeTensor:
     """A stand-in on a storage of its own."""
     if spec.sparse is not None:
-        return make_sparse(mode, spec)
-    if spec.is_symbolic:
+        fake = make_sparse(mode, spec)
+    elif spec.is_symbolic:
         fake = make_symbolic(spec)
     else:
         fake = make_wrapper(FakeTensor, *(spec.prepared or prepare(spec)))
@@ -59,6 +59,8 @@ def make_new(mode: FakeTensorMode, spec: TensorSpec) -> FakeTensor:
         _torch.set_conj(fake, True)
     if spec.neg:
         _torch.set_neg(fake, True)
+    if mode.is_observed:
+        mode.follow(fake)
     return fake
 
 
@@ -180,6 +182,8 @@ def change_spec(fake: FakeTensor, spec: TensorSpec) -> None:
     finally:
         del guard
     fake._spec = spec
+    if grows and fake.fake_mode.is_observed:
+        fake.fake_mode.follow_resize(_torch.native_storage(fake))
 
 
 def extent(spec: TensorSpec) -> Any:

@@ -75,6 +75,7 @@ class FakeTensor(torch.Tensor):
     _known: DeterminedContents | None = None
     fake_mode: FakeTensorMode
     real_tensor: torch.Tensor | None = None
+    _is_pinned = False
     _kind: Any = None
     """The class of the tensor that it stands for, if that is one of the program's."""
     _node: Any = None
@@ -202,6 +203,10 @@ class FakeTensor(torch.Tensor):
 
     def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
         if dtype is not None:
+            name = dtype if isinstance(dtype, str) else f"{getattr(dtype, '__module__', '')}.{getattr(dtype, '__name__', '')}"
+            if name.startswith("torch.cuda."):  # the oldest way to name a dtype on a CUDA device
+                wanted = getattr(torch, name.rpartition(".")[2]).dtype
+                return self.to(torch.device("cuda"), wanted, non_blocking=non_blocking)
             return torch.Tensor.type(self, dtype, non_blocking, **kwargs)
         return torch.Tensor.type(self).replace("torch.meta.", f"torch.{self._spec.device.type}.")
 
@@ -227,10 +232,14 @@ class FakeTensor(torch.Tensor):
         return self.to(torch.device("cpu"), memory_format=memory_format)
 
     def pin_memory(self, device: Any = None) -> Any:
-        return self.clone() if self._spec.device.type == "cpu" else torch.Tensor.pin_memory(self)
+        if self._spec.device.type != "cpu":
+            return torch.Tensor.pin_memory(self)
+        pinned: Any = self if self._is_pinned else self.clone()
+        pinned._is_pinned = True
+        return pinned
 
     def is_pinned(self, device: Any = None) -> bool:
-        return False
+        return self._is_pinned
 
     def new_tensor(  # type: ignore[override]
         self, data: Any, *, dtype: Any = None, device: Any = None, **options: Any

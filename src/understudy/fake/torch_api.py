@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
 from understudy import _torch
+from understudy.contexts import contextmanager
 from understudy.errors import MixedTensorsError, NotProvided, UnsupportedOperatorException
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import realise

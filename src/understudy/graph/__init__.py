@@ -3,7 +3,6 @@
     borrowed_state  the tensors of a module, replaced for the time of a run; interrupts and garbage collection wait
     node_values     `val` and `tensor_meta` of a node
     node_origins    stack traces of nodes, and errors that name a node and the user's line
-    safe_names      paths of attributes that can be written in the code of a graph module
     symbol_nodes    symbolic numbers as nodes
     show            show: a graph as a table
 """

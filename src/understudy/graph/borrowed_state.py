@@ -1,7 +1,7 @@
 """State that is borrowed while a graph is recorded, and given back whatever happens.
 
-    to_the_end, no_collection    steps that an interrupt must not leave half done; Python's garbage collector, paused
-    BorrowedState                modules hold stand-ins in the place of their tensors, and afterwards what they held before
+    no_collection    Python's garbage collector, paused
+    BorrowedState    modules hold stand-ins in the place of their tensors, and afterwards what they held before
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import copy
 import gc
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
+from understudy.contexts import contextmanager, to_the_end
 from understudy.errors import UnderstudyError
 from understudy.fake.convert import PLAIN_TYPES
 from understudy.fake.mode import FakeTensorMode
@@ -48,23 +48,12 @@ class SharedPause:
 _PAUSE = SharedPause()
 
 
-def to_the_end(step: Callable[[], None]) -> None:
-    """Run it, from its beginning once more if it is interrupted: it must not matter what of it was done before."""
-    try:
-        step()
-    except BaseException:
-        step()
-        raise
-
-
 @contextmanager
 def no_collection() -> Iterator[None]:
     wish = object()
-    try:
+    with to_the_end(lambda: _PAUSE.end(wish)):
         _PAUSE.begin(wish)
         yield
-    finally:
-        to_the_end(lambda: _PAUSE.end(wish))
 
 
 # --- The tensors of a module, replaced by stand-ins for the time of a run -----------------------------------

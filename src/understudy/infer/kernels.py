@@ -97,12 +97,12 @@ NEEDS_INTEGERS = ("with symbolic sizes/strides", "only concrete integers", "call
 def with_fixed_sizes(call: Call) -> Call:
     """The call at the sizes at hand, which are assumed from now on."""
 
-    def fixed(spec: TensorSpec) -> TensorSpec:
+    def fix_sizes(spec: TensorSpec) -> TensorSpec:
         if not spec.is_symbolic:
             return spec
         return spec.as_view([int(size) for size in spec.shape], [int(step) for step in spec.stride], int(spec.offset))
 
-    args, kwargs = map_structure(fixed, TensorSpec, (call.args, call.kwargs))
+    args, kwargs = map_structure(fix_sizes, TensorSpec, (call.args, call.kwargs))
     args, kwargs = map_structure(int, SymNode, (args, kwargs))
     return Call.of(call.op, args, kwargs)
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from understudy import _torch
+from understudy.contexts import GuardedExit, guard_exit
 from understudy.errors import OperatorError, UnderstudyError
 from understudy.fake.inputs import describe_tensors
 from understudy.fake.mode import FakeTensorMode
@@ -143,29 +143,37 @@ def proxys_to_metas(v: Any) -> Any:
 class SuspendedRecording:
     """A region in which calls of torch are not recorded, inside a fake mode if one is given."""
 
-    __slots__ = ("_derivation", "_mode", "_taken")
+    __slots__ = ("_derivation", "_entry", "_mode", "_taken")
 
     def __init__(self, derivation: Derivation, mode: FakeTensorMode | None) -> None:
         self._derivation = derivation
         self._mode = mode
+        self._entry: Any = None
         self._taken: list[Any] | None = None
 
     def __enter__(self) -> None:
         derivation = self._derivation
+        guard_exit(self, self._leave)
         if not derivation.is_active:
+            self._taken = _torch.function_modes_from(derivation.recording)
             derivation.is_active = True
-            self._taken = _torch.pop_function_modes(derivation.recording)
+            _torch.pop_function_modes(len(self._taken))
         if self._mode is not None:
-            self._mode.__enter__()
+            self._entry = _torch.FakeModeEntry(self._mode)
+            self._entry.enter(self._mode.patch_scopes)
 
+    @GuardedExit
     def __exit__(self, *error: object) -> None:
-        try:
-            if self._mode is not None:
-                self._mode.__exit__(*error)
-        finally:
-            if self._taken is not None:
-                _torch.push_function_modes(self._taken)
-                self._derivation.is_active = False
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._entry is not None:
+            self._entry.leave()
+            self._entry = None
+        if self._taken is not None:
+            _torch.push_function_modes(self._taken)
+            self._derivation.is_active = False
+            self._taken = None
 
 
 class Derivation:
@@ -246,13 +254,6 @@ class Derivation:
         return made is not None and made._version != self._found[id(tensor)][1]
 
     # --- running ---------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def hold_patches(self) -> Iterator[None]:
-        """The program runs without the mode. What the mode changes in torch stays changed: each change asks for an active
-        mode itself, and making them anew for each call of the program would take longer than the call."""
-        with self.mode, _torch.without_fake_mode():
-            yield
 
     def suspend_recording(self) -> SuspendedRecording:
         """Nothing that happens in here is part of the program."""

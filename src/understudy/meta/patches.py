@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ import torch
 from torch.fx import Proxy
 
 from understudy import _torch
+from understudy.contexts import contextmanager, to_the_end
 from understudy.meta.proxies import SYMBOLIC, DeviceOf, MetaProxy
 from understudy.patching import TRACING, Hold, patch, patch_found
 from understudy.shapes.algebra.floats import FUNCTIONS
@@ -37,15 +37,12 @@ def patch_calls(tracer: MetaTracer, functions: list[tuple[Any, str]]) -> Iterato
     The scopes of its fake mode are held as well: the mode is entered for each call, and finds its patches there.
     """
     before = current_tracer.get()
-    try:
+    with to_the_end(lambda: current_tracer.set(before)), Hold() as hold:
         current_tracer.set(tracer)
-        with Hold() as hold:
-            hold.enter(TRACING.bit | tracer.derivation.mode.patch_scopes)
-            for owner, name in functions:
-                hold.replace(owner, name, keep_whole)
-            yield
-    finally:
-        current_tracer.set(before)
+        hold.enter(TRACING.bit | tracer.derivation.mode.patch_scopes)
+        for owner, name in functions:
+            hold.replace(owner, name, keep_whole)
+        yield
 
 
 @patch("torch.nn.Module.__call__", during=TRACING)
@@ -164,11 +161,13 @@ def record_script_call(original: Callable[..., Any]) -> Callable[..., Any]:
 def record_autograd_function(original: Any) -> Any:
     """The call is one node: `forward` works on a context, which a graph does not have."""
 
-    @functools.wraps(original.__func__)
+    of_any_class = _torch.function_of_class_method(original)
+
+    @functools.wraps(original)
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         tracer = current_tracer.get()
         if tracer is None or tracer.is_deriving or not tracer.handles(args, kwargs):
-            return original.__func__(cls, *args, **kwargs)
+            return of_any_class(cls, *args, **kwargs)
         return tracer.called_autograd_function(cls, args, kwargs)
 
     return classmethod(apply)
@@ -182,7 +181,7 @@ def refuse_differentiation(original: Callable[..., Any]) -> Callable[..., Any]:
     def wrap(value: Any, level: int) -> Any:
         tracer = current_tracer.get()
         if tracer is not None and not tracer.is_deriving and tracer.handles((value,), {}):
-            raise tracer.refused(
+            raise tracer.make_refusal(
                 "torch.func differentiates a function of this value, which can't be recorded", value
             )
         return original(value, level)

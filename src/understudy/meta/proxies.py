@@ -119,7 +119,7 @@ class MetaProxy:
         return self
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        raise self.tracer.refused("a value of a trace can't be pickled", self)
+        raise self.tracer.make_refusal("a value of a trace can't be pickled", self)
 
     # --- attributes ------------------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class MetaProxy:
     def __len__(self) -> int:
         meta = self._meta
         if meta is UNKNOWN:
-            raise self.tracer.refused("len() was asked of a value of which nothing is known", self)
+            raise self.tracer.make_refusal("len() was asked of a value of which nothing is known", self)
         return len(meta)
 
     def __iter__(self) -> Iterator[Any]:
@@ -421,7 +421,7 @@ def parts_in_turn(proxy: MetaProxy) -> Iterator[Any]:
         return iter(list(meta))
     count = len(meta) if meta is not UNKNOWN else _unpacked_into(_who_iterates())
     if count is None:
-        raise proxy.tracer.refused("a loop goes over a value of which nothing is known", proxy)
+        raise proxy.tracer.make_refusal("a loop goes over a value of which nothing is known", proxy)
     return iter([proxy[position] for position in range(count)])
 
 

@@ -8,27 +8,26 @@ import math
 import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from understudy import _torch
+from understudy.contexts import contextmanager, to_the_end
 from understudy.errors import UnderstudyError
 from understudy.fake.inputs import describe_tensors
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.borrowed_state import no_collection
 from understudy.graph.node_origins import at_node, begins_here
 from understudy.graph.node_values import NodeMeta, set_val, snapshot
-from understudy.graph.safe_names import ORIGINAL_PATH
 from understudy.meta import functions, modules
-from understudy.meta.arguments import NodeArguments, SizeNodes
+from understudy.meta.arguments import CallResults, NodeArguments, SizeNodes
 from understudy.meta.derivation import CALLS, Derivation, RefusedCall, method_call, module_call, override_for
 from understudy.meta.errors import MetaTraceError, left_over_error, refused_error, unregistered_error
-from understudy.meta.functions import erase_empty_regions
+from understudy.meta.functions import VmapBody, apply_function, call_scripted, call_vmap, erase_empty_regions
 from understudy.meta.inputs import ExampleInputs, TraceInputs
-from understudy.meta.modules import AssignedAttributes, empty_caches_of
+from understudy.meta.modules import ORIGINAL_PATH, AssignedAttributes, empty_caches_of
 from understudy.meta.patches import patch_calls
 from understudy.meta.proxies import (
     UNKNOWN,
@@ -41,9 +40,7 @@ from understudy.meta.proxies import (
     proxies_in,
     read_own,
 )
-from understudy.meta.results import CallResults
 from understudy.meta.structures import holds, is_stand_in, transform
-from understudy.meta.vmap_bodies import VmapBody, apply_function, call_scripted, call_vmap
 
 ENDS = ("placeholder", "output")
 READS = ("get_attr", "call_module")
@@ -106,25 +103,30 @@ class MetaTracer(torch.fx.Tracer):
         state = AssignedAttributes(self.root)
         pending = [] if self.shape_env is None else self.shape_env.pending_fresh_unbacked_symbols
         were_pending = len(pending)
-        try:
+        with to_the_end(lambda: self._close(state, pending, were_pending)):
             whole = self._functions_kept_whole(function)
-            with no_collection(), self.derivation.hold_patches(), patch_calls(self, whole), self.recording:
-                self._record(root, function, TraceInputs(self, meta_args, concrete_args or {}), state)
-        except BaseException:
-            for name in self.arguments.added:
-                delattr(self.root, name)
-            raise
-        finally:
-            state.restore()
-            self.derivation.warn()
-            self.node_meta.close()
-            self.arguments.forget_tuples()
-            del pending[were_pending:]  # the nodes that read them are in the graph
-            empty_caches_of(self.tensors)
-            self.submodule_paths = None
-            self.is_over = True
+            recording = _torch.function_mode(self.recording)
+            try:
+                with no_collection(), patch_calls(self, whole), recording:
+                    self._record(root, function, TraceInputs(self, meta_args, concrete_args or {}), state)
+            except BaseException:
+                while self.arguments.added:
+                    vars(self.root).pop(self.arguments.added[-1], None)
+                    self.arguments.added.pop()
+                raise
         self.graph._tracer_extras = {"meta_args": meta_args}
         return self.graph
+
+    def _close(self, state: AssignedAttributes, pending: list[Any], were_pending: int) -> None:
+        """Nothing that was there before keeps a mark of the trace. May be called again, after an interrupt."""
+        state.restore()
+        self.derivation.warn()
+        self.node_meta.close()
+        self.arguments.forget_tuples()
+        del pending[were_pending:]  # the nodes that read them are in the graph
+        empty_caches_of(self.tensors)
+        self.submodule_paths = None
+        self.is_over = True
 
     def _begin(self, root: Any, meta_args: Mapping[str, Any] | None, symbolic: Any) -> Callable[..., Any]:
         is_module = isinstance(root, torch.nn.Module)
@@ -506,16 +508,16 @@ class MetaTracer(torch.fx.Tracer):
         meta = proxy._meta
         asked = getattr(convert, "__name__", str(convert))
         if meta is UNKNOWN:
-            raise self.refused(f"{asked}() was asked of a value of which nothing is known", proxy)
+            raise self.make_refusal(f"{asked}() was asked of a value of which nothing is known", proxy)
         try:
             with self.derivation.enter_mode():
                 return convert(meta)
         except UnderstudyError as error:
-            raise self.refused(
+            raise self.make_refusal(
                 f"{asked}() was asked of a value, and only its data would tell: {error.reason}", proxy
             ) from error
 
-    def refused(self, reason: str, proxy: MetaProxy) -> MetaTraceError:
+    def make_refusal(self, reason: str, proxy: MetaProxy) -> MetaTraceError:
         asked = reason.split("()", 1)[0] if "()" in reason else ""
         return refused_error(reason, asked, self.describe(proxy._meta), proxy.node)
 

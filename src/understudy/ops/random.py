@@ -208,7 +208,7 @@ def _register_fill(functional: str, in_place: str, kinds: str, check: Check) -> 
         elif in_place == "random_.from":
             _check_bounds(a.dtype, *numbers)
 
-    def filled(a: TensorSpec, *numbers: Any, generator: Any = None) -> TensorSpec:
+    def fill(a: TensorSpec, *numbers: Any, generator: Any = None) -> TensorSpec:
         check_call(a, numbers)
         return preserved_copy(a)
 
@@ -218,7 +218,7 @@ def _register_fill(functional: str, in_place: str, kinds: str, check: Check) -> 
         return Same(0)
 
     if functional:
-        rule(functional)(filled)
+        rule(functional)(fill)
     rule(in_place)(filled_in_place)
 
 

@@ -50,7 +50,7 @@ QUANTISING = (
 
 def _refuse(name: str) -> None:
     @rule(name)
-    def refused(*_: Any, **__: Any) -> NoReturn:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
         raise UnsupportedFakeTensorException(
             f"{name.partition('.')[0]}: quantised tensors carry a quantiser that has no stand-in; "
             "torch.fake_quantize_per_tensor_affine and torch.ops.quantized_decomposed compute with plain tensors"

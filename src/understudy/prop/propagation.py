@@ -1,30 +1,38 @@
-"""FakeTensorProp: run a graph node by node on stand-ins, and write into each node what it gives."""
+"""FakeTensorProp: run a graph node by node on stand-ins, and write into each node what it gives.
+
+After an edit, a node is run again because it was edited, because a value that it reads has other specs than before, or
+because its own value stands on a storage that was replaced. Nothing else is looked at: the cost is that of the nodes
+that are run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+import heapq
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from understudy import _torch
+from understudy.contexts import GuardedExit, contextmanager, guard_exit, to_the_end
 from understudy.fake.mode import FakeTensorMode
+from understudy.fake.realise import make_view
 from understudy.fake.tensor import FakeTensor
-from understudy.graph.borrowed_state import BorrowedState, to_the_end
+from understudy.graph.borrowed_state import BorrowedState
 from understudy.graph.node_origins import at_node
 from understudy.graph.node_values import (
     in_stand_ins,
+    is_alike,
     is_complete,
     itself,
     needs_attention,
     snapshot,
     spec_of_val,
+    storages_of,
     tensor_meta_of,
     val_of,
 )
-from understudy.prop.edits import EditedNodes, rename_symbols
 from understudy.prop.targets import (
     SubgraphAnswers,
     direct_arguments,
@@ -33,6 +41,8 @@ from understudy.prop.targets import (
     target_of,
     wrap_subgraphs,
 )
+from understudy.shapes.algebra.conditions import Condition
+from understudy.shapes.algebra.floats import FloatExpr
 from understudy.shapes.bindings import (
     KeyPath,
     compute_unbacked_bindings,
@@ -40,6 +50,107 @@ from understudy.shapes.bindings import (
     unbacked_symbols_in,
     values_in,
 )
+from understudy.shapes.node import SymNode
+from understudy.spec import TensorSpec
+from understudy.spec.call import map_structure
+
+MISSING = object()
+
+
+class EditedNodes:
+    """The nodes that are to be run again, in the order of the graph."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self._heap: list[Node] = []
+        self._queued: set[Node] = set()
+        for node in nodes:
+            self.add(node)
+
+    def add(self, node: Node) -> None:
+        if node not in self._queued and not node._erased:
+            self._queued.add(node)
+            heapq.heappush(self._heap, node)
+
+    def spread(
+        self, values: dict[Node, object], compute: Callable[[Node], Any], record: Callable[[Node, Any], None]
+    ) -> list[Node]:
+        """Run them, and what they reach. Gives the nodes that were run."""
+        done: list[Node] = []
+        while self._heap:
+            node = heapq.heappop(self._heap)
+            self._queued.discard(node)
+            unknown = [other for other in node.all_input_nodes if other not in values]
+            if unknown:
+                for other in (*unknown, node):
+                    self.add(other)
+                continue
+            old, new = values.get(node, MISSING), compute(node)
+            done.append(node)
+            self._compare(node, old, new, values, record)
+        return done
+
+    def _compare(
+        self, node: Node, old: object, new: object, values: dict[Node, object], record: Callable[[Node, Any], None]
+    ) -> None:
+        before = set(storages_of(old))
+        if not is_alike(old, new):
+            record(node, new)
+            for user in node.users:
+                self.add(user)
+        elif storages_of(old) != storages_of(new):
+            record(node, new)
+            for user in node.users:  # those that give views of it, or it itself
+                if user in values and not before.isdisjoint(storages_of(values[user])):
+                    self.add(user)
+
+
+# --- Values under the names that their symbols had in an earlier run ----------------------------------------
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def rename_symbols(mode: FakeTensorMode, value: Any) -> Any:
+    """The same tensors and numbers, with each symbol that was renamed under its new name."""
+    env = mode.shape_env
+
+    def rename_value(value: object) -> Any:
+        if isinstance(value, FloatExpr):
+            return env.numbers.make_float(value.operation, *map(rename_value, value.arguments))
+        return env.torch_api.merge_symbols(value) if isinstance(value, Condition) else env.simplify(value)
+
+    def rename(size: object) -> Any:
+        return env.node(rename_value(size.value), size.kind) if type(size) is SymNode else size
+
+    def of_spec(spec: TensorSpec) -> TensorSpec:
+        shape, stride = tuple(map(rename, spec.shape)), tuple(map(rename, spec.stride))
+        return spec.as_view(shape, stride, rename(spec.offset))
+
+    def of_leaf(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            node = leaf.node
+            return rename(node).symbolic if type(node) is SymNode else leaf
+        if type(leaf) is not FakeTensor or not leaf._spec.is_symbolic or leaf._spec.sparse is not None:
+            return leaf
+        spec = of_spec(leaf._spec)
+        return leaf if spec is leaf._spec else make_view(mode, leaf, spec)
+
+    return map_structure(of_leaf, (torch.Tensor, *SYMBOLIC), value)
+
+
+# --- A graph run again on stand-ins, whose data-dependent sizes are those of the first run ------------------
+
+
+class PropagateUnbackedSymInts(torch.fx.Interpreter):
+    """Runs a graph inside a fake mode; what its nodes have in `meta["unbacked_bindings"]` tells new symbols from old."""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        result = super().run_node(n)
+        mode = _torch.active_fake_mode()
+        if mode is None:
+            raise AssertionError("there is no fake mode: run the graph inside one, with mode: …")
+        rebind_unbacked(mode.shape_env, n, result)
+        return result
+
 
 OVERRIDABLE = (
     "run", "run_node", "placeholder", "get_attr", "call_function", "call_method", "call_module", "output", "fetch_attr",
@@ -50,6 +161,31 @@ OVERRIDABLE = (
 
 ENDS = ("placeholder", "output")
 NOTHING: dict[str, Any] = {}
+
+
+class LateEntry:
+    """A context in which a mode may be entered, once."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._entered: Any = None
+
+    def __enter__(self) -> None:
+        guard_exit(self, self.leave)
+
+    @GuardedExit
+    def __exit__(self, *exception: object) -> None:
+        self.leave()
+
+    def enter(self) -> None:
+        if self._entered is None:
+            self._entered = _torch.FakeModeEntry(self._mode)
+            self._entered.enter(self._mode.patch_scopes)
+
+    def leave(self) -> None:
+        """May be called twice."""
+        if self._entered is not None:
+            self._entered.leave()
 
 
 class FakeTensorProp(torch.fx.Interpreter):
@@ -79,7 +215,7 @@ class FakeTensorProp(torch.fx.Interpreter):
         self._odd: set[Node] = set()
         self._odd_for_autograd: set[Node] = set()
         self._exposed: set[Node] = set()
-        self._waiting: ExitStack | None = None
+        self._entry: LateEntry | None = None
         self._writes = self._moves = self._is_alone = self._grad = False
         if outer is None:
             self._mode.epoch += 1  # symbols that data decides are not taken from an earlier run
@@ -141,8 +277,8 @@ class FakeTensorProp(torch.fx.Interpreter):
         Entering the mode costs as much as running dozens of nodes. `lazily`, it waits for the first that needs it.
         """
         grad_enabled = torch.is_grad_enabled()
-        with ExitStack() as stack:
-            self._waiting = stack
+        self._entry = LateEntry(self._mode)
+        with to_the_end(self._state.give_back), self._entry:
             if not lazily:
                 self._enter_mode()
             self._note_surroundings()
@@ -151,14 +287,10 @@ class FakeTensorProp(torch.fx.Interpreter):
             except BaseException:
                 torch.set_grad_enabled(grad_enabled)
                 raise
-            finally:
-                self._waiting = None
-                to_the_end(self._state.give_back)
 
     def _enter_mode(self) -> None:
-        if self._waiting is not None:
-            self._waiting.enter_context(self._mode)
-            self._waiting = None
+        if self._entry is not None:
+            self._entry.enter()
 
     def _note_surroundings(self) -> None:
         """What decides whether the mode can be asked without a way through C++."""

@@ -3,7 +3,7 @@
     env                ShapeEnv: the data of an environment, composed of the next four parts
     symbols            backed and unbacked symbols, and how they are made
     arithmetic         arithmetic and comparisons of nodes
-    decisions          answers to conditions, and the guards that they leave
+    decisions          answers to conditions, the guards that they leave, the error for a data-dependent one
     checking           whether other inputs meet the guards; constraints of dimensions
     node               SymNode: a symbolic number, as torch and rules use it
     sizes              questions that specs ask of plain and symbolic sizes alike
@@ -13,7 +13,6 @@
     input_dims         how each dimension of an input becomes a size
     patterns           what two environments have in common
     autograd_formulas  branches of autograd's formulas, each asked as one question
-    undecidable        the error for a data-dependent decision
     sympy_writer       expressions as sympy objects
     sympy_reader       sympy objects as expressions
     algebra/           the pure algebra, its prover, and the fold with its writers

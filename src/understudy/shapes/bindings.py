@@ -226,8 +226,8 @@ def _readable(env: ShapeEnv, node: SymNode, path: KeyPath) -> Iterator[tuple[Exp
             if factor > 0 and len(monomial) == 1 and monomial[0][1] == 1 and monomial[0][0].is_symbol:
                 yield monomial[0][0], path.then("divided", factor)
     elif isinstance(value, FloatExpr):
-        if value.unbacked is not None:
-            yield value.unbacked, path
+        if value.unbacked_symbol is not None:
+            yield value.unbacked_symbol, path
     elif value in env.truths:
         yield env.truths[value], path
 

@@ -36,6 +36,8 @@ class Requirement:
     """The number of an input that it is about, if it is about one."""
     number: Expr | None = None
     """What stands for that number in the condition."""
+    is_of_operator: bool = False
+    """Whether it was asked about the result of an operator, and not by the program."""
 
     @property
     def text(self) -> str:
@@ -152,7 +154,7 @@ class InputChecks:
             if plain <= bindings.places.keys():
                 about = bindings.sources(guard.condition.symbols, self.definitions)
                 names = tuple(dict.fromkeys(place.source for place in about))
-                yield Requirement(guard.condition, guard.line, names)
+                yield Requirement(guard.condition, guard.line, names, is_of_operator=guard.is_of_operator)
 
     # --- checks --------------------------------------------------------------------------------------------------
 

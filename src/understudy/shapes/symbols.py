@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from understudy.contexts import contextmanager
 from understudy.errors import ConstraintViolationError
 from understudy.lines import user_line
 from understudy.shapes.algebra import conditions

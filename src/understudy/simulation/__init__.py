@@ -3,6 +3,17 @@
     allocator        the caching allocator of CUDA devices: addresses, segments, counters, out of memory
     allocator_parts  its settings (PYTORCH_CUDA_ALLOC_CONF), counters and lists of free blocks
     catalogue        the cards that can be simulated, each figure with its source
+    snapshots        memory snapshots of real runs: read, walked through, replayed under other settings
+    storages         every storage from birth to death, and every operator: a mode that tells listeners
+    sharding         DTensor in such a mode
+    memory           listeners that allocate: simulated cards, and the memory of the machine
+    workspaces       memory that libraries take: the workspaces of cuBLAS
+    scratch_memory   memory that kernels take for the time of a call
+    machine          a simulated machine: its devices and streams
+    cuda_objects     streams, events, generators, properties
+    cuda_patches     torch.cuda and torch.accelerator, answered for that machine
+    program_patches  real modules, gradient scaling, several devices and processes
+    simulator        understudy.simulate
 
-None of them imports torch: the command line answers without it.
+The first four do not import torch: the command line answers without it.
 """

@@ -42,6 +42,7 @@ from understudy.simulation.allocator_parts import (
     MiB,
     OutOfMemory,
     Pool,
+    add_block,
     counter_pair,
     make_pools,
     new_segment_record,
@@ -93,6 +94,8 @@ class Allocator:
         self.clock = clock
         self.allowed: int | None = None
         """The limit of `set_memory_fraction`, in bytes."""
+        self.before_release: Callable[[], None] | None = None
+        """Called when a limit is met, before anything that is cached is released for it."""
         self.history: History | None = None
         self._small, self._large = make_pools()
         self._tells_active_apart = False
@@ -277,9 +280,12 @@ class Allocator:
     def _grow(self, arena: Arena, rounded: int, requested: int) -> int:
         """Add memory for a request that no free block serves; the index of the block for it."""
         if self._collects_garbage:
+            self._announce_release()
             self._collect_garbage()
         size = self._segment_size(rounded)
         address = self._add_memory(arena, rounded, size)
+        if address is None:
+            self._announce_release()
         if address is None and self._max_split < UNLIMITED and self._release_oversize(arena, rounded):
             address = self._add_memory(arena, rounded, size)
         if address is None:
@@ -290,6 +296,10 @@ class Allocator:
             self._events["num_ooms"] += 1
             raise self._out_of_memory(arena, rounded, requested, size)
         return bisect_left(arena.keys, (arena.end_of[address] - address) << SHIFT | address)
+
+    def _announce_release(self) -> None:
+        if self.before_release is not None:
+            self.before_release()
 
     def _out_of_memory(self, arena: Arena, rounded: int, requested: int, size: int) -> OutOfMemory:
         free, total = self.memory_info()
@@ -488,6 +498,13 @@ class Allocator:
         self.allowed = None if self.total is None else int(fraction * self.total)
         self._choose_path()
 
+    def remove_limits(self) -> None:
+        """Of a copy, that may have been made in the middle of a request."""
+        self.total = self.allowed = None
+        self._is_busy = False
+        self._choose_path()
+        self._free_late()
+
     def _choose_path(self) -> None:
         self._collects_garbage = self.allowed is not None and self.settings.garbage_collection_threshold > 0
         is_split_limited = self._max_split < UNLIMITED
@@ -575,18 +592,5 @@ class Allocator:
         for start, size, asked, state, arena in sorted(blocks, key=lambda block: block[0]):
             if not found or found[-1]["address"] + found[-1]["total_size"] != start:
                 found.append(new_segment_record(self.device, start, arena))
-            segment = found[-1]
-            segment["total_size"] += size
-            segment["allocated_size"] += size * (state == "active_allocated")
-            segment["active_size"] += size * (state != "inactive")
-            segment["requested_size"] += asked
-            segment["blocks"].append(
-                {
-                    "address": start,
-                    "size": size,
-                    "requested_size": asked,
-                    "state": state,
-                    "frames": frames_of.get(start, []),
-                }
-            )
+            add_block(found[-1], start, size, asked, state, frames_of.get(start, []))
         return found

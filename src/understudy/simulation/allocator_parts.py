@@ -518,3 +518,14 @@ def new_segment_record(device: int, address: int, arena: Arena) -> dict[str, Any
         "frames": [],
         "blocks": [],
     }
+
+
+def add_block(segment: dict[str, Any], address: int, size: int, requested: int, state: str, frames: Frames) -> None:
+    """To a segment of a snapshot."""
+    segment["total_size"] += size
+    segment["allocated_size"] += size * (state == "active_allocated")
+    segment["active_size"] += size * (state != "inactive")
+    segment["requested_size"] += requested
+    segment["blocks"].append(
+        {"address": address, "size": size, "requested_size": requested, "state": state, "frames": frames}
+    )

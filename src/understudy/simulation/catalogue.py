@@ -3,6 +3,7 @@
     find_card("h100"), find_card("RTX 4090"), find_card("nvidia a100-80GB")    names are matched kindly
     parse_devices("8xa100-80g")                                                the card, and how many of it
     read_cards("my_cards.toml")                                                one's own cards
+    save_calibration("rtx4090", context=...)                                   what was measured on the user's own card
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,8 @@ class Card:
     aliases: tuple[str, ...] = ()
     note: str = ""
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+    error: float | None = None
+    """By how much the simulated allocator missed the reserved memory of a real run on this card: see `save_calibration`."""
 
     def __str__(self) -> str:
         return f"{self.key} ({self.name}, {self.memory / GiB:.2f} GiB)"
@@ -128,9 +131,14 @@ class Card:
 # the catalogue
 
 
-@cache
 def list_cards() -> tuple[Card, ...]:
-    """All of the catalogue, and this machine's CPU."""
+    """All of the catalogue, as it was calibrated, and this machine's CPU."""
+    measured = read_calibration()
+    return tuple(replace(card, **measured.get(card.key, {})) for card in _published_cards())
+
+
+@cache
+def _published_cards() -> tuple[Card, ...]:
     return (*read_cards(CATALOGUE_FILE), this_machine())
 
 
@@ -255,3 +263,56 @@ def _check_fields(table: Any, place: str) -> None:
         raise CatalogueError("memory, in GiB, has to be given", place)
     if table.get("kind", "cuda") not in KINDS:
         raise CatalogueError(f"kind is one of {', '.join(KINDS)}, not {table['kind']!r}", place)
+
+
+# calibration: what was measured on the user's own cards
+
+
+def calibration_file() -> Path:
+    """In the folder $UNDERSTUDY_CONFIG, else where the system keeps the settings of its users."""
+    folder = os.environ.get("UNDERSTUDY_CONFIG")
+    if not folder:
+        home = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+        folder = os.path.join(home, "understudy")
+    return Path(folder) / "calibration.toml"
+
+
+_MEASURED = ("context", "error")
+
+
+def read_calibration() -> dict[str, dict[str, Any]]:
+    """By the card's key: the fields that were measured. Empty where nothing was."""
+    path = calibration_file()
+    if not path.exists():
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for key, table in _read_toml(path).items():
+        if not isinstance(table, dict) or not all(
+            isinstance(table.get(name, 0), (int, float)) and table.get(name, 0) >= 0 for name in _MEASURED
+        ):
+            raise CatalogueError("a calibration has a context in GiB and an error, both numbers", f"{path}, [{key}]")
+        found[key] = {"error": table["error"]} if "error" in table else {}
+        if "context" in table:
+            found[key]["context"] = round(table["context"] * GiB)
+    return found
+
+
+def save_calibration(key: str, *, context: int | None, error: float | None) -> Path:
+    """Keep what was measured on a card; what is None stays as it was. Returns the file."""
+    measured = read_calibration()
+    own = measured.setdefault(key, {})
+    own |= {name: value for name, value in (("context", context), ("error", error)) if value is not None}
+    path = calibration_file()
+    lines = ["# Written by `understudy calibrate`: memory outside of the allocator in GiB, error of reserved memory."]
+    for card, figures in measured.items():
+        lines.append(f"\n[{card}]")
+        if "context" in figures:
+            lines.append(f"context = {figures['context'] / GiB:.9f}")
+        if "error" in figures:
+            lines.append(f"error = {figures['error']:.6f}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines) + "\n")
+    except OSError as problem:
+        raise CatalogueError(problem.strerror or str(problem), str(path)) from None
+    return path

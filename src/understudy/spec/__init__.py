@@ -1,34 +1,30 @@
 """spec: values. What is known of a tensor without its data, and what an operator call does.
 
     tensor_spec    TensorSpec
-    outcomes       New, View, Same, Changed, Value
-    call           a call of an operator, said without tensors
+    call           Call and its outcomes: New, View, Same, Changed, Value
     strides        strides of new results
-    elementwise    broadcasting, and the result of an elementwise operator
-    promotion      which dtype a computation has
+    elementwise    promotion of dtypes, broadcasting, and the result of an elementwise operator
     alternatives   the weakest condition for an answer about layouts
     sparse         sparse layouts
     error_context  where errors get their context
     device_facts   what an answer may depend on of the device (imported by its own name: it needs no torch)
 """
 
+from understudy.spec.call import Changed, New, Outcome, Outcomes, Same, Value, View, normal
 from understudy.spec.elementwise import (
     broadcast_anyhow,
     broadcast_shapes,
     check_broadcastable,
     check_expandable,
     common_device,
-    elementwise,
-    preserved_copy,
-)
-from understudy.spec.outcomes import Changed, New, Outcome, Outcomes, Same, Value, View, normal
-from understudy.spec.promotion import (
     complex_type,
     default_complex_dtype,
     default_dtype,
+    elementwise,
     float_type,
     is_integral,
     number_dtype,
+    preserved_copy,
     promote,
     real_type,
     result_type,

@@ -13,6 +13,7 @@ from understudy.errors import (
     DtypeError,
     DynamicOutputShapeException,
     FakeTensorDeviceMismatchError,
+    ModeOrderError,
     OperatorError,
     ShapeMismatch,
     UnderstudyError,
@@ -96,3 +97,27 @@ def translate(error: Exception, call: Call) -> UnderstudyError:
 def with_line(error: UnderstudyError, what: str, inputs: Any = "", hint: str = "") -> UnderstudyError:
     """Context for an error that no operator call stands behind."""
     return error.with_context(Context(what, str(inputs), user_line(), hint or hint_for(error)))
+
+
+ONE_AFTER_THE_OTHER = (
+    "modes of one thread are left in the opposite order. Tasks of asyncio and generators share a thread: keep `await` and "
+    "`yield` out of the `with` block, or run each task in a thread of its own (asyncio.to_thread)"
+)
+
+
+def refuse_order(entry: object, mode: object, exception: tuple[Any, ...]) -> None:
+    """A mode was left that is not the innermost one. What is under way is not covered by this error, but for the end of
+    a generator."""
+    name = type(mode).__name__
+    reason = (
+        f"{name}.__exit__: this thread has not entered the mode, or has left it"
+        if entry is None
+        else f"{name}.__exit__: another mode was entered after this one, and is still active. This one is over, and "
+        "will not come back"
+    )
+    error = with_line(ModeOrderError(reason), f"{name}.__exit__", "", ONE_AFTER_THE_OTHER)
+    under_way = exception[1] if len(exception) > 1 else None
+    if under_way is None or isinstance(under_way, GeneratorExit):
+        raise error
+    if hasattr(under_way, "add_note"):
+        under_way.add_note(str(error))

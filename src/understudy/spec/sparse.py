@@ -66,6 +66,15 @@ def sparse_on(spec: TensorSpec, device: torch.device) -> torch.Tensor:
     )  # fmt: skip
 
 
+def parts_of(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors that a sparse tensor is made of."""
+    if t.layout is torch.sparse_coo:
+        return t._indices(), t._values()
+    if t.layout in BY_ROW:
+        return t.crow_indices(), t.col_indices(), t.values()
+    return t.ccol_indices(), t.row_indices(), t.values()
+
+
 def _coordinates(shape: tuple[Any, ...], count: int) -> torch.Tensor:
     """The first `count` positions in a tensor of this shape, in order."""
     flat = torch.arange(count)

@@ -46,7 +46,7 @@ class VmapLevel:
         found = [_torch.batched_at(value, dim, self.level) for value in values]
         return [value for value, _ in found], [0 if is_batched else None for _, is_batched in found]
 
-    def expanded(self, values: Sequence[Any], dims: Dims, wanted: Dims) -> list[Any]:
+    def expand_to(self, values: Sequence[Any], dims: Dims, wanted: Dims) -> list[Any]:
         """The values, as batches where that is wanted."""
         return [
             value.expand(self._size, *value.shape).clone() if dim is None and want == 0 else value
@@ -62,7 +62,7 @@ class VmapLevel:
             needed: Dims = [0 if 0 in pair else None for pair in zip(dims, wanted, strict=True)]
             if needed != wanted:
                 raise UnexpectedBatch(self, needed)
-            return tuple(self.expanded(results, dims, needed))
+            return tuple(self.expand_to(results, dims, needed))
 
         return run
 
@@ -72,7 +72,7 @@ class VmapLevel:
         moved = [value.movedim(dim, 0) if dim else value for value, dim in zip(results, dims, strict=True)]
         return moved, [None if dim is None else 0 for dim in dims]
 
-    def settled(self, call: Callable[[Any], Any], foreseen: Dims) -> tuple[Any, Any]:
+    def call_until_settled(self, call: Callable[[Any], Any], foreseen: Dims) -> tuple[Any, Any]:
         """What a call gives, and for which results it took batches: for as many more as it turns out to need."""
         try:
             with self.lower():
@@ -81,7 +81,7 @@ class VmapLevel:
             if found.batch is not self:
                 raise
             needed: Any = found.dims
-        return self.settled(call, needed)
+        return self.call_until_settled(call, needed)
 
     def outside(self, results: Sequence[Any], dims: Dims) -> tuple[Any, ...]:
         return tuple([
@@ -108,7 +108,7 @@ def cond(interpreter: Any, op: Any, pred: Any, yes: Function, no: Function, oper
         return op(pred, *branches, tuple(inner))
 
     if of_choices is None:
-        return batch.outside(*batch.settled(one_for_all, []))
+        return batch.outside(*batch.call_until_settled(one_for_all, []))
     with batch.lower():
         results, dims = batch.run(chosen, [0, *in_dims], [pred, *inner])
     return batch.outside(results, dims)
@@ -123,7 +123,7 @@ def map_impl(interpreter: Any, op: Any, function: Function, xs: Any, others: Any
     def mapped_over(dims: Dims) -> Any:
         return op(DerivedFunction("batched", batch.over(function, [*row_dims, *rest_dims], dims)), rows, rest)
 
-    results, dims = batch.settled(mapped_over, [])
+    results, dims = batch.call_until_settled(mapped_over, [])
     return batch.outside(results, at_dimension(1, dims))
 
 
@@ -135,12 +135,12 @@ def scan(interpreter: Any, op: Any, function: Function, init: Any, xs: Any, othe
     rest, rest_dims = batch.inside(others)
     count = len(first)
 
-    def scanned(dims: Dims) -> Any:
+    def scan_with(dims: Dims) -> Any:
         step = batch.over(function, [*dims[:count], *row_dims, *rest_dims], dims)
-        carry = batch.expanded(first, first_dims, dims[:count])
+        carry = batch.expand_to(first, first_dims, dims[:count])
         return op(DerivedFunction("batched", step), carry, rows, tuple(rest))
 
-    results, dims = batch.settled(scanned, first_dims)
+    results, dims = batch.call_until_settled(scan_with, first_dims)
     return batch.outside(results, [*dims[:count], *at_dimension(1, dims[count:])])
 
 
@@ -151,7 +151,7 @@ def associative_scan(interpreter: Any, op: Any, function: Function, xs: Any, oth
     rest, rest_dims = batch.inside(others)
     all_of_them: Dims = [0] * len(inner)
     with batch.lower():
-        rows = [value.movedim(0, 1) for value in batch.expanded(inner, dims, all_of_them)]
+        rows = [value.movedim(0, 1) for value in batch.expand_to(inner, dims, all_of_them)]
         combine = batch.over(function, [*all_of_them, *all_of_them, *rest_dims], all_of_them)
         results = op(DerivedFunction("batched", combine), rows, tuple(rest))
     return batch.outside(results, at_dimension(1, all_of_them))
@@ -165,17 +165,17 @@ def while_loop(
     first, first_dims = batch.inside(state)
     rest, rest_dims = batch.inside(others)
 
-    def looped(dims: Dims | None) -> Any:
+    def loop_with(dims: Dims | None) -> Any:
         if dims is None:
             dims = _all_of_them(op, first)
             still, next_round = _each_for_itself(batch, goes_on, body, len(first), [*dims, *rest_dims])
         else:
             still = _one_for_all(batch, goes_on, [*dims, *rest_dims])
             next_round = batch.over(body, [*dims, *rest_dims], dims)
-        carry = batch.expanded(first, first_dims, dims)
+        carry = batch.expand_to(first, first_dims, dims)
         return op(DerivedFunction("condition", still), DerivedFunction("batched", next_round), tuple(carry), tuple(rest))
 
-    results, dims = batch.settled(looped, first_dims)
+    results, dims = batch.call_until_settled(loop_with, first_dims)
     place = 1 if op.name() == "while_loop_stack_output" else 0
     return batch.outside(results, at_dimension(place, _all_of_them(op, first) if dims is None else dims))
 

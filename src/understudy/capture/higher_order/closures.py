@@ -89,7 +89,7 @@ def is_outside(tensor: Any, capture: Capture) -> bool:
         return True
     around: Capture | None = capture
     while around is not None:
-        if around.tracer.recorded(tensor) is not None or around.tracer.constants.knows(tensor):
+        if around.tracer.find_node(tensor) is not None or around.tracer.constants.knows(tensor):
             return True
         around = around.outer
     return False

@@ -69,7 +69,7 @@ def _own_all(results: Values, given: Values) -> tuple[Any, ...]:
 def _leaf(value: torch.Tensor) -> torch.Tensor:
     """The same tensor to the graph, without a past to autograd."""
     capture = current_capture()
-    node = None if capture is None else capture.tracer.recorded(value)
+    node = None if capture is None else capture.tracer.find_node(value)
     if capture is None or node is None:
         return value.detach().requires_grad_()
     with _torch.without_recorder():

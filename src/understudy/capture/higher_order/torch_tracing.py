@@ -11,13 +11,13 @@ import copy
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from understudy import _torch
 from understudy.capture import proxy_slots
 from understudy.capture.tracer import PythonKeyTracer
+from understudy.contexts import contextmanager
 from understudy.errors import Context, UnderstudyError, UnsupportedOperatorException
 from understudy.fake.mode import FakeTensorMode
 from understudy.lines import user_line

@@ -130,7 +130,7 @@ class DifferentiableCall:
             KEEPS.reset(token)
         return at(self.places, _torch.tree_flatten(found)[0])
 
-    def returned(self, results: Any) -> Any:
+    def unflatten(self, results: Any) -> Any:
         return _torch.tree_unflatten(list(results), self.out_spec)
 
 
@@ -155,7 +155,7 @@ def with_gradients(op: Any, args: Any, kwargs: Any) -> Any:
     kept = _keep_for_backward(op, args, call.tensors)
     if kept is not NotImplemented:
         return kept
-    return call.returned(AutogradCall.apply(call, *call.tensors))  # type: ignore[no-untyped-call]
+    return call.unflatten(AutogradCall.apply(call, *call.tensors))  # type: ignore[no-untyped-call]
 
 
 class AutogradCall(torch.autograd.Function):
@@ -184,7 +184,7 @@ def _differentiate(interpreter: Any, op: Any, args: Any, kwargs: Any) -> Any:
     if kept is not NotImplemented:
         return kept
     with _torch.single_level_functions():
-        return call.returned(FuncGradCall.apply(interpreter, call, *call.tensors))
+        return call.unflatten(FuncGradCall.apply(interpreter, call, *call.tensors))
 
 
 class FuncGradCall(_torch.SingleLevelFunction):  # type: ignore[misc]
@@ -261,7 +261,7 @@ def _leaf(tensor: torch.Tensor) -> torch.Tensor:
 def _by_leaves(interpreter: Any, op: Any, args: Any, kwargs: Any) -> Any:
     leaves = LeafCall(interpreter, DifferentiableCall(op, args, kwargs))
     with _torch.single_level_functions():
-        return leaves.call.returned(FuncGradLeafCall.apply(leaves, *leaves.call.tensors))
+        return leaves.call.unflatten(FuncGradLeafCall.apply(leaves, *leaves.call.tensors))
 
 
 class FuncGradLeafCall(_torch.SingleLevelFunction):  # type: ignore[misc]
@@ -298,7 +298,7 @@ def _pushed_forward(interpreter: Any, op: Any, args: Any, kwargs: Any) -> Any:
 
     args = map_structure(inner, torch.Tensor, tuple(args))
 
-    def wrapped(value: torch.Tensor) -> Any:
+    def wrap(value: torch.Tensor) -> Any:
         return _torch.wrap_for_grad(value, level)
 
     with interpreter.lower():
@@ -310,10 +310,10 @@ def _pushed_forward(interpreter: Any, op: Any, args: Any, kwargs: Any) -> Any:
         else:
             plain = op(*args, **kwargs)
     if not tangents:
-        return map_structure(wrapped, torch.Tensor, plain)
-    results = [wrapped(value) if isinstance(value, torch.Tensor) else value for value in results]
+        return map_structure(wrap, torch.Tensor, plain)
+    results = [wrap(value) if isinstance(value, torch.Tensor) else value for value in results]
     for place, tangent in zip(differentiable(results), found, strict=True):
-        results[place] = torch.autograd.forward_ad.make_dual(results[place], wrapped(tangent))
+        results[place] = torch.autograd.forward_ad.make_dual(results[place], wrap(tangent))
     return tuple(results)
 
 

@@ -57,7 +57,7 @@ def key_of(tracer: PythonKeyTracer, mode: FakeTensorMode, leaves: list[Any], str
     for leaf in leaves:
         kind = type(leaf)
         if kind is FakeTensor:
-            node, needs_grad = tracer.recorded(leaf), leaf.requires_grad
+            node, needs_grad = tracer.find_node(leaf), leaf.requires_grad
             if node is None or leaf.fake_mode is not mode or (needs_grad and is_grad) or is_marked(leaf):
                 raise NotComparable
             if leaf._known is not None:  # the layer may look at its values

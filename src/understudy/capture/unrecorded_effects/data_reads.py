@@ -102,7 +102,7 @@ def check(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> None:
 def varies(tracer: PythonKeyTracer, tensor: torch.Tensor) -> bool:
     """Whether a run of the graph may find another value: it depends on inputs, parameters or chance."""
     tensor = _torch.innermost(tensor)  # inside of a transform
-    node = tracer.recorded(tensor) if tensor.numel() else None
+    node = tracer.find_node(tensor) if tensor.numel() else None
     todo = [] if node is None or tensor in tracer.known_values else [node]
     seen: set[Node] = set()
     while todo:

@@ -111,19 +111,19 @@ def record_subclass(original: Function) -> Any:
     """`torch.nn.Parameter(x)` is made by it, on the memory of x, without an operator."""
 
     @functools.wraps(original)
-    def made(kind: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+    def make_parameter(kind: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(kind, data, *args, **kwargs)
         tracer = active_tracer()
         if tracer is None or type(result) is FakeTensor:
             return result
-        source = tracer.recorded(data)
+        source = tracer.find_node(data)
         if source is not None:
             node = tracer.append_call(aten.detach.default, (source,), {})
             set_val(node, result)
             tracer.remember(result, node)
         return result
 
-    return staticmethod(made)
+    return staticmethod(make_parameter)
 
 
 @patch("torch.from_dlpack", "torch.utils.dlpack.from_dlpack", during=RECORDING)
@@ -131,15 +131,15 @@ def record_from_dlpack(original: Function) -> Function:
     """The result shares its memory with the argument, without an operator."""
 
     @functools.wraps(original)
-    def converted(ext_tensor: Any, *, device: Any = None, copy: bool | None = None) -> Any:
+    def from_dlpack(ext_tensor: Any, *, device: Any = None, copy: bool | None = None) -> Any:
         tracer = active_tracer() if isinstance(ext_tensor, torch.Tensor) else None
-        if tracer is None or tracer.recorded(ext_tensor) is None or not _is_plain(ext_tensor):
+        if tracer is None or tracer.find_node(ext_tensor) is None or not _is_plain(ext_tensor):
             return original(ext_tensor, device=device, copy=copy)
         result = aten.alias.default(ext_tensor)
         result = result.clone() if copy else result
         return result if device is None else result.to(device)
 
-    return converted
+    return from_dlpack
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -170,8 +170,8 @@ def record_as_subclass(original: Function) -> Function:
     def as_subclass(tensor: torch.Tensor, kind: Any) -> Any:
         result = original(tensor, kind)
         tracer = active_tracer()
-        if tracer is not None and tracer.recorded(result) is None:
-            source = tracer.recorded(tensor)
+        if tracer is not None and tracer.find_node(result) is None:
+            source = tracer.find_node(tensor)
             if source is not None:
                 tracer.remember(result, source)
         return result
@@ -182,15 +182,16 @@ def record_as_subclass(original: Function) -> Function:
 @patch("torch.autograd.Function.apply", during=RECORDING)
 def apply_to_fakes(original: Any) -> Any:
     """An argument may be a real tensor that has a fake in the trace."""
+    of_any_class = _torch.function_of_class_method(original)
 
     @functools.wraps(original)
-    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         tracer = active_tracer()
         if tracer is not None and tracer.strays is not None:
             args, kwargs = tracer.strays.replace(args, kwargs)
-        return original.__func__(cls, *args, **kwargs)
+        return of_any_class(cls, *args, **kwargs)
 
-    return classmethod(applied)
+    return classmethod(apply)
 
 
 @patch("torch.Tensor.tolist", during=RECORDING)
@@ -215,7 +216,7 @@ def set_data(tracer: PythonKeyTracer, tensor: torch.Tensor, data: torch.Tensor) 
     if type(tensor) is FakeTensor and not hasattr(tensor, "_spec"):  # it is being made
         SET_DATA(tensor, data)
         return
-    before = tracer.recorded(tensor)
+    before = tracer.find_node(tensor)
     tracer.symbols.read_all()
     node = tracer.node_of_tensor(data)
     SET_DATA(tensor, data)
@@ -254,22 +255,22 @@ class RecordedGenerator(NATIVE, metaclass=GeneratorType):
     """A generator that was made in a trace."""
 
     def manual_seed(self, seed: int) -> RecordedGenerator:
-        self._told("manual_seed", seed)
+        self._call_recorded("manual_seed", seed)
         return self
 
     def seed(self) -> int:
-        number: int = self._told("seed")
+        number: int = self._call_recorded("seed")
         return number
 
     def set_state(self, new_state: torch.Tensor) -> RecordedGenerator:
-        self._told("set_state", new_state)
+        self._call_recorded("set_state", new_state)
         return self
 
     def get_state(self) -> torch.Tensor:
-        state: torch.Tensor = self._told("get_state")
+        state: torch.Tensor = self._call_recorded("get_state")
         return state
 
-    def _told(self, method: str, *args: Any) -> Any:
+    def _call_recorded(self, method: str, *args: Any) -> Any:
         tracer = active_tracer()
         source = None if tracer is None else node_of_generator(self, tracer)
         given = () if source is None else tracer.argument(args)

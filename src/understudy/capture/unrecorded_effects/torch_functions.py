@@ -1,24 +1,162 @@
-"""Which call of torch's Python functions a node comes from."""
+"""Which call of torch's Python functions a node comes from; recurrent layers in graphs with symbolic sizes.
+
+`GRU`, `RNN` and the `LSTM`s that oneDNN does not take are loops over their steps. How many steps there are stays a
+symbol: the layer is one node, the composite operator, as eager is given it. Only its gradient writes the steps out, as
+many as the example has.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.forward_ad import unpack_dual
 from torch.overrides import TorchFunctionMode
 
 from understudy import _torch
 from understudy.capture.constants import has_reals
-from understudy.capture.unrecorded_effects import data_reads, recurrent_layers
+from understudy.capture.unrecorded_effects import data_reads
 from understudy.capture.unrecorded_effects.global_state import SET_DATA, set_data
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.data_dependent import with_tensors_of_lengths
 from understudy.ops.nn import recurrent
+from understudy.patching import RECORDING, patch
 from understudy.spec.call import flat
 
 if TYPE_CHECKING:
     from understudy.capture.tracer import PythonKeyTracer
+
+aten = torch.ops.aten
+Function = Callable[..., Any]
+ONE_NODE = "The number of steps may be a symbol: the layer is one node, the composite operator."
+
+
+@patch("torch._VF.lstm", during=RECORDING, reason=ONE_NODE)
+def record_lstm(original: Function) -> Function:
+    return functools.wraps(original)(lambda *args, **kwargs: _call_layer(aten.lstm.input, original, args, kwargs))
+
+
+@patch("torch._VF.gru", during=RECORDING, reason=ONE_NODE)
+def record_gru(original: Function) -> Function:
+    return functools.wraps(original)(lambda *args, **kwargs: _call_layer(aten.gru.input, original, args, kwargs))
+
+
+@patch("torch._VF.rnn_tanh", during=RECORDING, reason=ONE_NODE)
+def record_rnn_tanh(original: Function) -> Function:
+    return functools.wraps(original)(lambda *args, **kwargs: _call_layer(aten.rnn_tanh.input, original, args, kwargs))
+
+
+@patch("torch._VF.rnn_relu", during=RECORDING, reason=ONE_NODE)
+def record_rnn_relu(original: Function) -> Function:
+    return functools.wraps(original)(lambda *args, **kwargs: _call_layer(aten.rnn_relu.input, original, args, kwargs))
+
+
+def operator_called(tracer: PythonKeyTracer, op: Any, args: Any, kwargs: Any) -> Any:
+    """By a graph, in which the layer is one node."""
+    return _call_layer(op, op, args, kwargs)
+
+
+def _call_layer(op: Any, otherwise: Function, args: Any, kwargs: Any) -> Any:
+    recorder = _torch.active_recorder()
+    if recorder is None or kwargs or len(args) != 9 or not _can_be_whole(recorder, op, args):
+        return otherwise(*args, **kwargs)
+    x, state, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first = args
+    states = [state] if isinstance(state, torch.Tensor) else list(state)
+    if not (dropout and train and num_layers > 1):
+        tensors = (x, *states, *weights)
+        return WholeLayer.apply(recorder, op, len(states), args[3:], *tensors)  # type: ignore[no-untyped-call]
+    x = x.transpose(0, 1) if batch_first else x
+    directions, width = (2 if bidirectional else 1), len(weights) // num_layers
+    last = []
+
+    def run(x: Any, layer: int) -> Any:
+        own = [part.narrow(0, layer * directions, directions) for part in states]
+        settings = (has_biases, 1, 0.0, train, bidirectional, False)
+        tensors = (x, *own, *weights[layer * width : (layer + 1) * width])
+        x, *ends = WholeLayer.apply(recorder, op, len(states), settings, *tensors)  # type: ignore[no-untyped-call]
+        last.append(ends)
+        return x
+
+    # One by one: what dropout drew in between is known to the gradient that way.
+    x = recurrent.layer_by_layer(x, num_layers, dropout, train, run)
+    ends = [torch.cat(parts, 0) for parts in zip(*last, strict=True)]
+    return (x.transpose(0, 1) if batch_first else x, *ends)
+
+
+def _can_be_whole(recorder: Any, op: Any, args: Any) -> bool:
+    """Whether the number of steps is a symbol, and nothing around asks for what the layer is made of."""
+    x, state, weights, has_biases = args[:4]
+    if type(has_biases) is not bool or not hasattr(recorder, "below_autograd") or x.dim() != 3:
+        return False
+    states = [state] if isinstance(state, torch.Tensor) else state
+    tensors = [x, *states, *weights]
+    if any(type(tensor) is not FakeTensor for tensor in tensors):
+        return False
+    steps = x.shape[1 if args[-1] else 0]
+    if not isinstance(steps, torch.SymInt) or steps.node.is_constant():
+        return False
+    listeners = [mode for mode in _torch.dispatch_modes() if mode is not recorder and mode is not x.fake_mode]
+    if op is aten.lstm.input and recurrent.takes_onednn(args):
+        return False
+    is_plain = not listeners and not recorder.pre_dispatch and op not in recorder.decomposition_table
+    is_plain = is_plain and not _torch.is_transformed() and not torch.is_autocast_enabled(x.device.type)
+    return is_plain and all(unpack_dual(tensor).tangent is None for tensor in tensors)
+
+
+class WholeLayer(torch.autograd.Function):
+    """The layer as one node; its gradient by the steps."""
+
+    @staticmethod
+    def forward(ctx: Any, recorder: Any, op: Any, states: int, settings: Any, *tensors: Any) -> Any:
+        ctx.save_for_backward(*tensors)
+        ctx.op, ctx.states, ctx.settings = op, states, settings
+        args = _arguments(op, states, settings, tensors)
+        with _torch.without_recorder():
+            result = _of_any_length(op, args)
+        tracer = recorder.tracer
+        node = tracer.append_call(op, tracer.argument(args), {}, op.overloadpacket.__name__)
+        recorder.track(result, node)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        is_followed = torch.is_grad_enabled()
+        with torch.enable_grad():
+            tensors = [_for_itself(tensor, is_followed) for tensor in ctx.saved_tensors]
+            with _torch.NoFunctionModes(), _torch.python_versions():
+                results = ctx.op(*_arguments(ctx.op, ctx.states, ctx.settings, tensors))
+        wanted = [tensor for tensor in tensors if tensor.requires_grad]
+        found = iter(
+            torch.autograd.grad(results, wanted, gradients, create_graph=is_followed, allow_unused=True)
+        )
+        return None, None, None, None, *(next(found) if tensor.requires_grad else None for tensor in tensors)
+
+
+def _for_itself(tensor: torch.Tensor, is_followed: bool) -> torch.Tensor:
+    """A tensor to differentiate by, whatever it and the others are made of."""
+    return tensor.view_as(tensor) if is_followed else tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _arguments(op: Any, states: int, settings: Any, tensors: Any) -> tuple[Any, ...]:
+    x, state, weights = tensors[0], list(tensors[1 : states + 1]), list(tensors[states + 1 :])
+    return x, state if op is aten.lstm.input else state[0], weights, *settings
+
+
+def _of_any_length(op: Any, args: Any) -> tuple[Any, ...]:
+    """What the layer gives: as for one step, which checks the sizes, and repeated along the steps."""
+    x, batch_first = args[0], args[-1]
+    dim = 1 if batch_first else 0
+    with _torch.NoFunctionModes(), _torch.python_versions():
+        output, *ends = op(x.narrow(dim, 0, 1), *args[1:])
+    steps, batch, width = x.shape[dim], x.shape[1 - dim], output.shape[2]
+    sizes, strides = (steps, batch, width), (batch * width, width, 1)
+    if batch_first:
+        sizes, strides = (batch, steps, width), (width, batch * width, 1)
+    return (output.new_empty_strided(sizes, strides), *ends)
+
 
 def _in_python(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> Any:
     """C++ reads sizes as plain integers here, past every dispatch; torch has a Python version that does not."""
@@ -47,7 +185,7 @@ SPECIAL = {
     torch.ctc_loss: _with_lengths,
     torch.nn.functional.ctc_loss: _with_lengths,
     SET_DATA: _set_data,
-    **dict.fromkeys(recurrent.PADDED_LAYERS, recurrent_layers.operator_called),
+    **dict.fromkeys(recurrent.PADDED_LAYERS, operator_called),
     **dict.fromkeys(data_reads.READS, _read),
     **dict.fromkeys(data_reads.MAKERS, data_reads.make_from_list),
 }

@@ -14,8 +14,8 @@ from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.data_dependent import with_tensors_of_lengths
 from understudy.ops import factories
 from understudy.ops.indexing.advanced import among_classes, is_plain_one_hot, written_classes
-from understudy.ops.nn import pooling_symbolic, recurrent
-from understudy.ops.nn.class_losses import loss_of_classes
+from understudy.ops.nn import pooling, recurrent
+from understudy.ops.nn.losses import loss_of_classes
 from understudy.ops.nn.upsampling import UPSAMPLINGS, UPSAMPLINGS_WITH_CORNERS, upsample_to_symbols
 from understudy.patching import ANY_MODE, RECORDING, SYMBOLS, patch
 from understudy.spec.call import flat
@@ -189,7 +189,7 @@ def fractional_max_pool3d(original: Function) -> Function:
 def _pool_to_symbols(name: str, original: Function) -> Function:
     def pool(*args: Any, **kwargs: Any) -> Any:
         is_plain = not kwargs and active_fake_mode() is not None
-        result = pooling_symbolic.pool_to_symbols(name, args) if is_plain else NotImplemented
+        result = pooling.pool_to_symbols(name, args) if is_plain else NotImplemented
         return original(*args, **kwargs) if result is NotImplemented else result
 
     return pool
@@ -199,7 +199,7 @@ def _pool_to_symbols(name: str, original: Function) -> Function:
 def average_to_symbols(original: Function) -> Function:
     def adaptive_avg_pool1d(*args: Any, **kwargs: Any) -> Any:
         is_plain = not kwargs and len(args) == 2 and active_fake_mode() is not None
-        result = pooling_symbolic.average_to_symbols(*args) if is_plain else NotImplemented
+        result = pooling.average_to_symbols(*args) if is_plain else NotImplemented
         return original(*args, **kwargs) if result is NotImplemented else result
 
     return adaptive_avg_pool1d
@@ -223,7 +223,7 @@ def _keep_symbolic_shares(dims: int, original: Function) -> Function:
         input: Any, kernel_size: Any, output_size: Any = None, output_ratio: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         if output_size is None and output_ratio is not None and active_fake_mode() is not None:
-            output_size = pooling_symbolic.share_of(input, output_ratio, dims)
+            output_size = pooling.share_of(input, output_ratio, dims)
         return original(input, kernel_size, output_size, output_ratio, *args, **kwargs)
 
     return fractional_max_pool

@@ -8,18 +8,19 @@ shape environment, the answer is an unbacked symbol.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from understudy import _torch
+from understudy.contexts import contextmanager
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch, UnderstudyError
 from understudy.fake.inputs import handler
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.indexing.advanced import check_masks
-from understudy.ops.nn.class_losses import ctc_losses
+from understudy.ops.nn.losses import ctc_losses
 from understudy.ops.registry import Trait
 from understudy.ops.shared.dims import wrap_dim
 from understudy.ops.shared.dtypes import (

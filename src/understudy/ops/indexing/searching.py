@@ -41,7 +41,7 @@ def bucketize_scalar(
 
 
 @rule("searchsorted.Tensor")
-def searchsorted(
+def search_sorted(
     sorted_sequence: TensorSpec,
     spec: TensorSpec,
     *,

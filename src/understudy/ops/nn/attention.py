@@ -15,7 +15,7 @@ from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule, with_dims_between
 from understudy.ops.shared.dtypes import FLOATS, HALVES, check_cpu_dtype, check_one_dtype
 from understudy.spec import TensorSpec, broadcast_shapes, check_expandable, preserved_copy, same_shape
-from understudy.spec.outcomes import Value
+from understudy.spec.call import Value
 from understudy.spec.tensor_spec import Size
 
 Function = Callable[..., Any]

@@ -5,6 +5,7 @@ None of them runs on CPU, so what they return is taken from torch's descriptions
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from understudy.ops.nn.attention import heads_inside
 from understudy.ops.registry import rule
 from understudy.ops.traits.autocast import accelerator_path
 from understudy.spec import TensorSpec, preserved_copy, same_shape
+from understudy.spec.device_facts import DeviceFacts
 from understudy.spec.error_context import with_line
 from understudy.spec.tensor_spec import Size
 
@@ -244,13 +246,18 @@ def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
-    """The kernels of a recent CUDA device, in torch's order: flash, memory-efficient, plain mathematics."""
+    """The kernels in torch's order: cuDNN where it comes first, flash, memory-efficient, plain mathematics."""
     _check_devices(query=query, key=key, value=value)
     if not _fused_attention_takes(query, key, value, is_causal, attn_mask):
         return NotImplemented
-    if _flash_takes(query, key, value, attn_mask, enable_gqa):
+    facts = _facts(query)
+    if _cudnn_takes(query, key, value, attn_mask, enable_gqa, facts):
+        return _cudnn(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    if not (is_causal and query.shape[2] != key.shape[2]) and _flash_takes(
+        query, key, value, attn_mask, enable_gqa, dropout_p, facts
+    ):
         return _flash(query, key, value, dropout_p, is_causal, scale)
-    if _efficient_takes(query, key, value):
+    if _efficient_takes(query, key, value, facts):
         return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
     return NotImplemented
 
@@ -278,18 +285,79 @@ def _fused_attention_takes(
     )
 
 
-def _flash_takes(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, enable_gqa: bool
-) -> bool:
-    heads, width = query.shape[1], query.shape[3]
+RECENT_CARD = DeviceFacts(kind="cuda", capability=(8, 0))
+"""What is taken for a CUDA device of which nothing is known."""
+CUDNN_FIRST_ON = (9, 10)
+"""Major numbers of the capabilities on which cuDNN's kernel is the first choice, after this version of cuDNN."""
+CUDNN_FIRST_AFTER = 91500
+FIRST_WITH_FLASH = (8, 0)
+FIRST_WITH_BFLOAT16 = (8, 0)
+
+
+def _facts(tensor: torch.Tensor) -> DeviceFacts:
+    """Of the simulated device that a tensor is on."""
+    facts = _torch.simulated_facts(tensor)
+    return facts if isinstance(facts, DeviceFacts) else RECENT_CARD
+
+
+def _heads_fit(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> bool:
+    heads = query.shape[1]
     same_heads = heads == key.shape[1] == value.shape[1]
-    grouped = enable_gqa and key.shape[1] == value.shape[1] and heads % key.shape[1] == 0
+    return same_heads or (enable_gqa and key.shape[1] == value.shape[1] and heads % key.shape[1] == 0)
+
+
+def _needs_gradient(*tensors: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def _cudnn_takes(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, enable_gqa: bool,
+    facts: DeviceFacts,
+) -> bool:  # fmt: skip
+    if facts.kind != "cuda" or facts.capability[0] not in CUDNN_FIRST_ON or facts.cudnn <= CUDNN_FIRST_AFTER:
+        return False
+    if os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1" or not torch.backends.cuda.cudnn_sdp_enabled():
+        return False
+    widest = 256 if facts.capability == (9, 0) else 128
+    widths = (query.shape[3], value.shape[3])
+    return (
+        query.dtype in HALF
+        and query.shape[3] == key.shape[3]
+        and all(width <= widest and width % 8 == 0 for width in widths)
+        and key.shape[2] > 1
+        and _heads_fit(query, key, value, enable_gqa)
+        and not (mask is not None and _needs_gradient(mask))
+    )
+
+
+def _cudnn(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout_p: float,
+    is_causal: bool, scale: float | None,
+) -> torch.Tensor:  # fmt: skip
+    if mask is not None:
+        mask = _as_bias(mask, query).expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    training = _needs_gradient(query, key, value)
+    return aten._scaled_dot_product_cudnn_attention(
+        query, key, value, mask, training, dropout_p, is_causal, False, scale=scale
+    )[0]
+
+
+def _flash_takes(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, enable_gqa: bool,
+    dropout_p: float, facts: DeviceFacts,
+) -> bool:  # fmt: skip
+    width = query.shape[3]
+    if facts.kind == "cuda" and facts.capability < FIRST_WITH_FLASH:
+        return False
+    has_little_shared_memory = (8, 6) <= facts.capability <= (8, 9) or facts.capability >= (12, 0)
+    if has_little_shared_memory and (width > 224 or (width > 192 and dropout_p > 0)) and _needs_gradient(query, key, value):
+        return False
     return (
         torch.backends.cuda.flash_sdp_enabled()
         and mask is None
         and query.dtype in HALF
         and width == key.shape[3] == value.shape[3] <= WIDEST_FLASH_HEAD
-        and (same_heads or grouped)
+        and _heads_fit(query, key, value, enable_gqa)
     )
 
 
@@ -313,20 +381,32 @@ def _flash(
     return out[..., :width] if missing else out
 
 
-def _efficient_takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+def _efficient_takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, facts: DeviceFacts) -> bool:
+    is_old = facts.kind == "cuda" and facts.capability < FIRST_WITH_BFLOAT16
+    dtypes = (torch.float16, torch.float32) if is_old else (*HALF, torch.float32)
+    multiple = _head_multiple(query.dtype, facts)
     return (
         torch.backends.cuda.mem_efficient_sdp_enabled()
-        and query.dtype in (*HALF, torch.float32)
+        and query.dtype in dtypes
         and query.shape[1] == key.shape[1] == value.shape[1]
         and query.shape[3] == key.shape[3]
+        and query.shape[3] % multiple == 0
+        and value.shape[3] % multiple == 0
     )
+
+
+def _head_multiple(dtype: torch.dtype, facts: DeviceFacts) -> int:
+    """What the width of a head must be a multiple of, as matrix units read 16 bytes at a time."""
+    is_half = dtype in HALF
+    has_units = facts.capability >= (8, 0) or (facts.capability >= (7, 0) and is_half)
+    return (8 if is_half else 4) if has_units else 1
 
 
 def _efficient(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout_p: float,
     is_causal: bool, scale: float | None,
 ) -> torch.Tensor:  # fmt: skip
-    training = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    training = _needs_gradient(query, key, value)
     bias = None if mask is None else _bias(mask, query, key)
     return aten._scaled_dot_product_efficient_attention(
         query, key, value, bias, training, dropout_p, is_causal, scale=scale
@@ -335,10 +415,15 @@ def _efficient(
 
 def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """What is added to the scores, its rows laid out in multiples of 16 elements."""
-    if mask.dtype is torch.bool:
-        nothing = torch.zeros((), dtype=query.dtype, device=query.device)
-        mask = torch.where(mask, nothing, float("-inf"))
+    mask = _as_bias(mask, query)
     missing = -mask.shape[-1] % 16
     if missing:
         mask = F.pad(mask, (0, missing))[..., : mask.shape[-1]]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+
+
+def _as_bias(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    if mask.dtype is not torch.bool:
+        return mask
+    nothing = torch.zeros((), dtype=query.dtype, device=query.device)
+    return torch.where(mask, nothing, float("-inf"))

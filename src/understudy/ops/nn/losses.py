@@ -1,16 +1,30 @@
-"""Losses that compare element by element, then reduce, and their gradients."""
+"""Losses that compare element by element, then reduce, and their gradients; losses of scores for classes, and of sequences
+of them, with their decompositions for symbolic sizes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional
 
-from understudy.errors import ArgumentError, ShapeMismatch
+from understudy import _torch
+from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, align_ranks, batching_rule
-from understudy.ops.shared.dtypes import COMPLEX_HALF, check_dtype, check_same_dtype
+from understudy.ops.shared.decompositions import decomposition
+from understudy.ops.shared.dtypes import (
+    COMPLEX_HALF,
+    FLOATS,
+    check_any_dtype,
+    check_cpu_dtype,
+    check_dtype,
+    check_same_dtype,
+)
 from understudy.ops.variants import check_castable, exact_out
 from understudy.spec import (
     TensorSpec,
@@ -21,12 +35,15 @@ from understudy.spec import (
     promote,
     result_type,
     same_shape,
+    spec_of,
 )
+from understudy.spec.tensor_spec import Size
 
 Function = Callable[..., Any]
 aten = torch.ops.aten
 
 NONE, MEAN, SUM = 0, 1, 2
+"""The values of `reduction`."""
 
 
 def reduce_loss(unreduced: TensorSpec, reduction: int) -> TensorSpec:
@@ -196,3 +213,308 @@ def _loss_backward(op: Any) -> Function:
 for _name in ("mse_loss", "smooth_l1_loss", "huber_loss"):
     batching_rule(_name)(_loss(getattr(aten, _name)))
     batching_rule(f"{_name}_backward")(_loss_backward(getattr(aten, f"{_name}_backward")))
+
+
+Maybe = TensorSpec | None
+WIDE = frozenset({torch.float32, torch.float64})
+
+
+# --- negative log-likelihood
+
+
+def _check_scores(what: str, x: TensorSpec, target: TensorSpec, weight: Maybe, channel: int) -> None:
+    classes = x.shape[channel]
+    if weight is not None:
+        if weight.ndim != 1 or weight.shape[0] != classes:
+            raise ShapeMismatch(f"{what}: {weight} has not one weight for each of {classes} classes")
+        if weight.dtype is not x.dtype:
+            raise DtypeError(f"{what}: {x} and the weight {weight} differ in dtype")
+    check_any_dtype(what, target, {torch.int64, torch.uint8})
+    check_cpu_dtype(what, x, FLOATS)
+
+
+def _check_nll(x: TensorSpec, target: TensorSpec, weight: Maybe) -> None:
+    if x.ndim not in (1, 2) or target.ndim > 1:
+        raise ShapeMismatch(f"nll_loss: expected scores for one or a batch of targets, got {x} and {target}")
+    if x.ndim == 2 and (target.ndim == 0 or x.shape[0] != target.shape[0]):
+        raise ShapeMismatch(f"nll_loss: {x} and {target} differ in batch size")
+    _check_scores("nll_loss", x, target, weight, -1)
+
+
+@rule("nll_loss_forward")
+def nll_loss_forward(
+    x: TensorSpec, target: TensorSpec, weight: Maybe, reduction: int, ignore_index: Any
+) -> tuple[TensorSpec, TensorSpec]:
+    _check_nll(x, target, weight)
+    return x.like(target.shape if reduction == NONE and x.ndim == 2 else ()), x.like(())
+
+
+@rule("nll_loss_backward")
+def nll_loss_backward(
+    grad: TensorSpec, x: TensorSpec, target: TensorSpec, weight: Maybe, reduction: int, ignore_index: Any,
+    total_weight: TensorSpec,
+) -> TensorSpec:  # fmt: skip
+    _check_nll(x, target, weight)
+    if x.ndim == 1 and target.ndim == 1:
+        raise ShapeMismatch(f"nll_loss backward: {x} and {target} differ in the number of dimensions")
+    _check_gradient("nll_loss", grad, target.shape if reduction == NONE and x.ndim == 2 else ())
+    return x.like()
+
+
+def _check_gradient(what: str, grad: TensorSpec, shape: Size) -> None:
+    fits = same_shape(grad.shape, shape) if shape else grad.ndim <= 1 and grad.numel == 1
+    if not fits:
+        raise ShapeMismatch(f"{what} backward: {grad} is no gradient for a result of shape {list(shape)}")
+
+
+def _check_nll2d(x: TensorSpec, target: TensorSpec, weight: Maybe) -> None:
+    if x.ndim != 4 or target.ndim != 3 or not same_shape(target.shape, (x.shape[0], *x.shape[2:])):
+        raise ShapeMismatch(f"nll_loss2d: {target} are no targets for each point of {x}")
+    _check_scores("nll_loss2d", x, target, weight, 1)
+    if target.dtype is torch.uint8 and x.device.type == "cpu":
+        raise DtypeError(f"nll_loss2d: no CPU kernel for targets of uint8, given as {target}")
+
+
+@rule("nll_loss2d_forward")
+def nll_loss2d_forward(
+    x: TensorSpec, target: TensorSpec, weight: Maybe, reduction: int, ignore_index: Any
+) -> tuple[TensorSpec, TensorSpec]:
+    _check_nll2d(x, target, weight)
+    return x.like(target.shape if reduction == NONE else ()), x.like(())
+
+
+@rule("nll_loss2d_backward")
+def nll_loss2d_backward(
+    grad: TensorSpec, x: TensorSpec, target: TensorSpec, weight: Maybe, reduction: int, ignore_index: Any,
+    total_weight: TensorSpec,
+) -> TensorSpec:  # fmt: skip
+    _check_nll2d(x, target, weight)
+    _check_gradient("nll_loss2d", grad, target.shape if reduction == NONE else ())
+    result = preserved_copy(x)
+    if not result.is_contiguous and x.device.type == "cpu":
+        raise ArgumentError(f"nll_loss2d backward: the CPU kernel takes no gradients in the layout of {x}")
+    return result
+
+
+@rule("nll_loss", "nll_loss_nd")
+def nll_loss(
+    x: TensorSpec, target: TensorSpec, weight: Maybe = None, reduction: int = 1, ignore_index: Any = -100
+) -> Any:
+    """Arrives whole in inference mode."""
+    if x.ndim in (1, 2):
+        return nll_loss_forward(x, target, weight, reduction, ignore_index)[0]
+    if x.ndim == 4:
+        return nll_loss2d_forward(x, target, weight, reduction, ignore_index)[0]
+    return NotImplemented
+
+
+@rule("cross_entropy_loss")
+def cross_entropy(
+    x: TensorSpec, target: TensorSpec, weight: Maybe = None, reduction: int = 1, ignore_index: Any = -100,
+    label_smoothing: float = 0.0,
+) -> Any:  # fmt: skip
+    """Arrives whole in inference mode."""
+    if label_smoothing != 0 or target.is_floating_point or same_shape(target.shape, x.shape):
+        return NotImplemented
+    return nll_loss(x, target, weight, reduction, ignore_index)
+
+
+# --- margins
+
+
+def _margin_shape(what: str, x: TensorSpec, reduction: int) -> Size:
+    if x.ndim > 2:
+        raise ShapeMismatch(f"{what}: expected one or a batch of rows, got {x}")
+    check_cpu_dtype(what, x, WIDE)
+    return x.shape[:-1] if reduction == NONE else ()
+
+
+def _check_margin_target(what: str, x: TensorSpec, target: TensorSpec, shape: Size) -> None:
+    check_any_dtype(what, target, {torch.int64})
+    if target.numel != 1 if not shape else not same_shape(target.shape, shape):
+        raise ShapeMismatch(f"{what}: {target} are no targets for {x}")
+
+
+@rule("multi_margin_loss")
+def multi_margin_loss(
+    x: TensorSpec, target: TensorSpec, p: Any = 1, margin: Any = 1, weight: Maybe = None, reduction: int = 1
+) -> TensorSpec:
+    shape = _margin_shape("multi_margin_loss", x, reduction)
+    if p not in (1, 2):
+        raise ArgumentError(f"multi_margin_loss: p is 1 or 2, not {p}")
+    _check_margin_target("multi_margin_loss", x, target, x.shape[:-1])
+    return x.like(shape)
+
+
+@rule("multi_margin_loss_backward")
+def multi_margin_loss_backward(
+    grad: TensorSpec, x: TensorSpec, target: TensorSpec, p: Any, margin: Any, weight: Maybe = None,
+    reduction: int = 1,
+) -> TensorSpec:  # fmt: skip
+    multi_margin_loss(x, target, p, margin, weight, reduction)
+    return x.like()
+
+
+@rule("multilabel_margin_loss_forward")
+def multilabel_margin_loss(
+    x: TensorSpec, target: TensorSpec, reduction: int
+) -> tuple[TensorSpec, TensorSpec]:
+    shape = _margin_shape("multilabel_margin_loss", x, reduction)
+    _check_margin_target("multilabel_margin_loss", x, target, x.shape)
+    return x.like(shape), x.like(target.shape)
+
+
+@rule("multilabel_margin_loss_backward")
+def multilabel_margin_loss_backward(
+    grad: TensorSpec, x: TensorSpec, target: TensorSpec, reduction: int, is_target: TensorSpec
+) -> TensorSpec:
+    multilabel_margin_loss(x, target, reduction)
+    return x.like()
+
+
+# --- sequences
+
+
+@rule("_ctc_loss")
+def ctc_loss(
+    log_probs: TensorSpec, targets: TensorSpec, input_lengths: Sequence[Any], target_lengths: Sequence[Any],
+    blank: int = 0, zero_infinity: bool = False,
+) -> tuple[TensorSpec, TensorSpec]:  # fmt: skip
+    counts = len(input_lengths), len(target_lengths)
+    return ctc_losses(log_probs, targets, counts, input_lengths, target_lengths, blank)
+
+
+def ctc_losses(
+    log_probs: TensorSpec, targets: TensorSpec, counts: Sequence[Any], input_lengths: Sequence[Any],
+    target_lengths: Sequence[Any], blank: int,
+) -> tuple[TensorSpec, TensorSpec]:  # fmt: skip
+    """(time, batch, classes): the loss of each sequence, and a table over time of both kinds of its states.
+
+    `counts`: how many lengths there are of inputs and of targets. Those of inputs may be left out where nobody knows them.
+    """
+    if log_probs.ndim != 3 or log_probs.is_empty:
+        raise ShapeMismatch(f"ctc_loss: expected (time, batch, classes), and elements, got {log_probs}")
+    time, batch, classes = log_probs.shape
+    if any(count != batch for count in counts):
+        raise ArgumentError(f"ctc_loss: not one length of input and target for each of {batch} sequences")
+    if not 0 <= blank < classes:
+        raise ArgumentError(f"ctc_loss: the blank {blank} is none of {classes} classes")
+    if any(length < 0 for length in (*input_lengths, *target_lengths)) or any(
+        length > time for length in input_lengths
+    ):
+        raise ArgumentError(f"ctc_loss: lengths of inputs have to be 0 to {time}, those of targets 0 or more")
+    longest = max(target_lengths, default=0)
+    _check_ctc_targets(targets, batch, longest, sum(target_lengths))
+    check_cpu_dtype("ctc_loss", log_probs, WIDE)
+    return log_probs.like((batch,)), log_probs.like((batch, time, 2 * longest + 1))
+
+
+def _check_ctc_targets(targets: TensorSpec, batch: Any, longest: Any, total: Any) -> None:
+    """A row for each sequence, which may be longer than its target; or all targets in one row."""
+    check_any_dtype("ctc_loss", targets, {torch.int64, torch.int32})
+    if targets.ndim == 2:
+        if targets.shape[0] != batch or targets.shape[1] < longest:
+            raise ShapeMismatch(
+                f"ctc_loss: expected {batch} targets of up to {longest} classes, got {targets}"
+            )
+    elif targets.ndim != 1 or targets.shape[0] != total:
+        raise ShapeMismatch(
+            f"ctc_loss: expected targets of {total} classes in all, or a row for each, got {targets}"
+        )
+
+
+@rule("_ctc_loss_backward", "_ctc_loss_backward.Tensor")
+def ctc_loss_backward(
+    grad: TensorSpec, log_probs: TensorSpec, targets: TensorSpec, input_lengths: Any, target_lengths: Any,
+    neg_log_likelihood: TensorSpec, log_alpha: TensorSpec, blank: int, zero_infinity: bool = False,
+) -> TensorSpec:  # fmt: skip
+    check_cpu_dtype("ctc_loss backward", log_probs, WIDE)
+    return log_probs.like()
+
+
+# --- `torch.nn.functional.linear_cross_entropy` of symbolic sizes -------------------------------------------
+# torch compares the shape of the targets with that of the logits, to tell probabilities from the numbers of classes. Python
+# compares sizes one by one before it looks how many there are, and so asks of symbols whether they are equal where no
+# answer matters. How many dimensions there are tells as much.
+
+Tensor = torch.Tensor
+IGNORED = -100
+"""The class that counts for nothing, if no other is named."""
+REDUCTIONS = ("mean", "sum", "none")
+UNCHUNKED = (
+    "linear_cross_entropy: all logits are computed at once, whatever `options` say. Chunks are only for targets of dtype "
+    "int64, a weight of two dimensions, no label smoothing, and a reduction of 'mean', 'sum' or 'none'."
+)
+
+
+def loss_of_classes(
+    x: Any, linear_weight: Any, target: Any, *, linear_bias: Tensor | None = None, weight: Tensor | None = None,
+    reduction: str = "mean", ignore_index: int | None = None, label_smoothing: float = 0.0, options: Any = None,
+) -> Any:  # fmt: skip
+    """The loss, if the targets are numbers of classes; NotImplemented for calls that torch itself should answer."""
+    specs = [spec_of(tensor) for tensor in (x, linear_weight, target)]
+    if None in specs or not any(spec.is_symbolic for spec in specs if spec is not None):
+        return NotImplemented
+    batch, classes = x.dim() - 1, linear_weight.dim() - 1
+    is_sound = batch in (0, 1) and classes >= 1 and (batch == 1 or classes == 1)
+    if not is_sound or target.dim() == batch + classes:
+        return NotImplemented
+    if x.shape[-1] != linear_weight.shape[-1]:
+        return NotImplemented
+    if linear_bias is not None and (linear_bias.dim() != classes or linear_bias.shape != linear_weight.shape[:-1]):
+        return NotImplemented
+    ignored = IGNORED if ignore_index is None else ignore_index
+    is_plain = classes == 1 and label_smoothing == 0 and target.dtype == torch.int64 and reduction in REDUCTIONS
+    if options is None or not is_plain or torch.jit.is_tracing():
+        if options is not None:
+            warnings.warn(UNCHUNKED, stacklevel=3)
+        return functional.cross_entropy(
+            _logits(x, linear_weight, linear_bias), target, weight=weight, reduction=reduction, ignore_index=ignored,
+            label_smoothing=label_smoothing,
+        )  # fmt: skip
+    if batch:
+        return _torch.chunked_cross_entropy(x, linear_weight, target, linear_bias, weight, reduction, ignored, options)
+    rows = x.unsqueeze(0), linear_weight, target.unsqueeze(0)
+    return _torch.chunked_cross_entropy(*rows, linear_bias, weight, reduction, ignored, options).squeeze(0)
+
+
+def _logits(x: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> Tensor:
+    count, *others, features = linear_weight.shape
+    shape = (*x.shape[:-1], count, *others)
+    if others:
+        total = math.prod(others, start=count)
+        linear_weight = linear_weight.reshape((total, features))
+        linear_bias = None if linear_bias is None else linear_bias.reshape(total)
+    return functional.linear(x, linear_weight, linear_bias).reshape(shape)
+
+
+# --- decompositions for symbolic sizes ----------------------------------------------------------------------
+
+
+@decomposition("cross_entropy_loss")
+def decompose_cross_entropy_loss(
+    x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN, ignore_index: Any = -100,
+    label_smoothing: float = 0.0,
+) -> Any:  # fmt: skip
+    """With probabilities as targets, and weights: C++ reads how many of these there are."""
+    if weight is None or weight.dim() != 1 or not target.is_floating_point() or x.dim() != target.dim():
+        return NotImplemented
+    if ignore_index >= 0 or any(a != b for a, b in zip(x.shape, target.shape, strict=True)):
+        return NotImplemented
+    classes = 0 if x.dim() == 1 else 1
+    count = x.shape[classes]
+    if weight.shape[0] != count:
+        return NotImplemented
+    logarithms = torch.log_softmax(x, classes, x.dtype)
+    if label_smoothing > 0:
+        target = aten.add.Scalar(aten.mul.Scalar(target, 1 - label_smoothing), label_smoothing / count)
+    if x.dim() > 1:
+        weight = weight.view([count if i == classes else 1 for i in range(x.dim())])
+    losses = logarithms * target * weight
+    if reduction == SUM:
+        return -losses.sum()
+    if reduction != MEAN:
+        return -losses.sum(classes)
+    if x.numel() == 0:
+        return -losses.sum().fill_(math.nan)
+    return aten.div.Scalar(-losses.sum(), logarithms.numel() // count)

@@ -1,7 +1,6 @@
 """Elementwise operators.
 
-    unary               on one tensor
+    unary               on one tensor; gradients of elementwise operators
     binary_and_ternary  on two and three operands
-    gradients           gradients of elementwise operators
     foreach             lists of tensors: _foreach_* and fused optimizer steps
 """

@@ -27,7 +27,7 @@ from understudy.ops.shared.dtypes import (
     check_cpu_dtype,
 )
 from understudy.spec import TensorSpec
-from understudy.spec.promotion import float_type, is_integral, real_type
+from understudy.spec.elementwise import float_type, is_integral, real_type
 
 Tensor = torch.Tensor
 

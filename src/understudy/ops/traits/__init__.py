@@ -7,5 +7,9 @@
     rare_dtypes  dtypes that the CPU computes little with
     autocast     which dtype autocast casts to
     recording    how an operator appears in a recorded graph
+    workspaces   which operators take a workspace of a library
     caching      which plans may be kept, which composites are remembered
+    numbers      Python numbers in the place of tensors
+    scratch      memory that a CUDA kernel takes besides its results
+    flops        what a call computes and moves: multiply-adds, operations, bytes
 """

@@ -89,12 +89,12 @@ def broadcast_tensors(tensors: Sequence[TensorSpec]) -> list[View | Same]:
 
 
 def _at_least(ndim: int) -> Rule:
-    def raised(spec: TensorSpec) -> View | Same:
+    def raise_rank(spec: TensorSpec) -> View | Same:
         if spec.ndim >= ndim:
             return Same(0)
         return View(0, with_dimensions(spec, ndim))
 
-    return raised
+    return raise_rank
 
 
 for _ndim in (1, 2, 3):

@@ -174,13 +174,13 @@ class Facts:
         if condition._negation in self._learned:
             return NO
         if condition.parts:
-            return self._combined(condition)
+            return self._decide_combination(condition)
         try:
             return self._relation(condition.kind, condition.expr, self._at_hand(condition))
         except ArithmeticError:  # it can't be computed at any of the sizes that are left
             return UNKNOWN
 
-    def _combined(self, condition: Condition) -> Proof:
+    def _decide_combination(self, condition: Condition) -> Proof:
         """By its parts; without those that can't decide, where the example tells which answer there can be."""
         decisive, at_hand = (NO, False) if condition.kind == "and" else (YES, True)
         known = self._at_hand(condition)
@@ -202,13 +202,13 @@ class Facts:
         """In both forms: with c*(p // c), where a product shows its sign, and with p - p % c, where sums cancel."""
         store = self._store
         inside = store.inside(expr)
-        found = self._compared(kind, inside, at_hand)
+        found = self._decide_comparison(kind, inside, at_hand)
         if found is UNKNOWN:
             longer = expand(store, inside)
-            return found if longer is inside else self._compared(kind, longer, at_hand)
+            return found if longer is inside else self._decide_comparison(kind, longer, at_hand)
         return found
 
-    def _compared(self, kind: str, p: Integer, at_hand: bool | None) -> Proof:
+    def _decide_comparison(self, kind: str, p: Integer, at_hand: bool | None) -> Proof:
         store = self._store
         if not isinstance(p, int):
             number = variable_content(p.terms)
@@ -259,7 +259,7 @@ class Facts:
         else:
             store = self._store
             try:
-                kind, inside = self._narrowed(condition.kind, self._rounded(store.inside(condition.expr)))
+                kind, inside = self._narrow(condition.kind, self._replace_rounding(store.inside(condition.expr)))
                 inside = without_factors(store, kind, inside)
                 found = relation(kind, store.outside(self.algebra.mul(store.whole(inside), inside)))
             except ArithmeticError:
@@ -267,7 +267,7 @@ class Facts:
         is_shorter = isinstance(found, Condition) and len(str(found)) <= len(str(condition))
         return by_remainder(found if is_shorter and isinstance(found, Condition) else condition)
 
-    def _narrowed(self, kind: str, p: Integer) -> tuple[str, Integer]:
+    def _narrow(self, kind: str, p: Integer) -> tuple[str, Integer]:
         """p != 0 where p has no value below 0 is p >= 1. (Of a symbol or remainder, `!= 0` says more to a reader.)"""
         if kind != "ne" or isinstance(p, int) or p.is_symbol or p.kind == "mod":
             return kind, p
@@ -278,11 +278,11 @@ class Facts:
 
     def _simplified_once(self, expr: Expr) -> Integer:
         try:
-            return self._store.outside(self._rounded(self._store.inside(expr)))
+            return self._store.outside(self._replace_rounding(self._store.inside(expr)))
         except ArithmeticError:  # it can't be computed at any of the sizes that are left
             return expr
 
-    def _rounded(self, size: Integer) -> Integer:
+    def _replace_rounding(self, size: Integer) -> Integer:
         """With p - r in place of c*(p // c) where the remainder r is known."""
         store = self._store
         if isinstance(size, int):
@@ -290,13 +290,13 @@ class Facts:
         for atom in size.atoms:
             if atom.kind == "floordiv" and isinstance(store.apply("mod", *atom.args), int):
                 shorter = expand(store, size)
-                return shorter if shorter is size else self._rounded(shorter)
+                return shorter if shorter is size else self._replace_rounding(shorter)
         return size
 
     def interval(self, expr: Integer) -> Interval:
         """The least and the largest value, None where there is none."""
         try:
-            return self._store.interval(self._rounded(self._store.inside(expr)))
+            return self._store.interval(self._replace_rounding(self._store.inside(expr)))
         except ArithmeticError:
             return None, None
 

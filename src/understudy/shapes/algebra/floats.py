@@ -74,7 +74,7 @@ class FloatExpr:
         return condition, then, otherwise
 
     @property
-    def unbacked(self) -> Expr | None:
+    def unbacked_symbol(self) -> Expr | None:
         """The symbol that it is, if it is an unbacked float."""
         symbol = self.arguments[0] if self.operation == "value" else None
         return symbol if isinstance(symbol, Expr) else None

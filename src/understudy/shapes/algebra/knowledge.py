@@ -74,13 +74,13 @@ class Store:
         if not isinstance(q, int):
             return p
         for _ in range(8):
-            found = next(self._known_multiples(p, q), None)
+            found = next(self._find_multiples(p, q), None)
             if found is None:
                 break
             p = self.algebra.sub(p, found)
         return p
 
-    def _known_multiples(self, p: Integer, q: int) -> Iterator[Integer]:
+    def _find_multiples(self, p: Integer, q: int) -> Iterator[Integer]:
         for multiple, c in self.congruences:
             lead, number = multiple.terms[0]
             for monomial, coefficient in terms_of(p):

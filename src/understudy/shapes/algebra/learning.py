@@ -173,7 +173,7 @@ class Lesson:
     # -- p == 0 ----------------------------------------------------------------------------------------
 
     def zero(self, p: Expr) -> None:
-        solved = self.solved(p)
+        solved = self.solve(p)
         if solved is not None:
             self.replace(*solved)
             return
@@ -188,7 +188,7 @@ class Lesson:
             if monomial and others > 1 and gcd(others, coefficient) == 1:
                 self.multiple(self.algebra.normal({monomial: 1}), others)
 
-    def solved(self, p: Expr) -> tuple[Expr, Integer] | None:
+    def solve(self, p: Expr) -> tuple[Expr, Integer] | None:
         """(atom, value) with p == 0 exactly where atom == value; a hidden symbol or a sum rather than a summand."""
         candidates = []
         for monomial, coefficient in p.terms:

@@ -1,0 +1,226 @@
+"""`understudy replay` and `understudy calibrate`: memory snapshots of real runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import asdict
+from typing import Any
+
+from understudy.cli.tables import clean, format_size, print_table
+from understudy.errors import UnderstudyError
+from understudy.simulation.allocator import AllocatorSettings
+from understudy.simulation.catalogue import GiB, find_card, save_calibration
+from understudy.simulation.snapshots import (
+    BEFORE,
+    DeviceTrace,
+    Moment,
+    Replay,
+    calibrate,
+    missing_memory,
+    read_snapshot,
+    replay,
+)
+
+OTHER_SETTINGS = (
+    "expandable_segments:True",
+    "max_split_size_mb:128",
+    "max_split_size_mb:512",
+    "roundup_power2_divisions:8",
+)
+"""What is tried beside the settings of the run."""
+
+
+def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = """\
+Where a run has ended out of memory, torch writes the file:
+    torch.cuda.memory._record_memory_history()
+    ... the program ...
+    torch.cuda.memory._dump_snapshot("oom.pickle")
+
+examples:
+    understudy replay oom.pickle
+    understudy replay oom.pickle --settings expandable_segments:True,max_split_size_mb:256
+    understudy replay oom.pickle --device h100        would it have lived on that card?"""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("snapshot", help="a file of torch.cuda.memory._dump_snapshot; nothing in it is run")
+    parser.add_argument("--gpu", type=int, metavar="N", help="the device (default: the one that ran out of memory)")
+    parser.add_argument("--device", metavar="CARD", help="replay with the memory of this card (see `understudy devices`)")
+    parser.add_argument(
+        "--settings", action="append", default=[], metavar="CONF", help="try these PYTORCH_CUDA_ALLOC_CONF, too"
+    )
+    parser.add_argument("--top", type=int, default=10, metavar="N", help="lines of the program to list (default: 10)")
+    parser.add_argument("--json", action="store_true", help="everything, sizes in bytes")
+
+
+def replay_snapshot(options: argparse.Namespace) -> int:
+    for text in options.settings:
+        AllocatorSettings.parse(text)
+    card = find_card(options.device) if options.device else None
+    trace = read_snapshot(options.snapshot).choose_device(options.gpu)
+    capacity = card.usable if card else trace.capacity
+    replays = [replay(trace, text, capacity) for text in dict.fromkeys([trace.settings, *OTHER_SETTINGS, *options.settings])]
+    missing = missing_memory(trace, capacity) if capacity is not None else 0
+    if options.json:
+        print(json.dumps(_replay_record(trace, replays, capacity, missing), indent=2))
+        return 0
+    _print_origin(options.snapshot, trace)
+    for title, moment in _moments(trace).items():
+        _print_moment(title, moment, trace, options.top)
+    if trace.events:
+        _print_replays(trace, replays, capacity, missing, str(card) if card else "the card of the run")
+    return 0
+
+
+def _moments(trace: DeviceTrace) -> dict[str, Moment]:
+    """What is shown: the end only where there is no trace."""
+    if not trace.events:
+        return {"in the snapshot": trace.moment(-1)}
+    moments = {}
+    if trace.oom is not None:
+        moments["out of memory"] = trace.moment(trace.oom)
+    peak = trace.moment(trace.peak)
+    if all(peak.requested > moment.requested for moment in moments.values()):
+        moments["peak"] = peak
+    return moments
+
+
+def _replay_record(trace: DeviceTrace, replays: list[Replay], capacity: int | None, missing: int) -> dict[str, Any]:
+    return {
+        "device": trace.device,
+        "events": len(trace.events),
+        "settings": trace.settings,
+        "capacity": capacity,
+        "missing_bytes": missing,
+        "moments": {title: asdict(moment) for title, moment in _moments(trace).items()},
+        "replays": [asdict(result) | {"lives": result.lives} for result in replays],
+    }
+
+
+def _print_origin(path: str, trace: DeviceTrace) -> None:
+    settings = trace.settings or "none"
+    print(clean(f"{os.path.basename(path)}: GPU {trace.device}, {len(trace.events):,} events, settings: {settings}"))
+    if trace.oom is not None:
+        failed = trace.events[trace.oom]
+        print(clean(f"out of memory at event {trace.oom:,}: {format_size(failed.size)} for {short_line(failed.line)}"))
+    if trace.before:
+        begin = sum(block.size for block in trace.before.values())
+        print(f"The trace begins with {format_size(begin)} in use: where these blocks lay is a guess in replays.")
+
+
+def _print_moment(title: str, moment: Moment, trace: DeviceTrace, top: int) -> None:
+    unused = moment.reserved - moment.requested
+    print(f"\n{title}: {format_size(moment.requested)} requested, {format_size(moment.reserved)} reserved by torch", end="")
+    if title == "out of memory":
+        assert trace.oom is not None
+        print(f", {format_size(trace.events[trace.oom].address)} free on the card", end="")
+    print(f"; {format_size(unused)} of the reserved ({unused / max(moment.reserved, 1):.0%}) in no use")
+    rows = [
+        (format_size(h.bytes), f"{h.bytes / max(moment.requested, 1):.1%}", f"{h.blocks:,}", short_line(h.line))
+        for h in moment.holders[:top]
+    ]
+    rest = moment.holders[top:]
+    if rest:
+        size, blocks = sum(h.bytes for h in rest), sum(h.blocks for h in rest)
+        share = f"{size / max(moment.requested, 1):.1%}"
+        rows.append((format_size(size), share, f"{blocks:,}", f"({len(rest)} more lines)"))
+    print_table(("held", "share", "blocks", "allocated at"), rows, (False, False, False, True))
+
+
+def _print_replays(trace: DeviceTrace, replays: list[Replay], capacity: int | None, missing: int, card: str) -> None:
+    limit = f" with the {format_size(capacity)} that torch could have on {card}" if capacity is not None else ""
+    print(f"\nthe same requests, replayed{limit}:")
+    rows = [
+        (
+            ("as recorded" if index == 0 else result.settings),
+            format_size(result.peak_reserved),
+            format_size(result.peak_allocated),
+            str(result.retries),
+            ("lives" if result.lives else f"out of memory at event {result.died_at:,}") if capacity is not None else "-",
+        )
+        for index, result in enumerate(replays)
+    ]
+    print_table(("settings", "reserved", "allocated", "retries", "result"), rows, (True, False, False, False, True))
+    print(_advice(trace, replays, capacity, missing))
+
+
+def _advice(trace: DeviceTrace, replays: list[Replay], capacity: int | None, missing: int) -> str:
+    if capacity is None:
+        best = min(replays, key=lambda result: result.peak_reserved)
+        saved = replays[0].peak_reserved - best.peak_reserved
+        if not saved:
+            return "No setting reserves less."
+        return f"Best: {best.settings or 'as recorded'}, {format_size(saved)} less reserved."
+    if replays[0].lives:
+        if trace.oom is not None and trace.capacity == capacity:
+            return "The replay lives where the run did not: private pools, or memory outside of torch, took the rest."
+        return "It lives as recorded."
+    died = replays[0].died_at
+    wanted = trace.events[died].size if died is not None and died >= 0 else 0
+    short = f"{format_size(missing)} more, or that much less in use, would have been enough."
+    living = [result.settings for result in replays if result.lives]
+    if living:
+        return f"Fragmentation: PYTORCH_CUDA_ALLOC_CONF={living[0]} would have lived. Without it, {short}"
+    if replays[0].allocated + wanted > capacity:
+        return f"No setting helps: what was in use and the request are more than the card has. {short}"
+    return (
+        f"Fragmentation, which none of these settings cures: the largest free block has "
+        f"{format_size(replays[0].largest_free)}, and {format_size(wanted)} were requested. {short}"
+    )
+
+
+def short_line(line: str) -> str:
+    """With the path as it is seen from here, where that is shorter."""
+    if line.startswith("("):
+        return line
+    path, _, rest = line.rpartition(":")
+    here = os.getcwd() + os.sep
+    return f"{path.removeprefix(here)}:{rest}"
+
+
+# understudy calibrate
+
+
+def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = """\
+The memory that a process takes outside of torch (CUDA context, kernels, library handles) is found where a run went out of
+memory: what the card has, less what the driver had free, less what torch had reserved. Later runs with --device use it.
+
+examples:
+    understudy calibrate oom.pickle --device 4090
+    understudy calibrate --device 4090 --context 0.52     as read from nvidia-smi, in GiB"""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("snapshot", nargs="?", help="a file of torch.cuda.memory._dump_snapshot; nothing in it is run")
+    parser.add_argument("--device", required=True, metavar="CARD", help="the card of the run (see `understudy devices`)")
+    parser.add_argument("--gpu", type=int, metavar="N", help="the device in the snapshot")
+    parser.add_argument("--context", type=float, metavar="GIB", help="memory outside of torch, if it is known")
+    parser.add_argument("--dry-run", action="store_true", help="say what was found, keep nothing")
+
+
+def calibrate_card(options: argparse.Namespace) -> int:
+    card = find_card(options.device)
+    if options.snapshot is None and options.context is None:
+        raise UnderstudyError("a snapshot or --context has to be given")
+    if options.context is not None and not 0 <= options.context * GiB < card.memory:
+        raise UnderstudyError(f"--context {options.context}: {card} has {card.memory / GiB:.2f} GiB in all")
+    context = None if options.context is None else round(options.context * GiB)
+    error = None
+    if options.snapshot is not None:
+        trace = read_snapshot(options.snapshot).choose_device(options.gpu)
+        found = calibrate(trace, card.memory)
+        context = context if context is not None else found.context
+        error = found.error
+        print(f"reserved at the peak: {format_size(found.reserved)} in the run, {format_size(found.replayed)} replayed")
+        if error is None:
+            print(f"No error is stored: the trace begins with memory in use {BEFORE}, or is empty.")
+        if context is None:
+            print("No context is stored: the run did not go out of memory.")
+    if context is not None:
+        print(f"outside of torch: {format_size(context)} (the catalogue has {format_size(card.outside)})")
+    if error is not None:
+        print(f"error of reserved memory: {error:.2%}")
+    if options.dry_run or (context is None and error is None):
+        return 0
+    print(f"stored for {card.key} in {clean(str(save_calibration(card.key, context=context, error=error)))}")
+    return 0

@@ -1,0 +1,78 @@
+"""Plain text for terminals and pipes: tables that fit the width, sizes, and names of a program that do no harm."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+
+GiB, MiB, KiB = 1 << 30, 1 << 20, 1 << 10
+
+LEAST_CELL = 12
+"""No column is cut to less."""
+
+
+def clean(text: str) -> str:
+    """A name of the user's program without what a terminal would act upon: control and direction characters as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def format_size(size: float) -> str:
+    """Bytes in binary units: "1.50 GiB", "512 B"."""
+    for unit, name in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
+        if abs(size) >= unit:
+            return f"{size / unit:.2f} {name}"
+    return f"{size:.0f} B"
+
+
+def format_count(number: float) -> str:
+    """1,234 as it is, larger numbers with a letter: "12.3K", "1.88G"."""
+    for unit, name in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "K")):
+        if abs(number) >= unit:
+            scaled = number / (1e3 if name == "K" else unit)
+            return f"{scaled:.{max(0, 3 - len(str(int(abs(scaled)))))}f}{name}"
+    return f"{number:,.0f}"
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal; None where the output goes to a file or a pipe, which take lines of any length."""
+    if os.environ.get("COLUMNS", "").isdecimal():
+        return max(20, int(os.environ["COLUMNS"]))
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def shorten(text: str, width: int, keep_end: bool = False) -> str:
+    """At most `width` characters; the end of a path says more than its beginning."""
+    if len(text) <= width:
+        return text
+    return "…" + text[len(text) - width + 1 :] if keep_end else text[: width - 1] + "…"
+
+
+def format_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[bool], width: int | None = None
+) -> list[str]:
+    """Lines of a table. `left` columns are text, and the widest of them is cut where the table is wider than `width`."""
+    cells = [[clean(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    while width is not None and sum(widths) + 2 * (len(widths) - 1) > width:
+        widest = max((i for i, is_left in enumerate(left) if is_left), key=lambda i: widths[i], default=None)
+        if widest is None or widths[widest] <= LEAST_CELL:
+            break
+        excess = sum(widths) + 2 * (len(widths) - 1) - width
+        widths[widest] = max(LEAST_CELL, widths[widest] - excess)
+    lines = []
+    for row in cells:
+        shown = [
+            shorten(cell, size, keep_end=os.sep in cell).ljust(size) if is_left else cell.rjust(size)
+            for cell, size, is_left in zip(row, widths, left, strict=True)
+        ]
+        lines.append("  ".join(shown).rstrip())
+    return lines
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[bool]) -> None:
+    for line in format_table(header, rows, left, terminal_width()):
+        print(line)

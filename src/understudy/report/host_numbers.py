@@ -1,0 +1,135 @@
+"""Numbers that eager turns into tensors: 8 bytes each on the CPU, for the time of the call or as long as autograd keeps them.
+
+`x * 0.5` makes a tensor of 0.5. Where x needs a gradient, the node of autograd keeps it until it has run, or is gone.
+The state of the random generator, which checkpointing keeps, is a tensor that no operator makes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from understudy import _torch
+from understudy._torch import OpOverload
+from understudy.fake.tensor import FakeTensor
+from understudy.ops.registry import record_of
+from understudy.ops.traits.numbers import NUMBER_SIZES, saves_number, tensor_positions
+from understudy.patching import OBSERVATION, patch
+from understudy.report.measurement import Birth, Measurement
+from understudy.simulation.memory import HostMemory
+from understudy.simulation.storages import Listener
+
+CPU = torch.device("cpu")
+
+
+class _KeptNumber:
+    """Ends when its node has run, or is gone."""
+
+    def __init__(self, numbers: HostNumbers, birth: Birth) -> None:
+        self.numbers = numbers
+        self.birth: Birth | None = birth
+
+    def __call__(self, *gradients: Any) -> None:
+        birth, self.birth = self.birth, None
+        if birth is not None:
+            self.numbers.end(birth)
+
+    __del__ = __call__
+
+
+class HostNumbers(Listener):
+    """Goes with a measurement of the CPU's memory, as the listener before it."""
+
+    def __init__(self, measurement: Measurement, memory: HostMemory) -> None:
+        self.measurement = measurement
+        self.memory = memory
+        measurement.places.on_real_tensor = self.follow
+        self._positions: dict[int, tuple[int, ...]] = {}
+        self._running: list[Birth] = []
+        self._kept: tuple[weakref.ref[torch.Tensor], Birth] | None = None
+
+    def before_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._kept is not None:
+            self._give_to_node()
+        positions = self._positions.get(id(func))
+        if positions is None:
+            found = tensor_positions.of(func) if isinstance(func, OpOverload) else None
+            positions = self._positions[id(func)] = found or ()
+        for position in positions:
+            if position < len(args):
+                size = NUMBER_SIZES.get(type(args[position]))
+                if size is not None:
+                    self._begin(size, func)
+                    self._begin(_size_of_cast(func, args, args[position]), func)
+
+    def _begin(self, size: int, func: Any) -> None:
+        if size:
+            self.memory.allocate(size)
+            birth = self.measurement.add_scratch(size, CPU, func)
+            birth.category = "temporaries"
+            self._running.append(birth)
+
+    def after_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if not self._running:
+            return
+        births, self._running = self._running, []
+        first = args[0]
+        if saves_number.of(func) and isinstance(first, torch.Tensor) and first.requires_grad and torch.is_grad_enabled():
+            births[0].category = "activations"
+            self._kept = weakref.ref(result), births.pop(0)
+        for birth in births:
+            self.end(birth)
+
+    def follow(self, tensor: torch.Tensor) -> None:
+        """A real tensor that torch has made past the dispatcher."""
+        nbytes = tensor.untyped_storage().nbytes()
+        self.memory.allocate(nbytes)
+        birth = self.measurement.add_scratch(nbytes, CPU, None)
+        birth.category = None
+        weakref.finalize(tensor, self.end, birth).atexit = False
+
+    def end(self, birth: Birth) -> None:
+        self.memory.free(birth.nbytes)
+        self.measurement.end_scratch(birth)
+
+    def _give_to_node(self) -> None:
+        """The node of a result is made after the call."""
+        assert self._kept is not None
+        (reference, birth), self._kept = self._kept, None
+        result = reference()
+        node = None if result is None else result.grad_fn
+        if node is None:
+            self.end(birth)
+        else:
+            kept = _KeptNumber(self, birth)
+            node.metadata["understudy: a number"] = kept
+            node.register_hook(kept)
+
+
+def _size_of_cast(func: Any, args: tuple[Any, ...], number: object) -> int:
+    """Pointwise kernels cast the number to the dtype in which they compute."""
+    tensor = next((fake for fake in args if isinstance(fake, FakeTensor)), None)
+    if tensor is None or not (record_of(func).is_pointwise or func._schema.name.endswith("_")):
+        return 0
+    wrapped = torch.float64 if isinstance(number, float) else torch.int64
+    computed = tensor.dtype
+    if isinstance(number, float) and not (computed.is_floating_point or computed.is_complex):
+        computed = torch.get_default_dtype()
+    return 0 if computed is wrapped else computed.itemsize
+
+
+@patch("torch.get_rng_state", "torch.random.get_rng_state", during=OBSERVATION)
+def follow_generator_state(original: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """Checkpointing keeps the state for each region, and no operator makes it."""
+
+    def get_rng_state() -> torch.Tensor:
+        state = original()
+        places = getattr(_torch.active_fake_mode(), "places", None)
+        if places is not None and places.on_real_tensor is not None and not isinstance(state, FakeTensor):
+            places.on_real_tensor(state)
+        return state
+
+    return get_rng_state

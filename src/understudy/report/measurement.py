@@ -1,0 +1,333 @@
+"""The listener that measures: each storage with the place of its birth, each call with its work.
+
+Every birth and every death is one entry of `events`, the same `Birth` twice. Nothing is summed up on the way but the live
+bytes of each device: what a storage was for (a gradient, optimizer state) is often known only later, so the report goes
+through the events again when all is known (`summary`). A `Birth` holds no tensor.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from understudy._torch import OpOverload
+from understudy.fake.tensor import FakeTensor
+from understudy.ops.registry import record_of
+from understudy.ops.traits.flops import Work, work_of
+from understudy.report.places import LinePlace, ModulePlace, Places, find_user_line
+from understudy.simulation.storages import Listener, ObservedMode, StorageRecord
+from understudy.spec.call import Call, flat, map_structure
+
+BLOCK = 512
+"""What the allocator of a card rounds up to."""
+
+
+WORKSPACES = "(workspaces of libraries)"
+
+
+class Birth:
+    """A storage, or scratch memory, that was allocated: where, and what it turned out to be."""
+
+    __slots__ = (
+        "category",
+        "device",
+        "died_in",
+        "is_updated",
+        "line",
+        "module",
+        "nbytes",
+        "operator",
+        "owner",
+        "phase",
+        "root_calls",
+        "shape",
+        "step",
+        "survived",
+    )  # fmt: skip
+
+    nbytes: int
+    category: str | None
+    module: ModulePlace
+    owner: str | None
+    """The module whose parameter it is, or belongs to, if it is not the one that made it."""
+    line: LinePlace | None
+    operator: Any
+    phase: str
+    step: int
+    shape: tuple[int, ...] | None
+    device: DeviceTotals
+    root_calls: int
+    died_in: str | None
+    survived: bool
+    """Whether a module was called from outside since, before it died."""
+    is_updated: bool
+    """Whether it was written to in place where no gradients are recorded."""
+
+
+class DeviceTotals:
+    """Live bytes of one device, and the moment of the most. Sizes on cards are those of blocks."""
+
+    __slots__ = ("device", "is_card", "live", "peak", "peak_event", "peak_operator")
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.is_card = device.type not in ("cpu", "meta")
+        self.live = 0
+        self.peak = 0
+        self.peak_event = 0
+        self.peak_operator = 0
+
+
+class CallTotals:
+    """All calls of one key."""
+
+    __slots__ = ("count", "is_mutable", "operator", "work")
+
+    def __init__(self, operator: OpOverload, work: Work) -> None:
+        self.operator = operator
+        self.work = work
+        self.count = 0
+        self.is_mutable = record_of(operator).is_mutable
+
+
+class PhaseTotals:
+    """One phase of one step."""
+
+    __slots__ = ("bytes_moved", "macs", "operations", "operators", "phase", "step")
+
+    def __init__(self, step: int, phase: str) -> None:
+        self.step, self.phase = step, phase
+        self.operators = self.macs = self.operations = self.bytes_moved = 0
+
+
+class Measurement(Listener):
+    """Add it to an ObservedMode behind the listener that allocates, and enter it around the run."""
+
+    def __init__(self, mode: ObservedMode) -> None:
+        self.mode = mode
+        self.places = Places()
+        self.places.on_root_call = self._take_inputs
+        self.places.on_optimizer = self._follow_optimizer
+        self.places.on_backward_end = self._end_backward
+        self.events: list[Birth] = []
+        self.event_operators: list[int] = []
+        """The number of the call that was running, for each event."""
+        self.devices: dict[torch.device, DeviceTotals] = {}
+        self.calls: dict[Any, CallTotals] = {}
+        self.phases: dict[tuple[int, str], PhaseTotals] = {}
+        self.operators = 0
+        self.has_backward = False
+        self.parameter_shapes: set[tuple[int, ...]] = set()
+        self._operator: Any = None
+        self._phase = PhaseTotals(0, "")
+        self._deaths: deque[Birth] = deque()
+
+    def __enter__(self) -> Measurement:
+        self.mode.keep_keys()
+        self.mode.places = self.places
+        self.mode.add_listener(self)
+        self.places.__enter__()
+        for storage in self.mode.storages.values():
+            if storage.label is None:
+                self.on_birth(storage)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.places.__exit__(*exception)
+        self.mode.remove_listener(self)
+        self.mode.places = None
+        self.find_gradients()
+        self.find_parameters()
+
+    # --- storages
+
+    def on_birth(self, storage: StorageRecord) -> None:
+        storage.label = self._add(storage.nbytes, storage.device, storage.spec.shape, self._operator)
+
+    def on_death(self, storage: StorageRecord) -> None:
+        birth = storage.label
+        if birth is not None:
+            self._end(birth)
+
+    def on_resize(self, storage: StorageRecord, before: int) -> None:
+        """A new block is there before the old one is gone."""
+        old = storage.label
+        self.on_birth(storage)
+        if old is not None:
+            storage.label.category, storage.label.owner = old.category, old.owner
+            self._end(old)
+
+    def add_scratch(self, nbytes: int, device: torch.device, operator: Any) -> Birth:
+        """Memory that a kernel or a library takes beside its results."""
+        birth = self._add(nbytes, device, None, operator)
+        birth.category = "scratch"
+        return birth
+
+    def add_workspace(self, nbytes: int, device: torch.device, operator: Any) -> None:
+        """Of a library, which keeps it: it belongs to no module."""
+        self.add_scratch(nbytes, device, operator).owner = WORKSPACES
+
+    def add_held_scratch(self, device: torch.device, sizes: tuple[int, ...], operator: Any) -> None:
+        """Of a kernel, held while the call ends."""
+        for birth in [self.add_scratch(size, device, operator) for size in sizes]:
+            self._end(birth)
+
+    def _add(self, nbytes: int, device: torch.device, shape: tuple[int, ...] | None, operator: Any) -> Birth:
+        places = self.places
+        birth = Birth()
+        birth.nbytes = nbytes
+        birth.shape = shape
+        birth.operator = operator
+        birth.category = birth.owner = birth.died_in = None
+        birth.survived = birth.is_updated = False
+        birth.phase = phase = places.phase()
+        birth.module = places.module_of(phase)
+        birth.step = places.step
+        birth.root_calls = places.root_calls
+        birth.line = find_user_line()
+        totals = self.devices.get(device)
+        if totals is None:
+            totals = self.devices[device] = DeviceTotals(device)
+        birth.device = totals
+        self.events.append(birth)
+        self.event_operators.append(self.operators)
+        totals.live += (nbytes + BLOCK - 1) & -BLOCK if totals.is_card else nbytes
+        if totals.live > totals.peak:
+            totals.peak = totals.live
+            totals.peak_event = len(self.events)
+            totals.peak_operator = self.operators
+        return birth
+
+    def _end(self, birth: Birth) -> None:
+        birth.died_in = self.places.phase()
+        birth.survived = self.places.root_calls > birth.root_calls
+        self.events.append(birth)
+        self.event_operators.append(self.operators)
+        totals = birth.device
+        totals.live -= (birth.nbytes + BLOCK - 1) & -BLOCK if totals.is_card else birth.nbytes
+
+    end_scratch = _end
+
+    # --- operators
+
+    def before_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.operators += 1
+        self._operator = func
+
+    def after_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        self._operator = None
+        key = self.mode.last_key
+        totals = self.calls.get(key) if key is not None else None
+        if totals is None:
+            totals = self._learn(key, func, args, kwargs, result)
+        totals.count += 1
+        places = self.places
+        phase = places.phase()
+        current = self._phase
+        if current.phase is not phase or current.step != places.step:
+            current = self._phase = self.phases.setdefault((places.step, phase), PhaseTotals(places.step, phase))
+        _, macs, operations, bytes_moved = totals.work
+        current.operators += 1
+        if bytes_moved:
+            current.operations += operations
+            current.bytes_moved += bytes_moved
+            if macs:
+                current.macs += macs
+                places.module_of(phase).macs += macs
+        if totals.is_mutable and not torch.is_grad_enabled():
+            self._mark_updated(args, kwargs)
+
+    def _learn(self, key: Any, func: Any, args: Any, kwargs: Any, result: Any) -> CallTotals:
+        args, kwargs = map_structure(lambda fake: fake._spec, FakeTensor, (args, kwargs))
+        results = [fake._spec for fake in flat(FakeTensor, (result,), {})]
+        totals = CallTotals(func, work_of(Call.of(func, tuple(args), kwargs), results))
+        # a call without a key is learnt each time
+        self.calls[object() if key is None else key] = totals
+        return totals
+
+    def _mark_updated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        targets = args[0] if args and isinstance(args[0], (list, tuple)) else args[:1]
+        for target in targets:
+            birth = self.birth_of(target)
+            if birth is not None:
+                birth.is_updated = True
+
+    # --- what storages are for
+
+    def birth_of(self, tensor: Any) -> Birth | None:
+        tensor = getattr(tensor, "_local_tensor", tensor)
+        if not isinstance(tensor, FakeTensor):
+            return None
+        record = self.mode.find_record(tensor)
+        birth: Birth | None = None if record is None else record.label
+        return birth
+
+    def _name(self, tensor: Any, category: str, owner: str | None = None) -> None:
+        birth = self.birth_of(tensor)
+        if birth is not None and birth.category is None:
+            birth.category, birth.owner = category, owner
+
+    def find_parameters(self) -> None:
+        for root in self._roots():
+            for path, module in root.named_modules():
+                for parameter in module._parameters.values():
+                    if parameter is not None:
+                        self._name(parameter, "parameters", path)
+                        self.parameter_shapes.add(tuple(parameter.shape))
+                for buffer in module._buffers.values():
+                    self._name(buffer, "buffers", path)
+
+    def _end_backward(self) -> None:
+        self.has_backward = True
+        self.find_gradients()
+
+    def find_gradients(self) -> None:
+        """What parameters have as their gradients now."""
+        for root in self._roots():
+            for path, module in root.named_modules():
+                for parameter in module._parameters.values():
+                    if parameter is not None and (gradient := _gradient_of(parameter)) is not None:
+                        self._name(gradient, "gradients", path)
+
+    def _roots(self) -> Iterator[torch.nn.Module]:
+        for reference in self.places.roots:
+            root = reference()
+            if root is not None:
+                yield root
+
+    def _take_inputs(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        self.find_parameters()
+        for tensor in flat(FakeTensor, (*args, *(tuple(v.values()) if isinstance(v, dict) else v for v in args)), kwargs):
+            birth = self.birth_of(tensor)
+            if birth is not None and birth.category is None and birth.phase in ("setup", "between steps"):
+                birth.category = "inputs"
+
+    def _follow_optimizer(self, optimizer: torch.optim.Optimizer, is_done: bool) -> None:
+        owners = self._owners()
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                owner = owners.get(id(parameter))
+                self._name(parameter, "parameters", owner)
+                self.parameter_shapes.add(tuple(parameter.shape))
+                self._name(_gradient_of(parameter), "gradients", owner)
+                if is_done:
+                    for value in optimizer.state.get(parameter, {}).values():
+                        for tensor in flat(FakeTensor, (value,), {}):
+                            self._name(tensor, "optimizer_state", owner)
+
+    def _owners(self) -> dict[int, str]:
+        return {
+            id(parameter): path
+            for root in self._roots()
+            for path, module in root.named_modules()
+            for parameter in module._parameters.values()
+            if parameter is not None
+        }
+
+
+def _gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    gradient: torch.Tensor | None = parameter.grad if parameter.is_leaf else None
+    return gradient

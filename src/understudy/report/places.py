@@ -1,0 +1,210 @@
+"""Where a program is: module path, phase, step, line of the user's code.
+
+    phases   setup ──► forward ──► backward ──► after backward ──► optimizer ──► between steps ──► forward …
+
+A module has the path that it has below the outermost module that was called. Backward has no modules: autograd numbers its
+nodes in the order in which the forward made them, so the number that the counter had when a module was entered or left
+tells which module the node belongs to that runs now.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from understudy import _torch
+from understudy.lines import is_the_users
+from understudy.patching import OBSERVATION, patch
+
+SETUP, FORWARD, BACKWARD, AFTER_BACKWARD, OPTIMIZER, BETWEEN = (
+    "setup", "forward", "backward", "after backward", "optimizer", "between steps",
+)  # fmt: skip
+
+active_fake_mode = _torch.active_fake_mode
+running_backward = _torch.running_backward
+running_node = _torch.running_node
+count_autograd_nodes = _torch.count_autograd_nodes
+
+LinePlace = tuple[CodeType, int]
+_users_code: dict[CodeType, bool] = {}
+
+
+def find_user_line() -> LinePlace | None:
+    """The innermost line of code that is neither torch's nor ours, as a code object and a number: text comes later."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        is_users = _users_code.get(code)
+        if is_users is None:
+            is_users = _users_code[code] = is_the_users(code.co_filename)
+        if is_users:
+            return code, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+class ModulePlace:
+    """One module of the program; what it does is counted here."""
+
+    __slots__ = ("calls", "kind", "macs", "module", "path")
+
+    def __init__(self, path: str, kind: str, module: torch.nn.Module | None = None) -> None:
+        self.path = path
+        self.kind = kind
+        self.module: Callable[[], torch.nn.Module | None] = weakref.ref(module) if module is not None else lambda: None
+        self.calls = 0
+        self.macs = 0
+
+
+class Places:
+    """Followed while an ObservedMode with this as its `places` is active. Use as a context manager."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        """Optimizer steps that are done."""
+        self.outside = ModulePlace("", "")
+        self.module = self.outside
+        self.forward_module = self.outside
+        self.roots: list[weakref.ref[torch.nn.Module]] = []
+        self.root_calls = 0
+        self.by_path: dict[str, ModulePlace] = {}
+        self.on_root_call: Callable[[torch.nn.Module, Any, Any], None] | None = None
+        self.on_optimizer: Callable[[torch.optim.Optimizer, bool], None] | None = None
+        self.on_backward_end: Callable[[], None] | None = None
+        self.on_real_tensor: Callable[[torch.Tensor], None] | None = None
+        self._idle = SETUP
+        self._in_optimizer = False
+        self._by_module: dict[int, ModulePlace] = {}
+        self._marks: list[int] = []
+        self._marked: list[ModulePlace] = []
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> Places:
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._enter_optimizer),
+            register_optimizer_step_post_hook(self._leave_optimizer),
+        ]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    # --- where are we
+
+    def phase(self) -> str:
+        """Also moves on where a backward pass has begun or ended since."""
+        if self._in_optimizer:
+            return OPTIMIZER
+        if running_backward() != -1:
+            self._idle = BACKWARD
+            return BACKWARD
+        if self._idle is BACKWARD:
+            self._idle = AFTER_BACKWARD
+            if self.on_backward_end is not None:
+                self.on_backward_end()
+        return FORWARD if self.module is not self.outside else self._idle
+
+    def module_of(self, phase: str) -> ModulePlace:
+        """The module that what happens now belongs to."""
+        if phase is not BACKWARD or self.module is not self.outside:  # checkpointing calls modules in backward
+            return self.module
+        node = running_node()
+        if node is None or not self._marks:
+            return self.outside
+        index = bisect_right(self._marks, _torch.number_of_node(node)) - 1
+        return self._marked[index] if index >= 0 else self.outside
+
+    # --- modules
+
+    def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> ModulePlace:
+        """Gives back the module that is left for it."""
+        before = self.module
+        place = self._by_module.get(id(module))
+        if place is None or place.module() is not module:
+            place = self._add_module(module)
+        if before is self.outside:
+            self.root_calls += 1
+            if running_backward() == -1 and not self._in_optimizer:
+                self.phase()
+                self._idle = FORWARD
+            if self.on_root_call is not None:
+                self.on_root_call(module, args, kwargs)
+        place.calls += 1
+        self.module = place
+        self._mark(place)
+        return before
+
+    def leave_module(self, before: ModulePlace) -> None:
+        self.module = before
+        self._mark(before)
+
+    def _mark(self, place: ModulePlace) -> None:
+        number = count_autograd_nodes()
+        if self._marks and self._marks[-1] >= number:
+            self._marked[-1] = place
+        else:
+            self._marks.append(number)
+            self._marked.append(place)
+
+    def _add_module(self, module: torch.nn.Module) -> ModulePlace:
+        """An outermost module brings the paths of all below it."""
+        if self.module is self.outside:
+            self.roots = [root for root in self.roots if root() is not None] + [weakref.ref(module)]
+            for path, part in module.named_modules():
+                self._by_module[id(part)] = self._place(path, part)
+        else:  # made in forward, or not registered
+            name = type(module).__name__
+            path = f"{self.module.path}.{name}" if self.module.path else name
+            self._by_module[id(module)] = self._place(path, module)
+        return self._by_module[id(module)]
+
+    def _place(self, path: str, module: torch.nn.Module) -> ModulePlace:
+        place = ModulePlace(path, type(module).__name__, module)
+        known = self.by_path.setdefault(path, place)
+        if known is not place and known.kind == place.kind and known.module() in (None, module):
+            known.module = place.module
+            return known
+        return place
+
+    # --- optimizers
+
+    def _enter_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if getattr(active_fake_mode(), "places", None) is self:
+            self.phase()
+            self._in_optimizer = True
+            if self.on_optimizer is not None:
+                self.on_optimizer(optimizer, False)
+
+    def _leave_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._in_optimizer and getattr(active_fake_mode(), "places", None) is self:
+            self._in_optimizer = False
+            self._idle = BETWEEN
+            if self.on_optimizer is not None:
+                self.on_optimizer(optimizer, True)
+            self.step += 1
+
+
+@patch("torch.nn.Module.__call__", during=OBSERVATION)
+def follow_modules(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A report says in which module memory is allocated."""
+
+    def __call__(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        places = getattr(active_fake_mode(), "places", None)
+        if places is None:
+            return original(module, *args, **kwargs)
+        before = places.enter_module(module, args, kwargs)
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            places.leave_module(before)
+
+    return __call__

@@ -1,0 +1,137 @@
+"""`rehearse`: a function is called once on stand-ins, and measured.
+
+    rehearsal = understudy.rehearse(train_step, model, batch, device="h100")
+    rehearsal.verdict, rehearsal.peak.reserved_bytes, print(rehearsal)
+
+`Recorder` is what `rehearse` and `understudy run` share: a simulated machine with a measurement around some code.
+
+    recorder = Recorder("h100", options)
+    with recorder:
+        ...                          # the program
+    rehearsal = recorder.rehearsal() # also after an exception
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from understudy.report.borrowed_state import borrow_state, stand_in_for
+from understudy.report.host_numbers import HostNumbers
+from understudy.report.measurement import Measurement
+from understudy.report.rehearsal import Rehearsal
+from understudy.report.summary import STATED_ERROR, RunFacts, VerdictOptions, summarise
+from understudy.simulation.catalogue import Card
+from understudy.simulation.machine import Machine
+from understudy.simulation.memory import MachineMemory, OnOOM
+from understudy.simulation.simulator import find_device, simulate
+from understudy.simulation.storages import ObservedMode
+from understudy.spec.call import map_structure
+
+
+@dataclass(frozen=True)
+class RehearsalOptions:
+    """`margin`: part of reserved memory within which a run is "tight". `context`: bytes outside of the allocator, instead
+    of the catalogue's. `budget`: bytes that the run may reserve. `oom="raise"`: the program gets the error of the card.
+    `settings`: instead of PYTORCH_CUDA_ALLOC_CONF. `answers`: the policy for data that is not there."""
+
+    margin: float = STATED_ERROR
+    context: int | None = None
+    budget: int | None = None
+    oom: OnOOM = "record"
+    settings: str | None = None
+    answers: Any = "plausible"
+
+
+class Recorder:
+    """One measured run. `mode` is active inside; `facts` is for what the runner knows."""
+
+    def __init__(self, device: str | Card | None = None, options: RehearsalOptions | None = None) -> None:
+        self.options = options or RehearsalOptions()
+        self.card, self.count = _card_of(device)
+        self.facts = RunFacts()
+        self._stack = ExitStack()
+        self.machine: Machine | None = None
+        self.mode: ObservedMode
+        self.memory: MachineMemory
+        self.measurement: Measurement
+
+    def __enter__(self) -> Recorder:
+        with ExitStack() as stack:
+            self.mode, self.memory = self._begin(stack)
+            self.measurement = Measurement(self.mode)
+            if self.machine is not None and self.memory.devices:
+                self.machine.scratch.on_scratch = self.measurement.add_held_scratch
+                self.machine.workspaces.on_workspace = self.measurement.add_workspace
+            if not self.memory.devices:
+                numbers = HostNumbers(self.measurement, self.memory.host)
+                self.mode.add_listener(numbers)
+                stack.callback(self.mode.remove_listener, numbers)
+            stack.enter_context(self.measurement)
+            self._stack = stack.pop_all()
+        return self
+
+    def _begin(self, stack: ExitStack) -> tuple[ObservedMode, MachineMemory]:
+        if self.card is not None:
+            options = self.options
+            simulation = simulate(
+                self.card, count=self.count, settings=options.settings, context=options.context, on_oom=options.oom
+            )
+            self.machine = stack.enter_context(simulation)
+            return self.machine.mode, self.machine.memory
+        memory = MachineMemory()
+        mode = ObservedMode(allow_non_fake_inputs=True)
+        mode.add_listener(memory)
+        stack.enter_context(mode)
+        return mode, memory
+
+    def __exit__(self, *exception: Any) -> None:
+        self._stack.__exit__(*exception)
+
+    def rehearsal(self) -> Rehearsal:
+        if self.machine is not None:
+            self.facts.assumptions[:] = [*self.machine.notes, *_describe_unknowns(self.machine)]
+        options = VerdictOptions(self.options.margin, self.options.budget)
+        return summarise(self.measurement, self.memory, self.card, options, self.facts)
+
+
+def _describe_unknowns(machine: Machine) -> Iterator[str]:
+    if not machine.count:
+        return
+    if machine.scratch.unknown:
+        name, bound = max(machine.scratch.unknown.items(), key=lambda item: item[1])
+        yield (
+            f"cuDNN chooses the workspaces of {', '.join(sorted(machine.scratch.unknown))} by itself: none is counted; at "
+            f"most about {bound / (1 << 20):.0f} MiB for the time of one call ({name})"
+        )
+    if machine.scratch.estimated:
+        yield f"scratch memory is estimated for {', '.join(sorted(machine.scratch.estimated))}"
+
+
+def _card_of(device: str | Card | None) -> tuple[Card | None, int]:
+    card, count = (None, 1) if device is None else find_device(device)
+    return (None, 1) if card is not None and card.kind == "cpu" else (card, count)
+
+
+def rehearse(
+    fn: Callable[..., Any], *args: Any, device: str | Card | None = None, options: RehearsalOptions | None = None,
+    **kwargs: Any,
+) -> Rehearsal:  # fmt: skip
+    """Call `fn` once on stand-ins for a card that need not be here, and say what it takes.
+
+        understudy.rehearse(step, model, optimizer, batch, device="h100")
+
+    Real modules, gradients and optimizers that `fn` is given or holds are as before afterwards. Without a `device`, what
+    the program allocates on the CPU is counted.
+    """
+    recorder = Recorder(device, options)
+    with recorder, borrow_state(recorder.mode, fn, args, kwargs):
+        args, kwargs = map_structure(
+            lambda tensor: stand_in_for(recorder.mode, tensor), torch.Tensor, (args, kwargs)
+        )
+        fn(*args, **kwargs)
+    return recorder.rehearsal()

@@ -1,0 +1,431 @@
+"""A `Rehearsal` from a measurement: the events are gone through again, now that it is known what each storage was for."""
+
+from __future__ import annotations
+
+import linecache
+import platform
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from understudy.lines import short_path
+from understudy.ops.traits.flops import UNKNOWN
+from understudy.report.measurement import Birth, DeviceTotals, Measurement
+from understudy.report.places import BETWEEN, FORWARD, SETUP, LinePlace
+from understudy.report.rehearsal import (
+    CATEGORIES,
+    DOES_NOT_FIT,
+    FITS,
+    TIGHT,
+    Contributor,
+    Coverage,
+    Device,
+    LineRow,
+    ModuleRow,
+    OperatorRow,
+    OutOfMemoryRecord,
+    Peak,
+    PhaseRow,
+    Rehearsal,
+    TimeEstimate,
+    Timeline,
+)
+from understudy.simulation.catalogue import Card, read_software, this_machine
+from understudy.simulation.memory import DeviceMemory, MachineMemory
+
+GiB = 1 << 30
+POINTS = 2000
+"""Of the timeline, at most about as many."""
+CONTRIBUTORS = 30
+STATED_ERROR = 0.02
+"""Of reserved memory on cards, as a part of it: within this of the limit, a run is tight."""
+
+
+@dataclass(frozen=True)
+class VerdictOptions:
+    """`margin`: the part of reserved memory within which a run counts as tight; `budget`: bytes, instead of the card's."""
+
+    margin: float = STATED_ERROR
+    budget: int | None = None
+
+
+@dataclass
+class RunFacts:
+    """What the one who runs the program knows and a measurement does not."""
+
+    steps: int | None = None
+    answers: list[dict[str, object]] = field(default_factory=list)
+    writes: list[dict[str, object]] = field(default_factory=list)
+    assumptions: list[str] = field(default_factory=list)
+
+
+def summarise(
+    measurement: Measurement, memory: MachineMemory, card: Card | None, options: VerdictOptions | None = None,
+    facts: RunFacts | None = None,
+) -> Rehearsal:  # fmt: skip
+    options, facts = options or VerdictOptions(), facts or RunFacts()
+    totals = _measured_device(measurement, memory)
+    device_memory = memory.devices[totals.device.index or 0] if totals.is_card else None
+    alive = _alive_at_peak(measurement, totals)
+    peak = _peak(measurement, totals, alive, device_memory)
+    device = _device(card if device_memory else None, device_memory, options, max(1, len(memory.devices)))
+    oom = _out_of_memory(device_memory)
+    error = round(peak.reserved_bytes * options.margin) if device_memory else 0
+    verdict = _verdict(peak, device, oom, error)
+    phases = _phase_rows(measurement, totals)
+    macs = sum(row.macs for row in phases)
+    return Rehearsal(
+        verdict=verdict,
+        headline=_headline(verdict, peak, device, oom),
+        device=device,
+        steps=measurement.places.step if facts.steps is None else facts.steps,
+        peak=peak,
+        categories=_categories(alive),
+        modules=_module_rows(measurement, alive),
+        lines=_line_rows(measurement, totals, alive),
+        macs=macs,
+        flops=2 * macs,
+        coverage=_coverage(measurement),
+        error_bytes=error,
+        margin=options.margin,
+        out_of_memory=oom,
+        operators=_operator_rows(measurement),
+        phases=phases,
+        operations=sum(row.operations for row in phases),
+        bytes_moved=sum(row.bytes_moved for row in phases),
+        time=_estimate_time(phases, card if device_memory else None, measurement.places.step),
+        timeline=_timeline(measurement, totals),
+        answers=facts.answers,
+        writes=facts.writes,
+        assumptions=[*facts.assumptions, *_assumptions(device, options)],
+        software=_software(device),
+        host_peak_bytes=memory.host.peak,
+    )
+
+
+def _measured_device(measurement: Measurement, memory: MachineMemory) -> DeviceTotals:
+    """The card that most was allocated on; without a card, or where none was used, the CPU."""
+    cards = [totals for totals in measurement.devices.values() if totals.is_card and memory.devices]
+    if cards:
+        return max(cards, key=lambda totals: totals.peak)
+    cpu = torch.device("cpu")
+    return measurement.devices.get(cpu) or DeviceTotals(cpu)
+
+
+# --- the peak
+
+
+def _alive_at_peak(measurement: Measurement, totals: DeviceTotals) -> list[Birth]:
+    alive: dict[int, Birth] = {}
+    for birth in measurement.events[: totals.peak_event]:
+        if birth.device is totals and alive.pop(id(birth), None) is None:
+            alive[id(birth)] = birth
+    for birth in alive.values():
+        birth.category = category_of(birth, measurement)
+    return list(alive.values())
+
+
+def category_of(birth: Birth, measurement: Measurement) -> str:
+    """What a storage was for. What nothing has claimed is told apart by the phases in which it was born and died."""
+    if birth.category is not None:
+        return birth.category
+    lives_on = birth.survived or birth.died_in is None
+    if birth.is_updated and lives_on and birth.shape in measurement.parameter_shapes:
+        return "optimizer_state"  # of an optimizer written by hand
+    if birth.phase in (SETUP, BETWEEN):
+        return "inputs"
+    if birth.phase == FORWARD and (birth.died_in != FORWARD or not measurement.has_backward):
+        return "activations"
+    return "temporaries"
+
+
+def _peak(measurement: Measurement, totals: DeviceTotals, alive: list[Birth], memory: DeviceMemory | None) -> Peak:
+    sizes = dict.fromkeys(("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes"), totals.peak)
+    fragmentation = 0
+    if memory is not None:
+        allocator = memory.unlimited if memory.first_oom is not None else memory.capped
+        statistics = allocator.statistics()
+        sizes = {name: statistics[f"{name}.all.peak"] for name in sizes}
+        fragmentation = sizes["reserved_bytes"] - sizes["allocated_bytes"]
+    last = measurement.events[totals.peak_event - 1] if totals.peak_event else None
+    contributors = _contributors(alive)
+    if last is None:
+        return Peak(**sizes, fragmentation_bytes=fragmentation)
+    return Peak(
+        **sizes,
+        fragmentation_bytes=fragmentation,
+        step=last.step,
+        phase=last.phase,
+        module=last.module.path,
+        line=_line_text(last.line),
+        operator="" if last.operator is None else str(last.operator),
+        contributors=contributors,
+    )
+
+
+def _contributors(alive: Iterable[Birth]) -> list[Contributor]:
+    groups: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
+    for birth in alive:
+        line = _line_text(birth.line)
+        operator = "" if birth.operator is None else str(birth.operator)
+        groups[birth.category or "", _module_path(birth), line, operator].append(birth.nbytes)
+    rows = [Contributor(*group, count=len(sizes), bytes=sum(sizes)) for group, sizes in groups.items()]
+    return sorted(rows, key=lambda row: -row.bytes)[:CONTRIBUTORS]
+
+
+def _categories(alive: Iterable[Birth]) -> dict[str, int]:
+    found = dict.fromkeys(CATEGORIES, 0)
+    for birth in alive:
+        found[birth.category or "temporaries"] += birth.nbytes
+    return found
+
+
+def _module_path(birth: Birth) -> str:
+    return birth.module.path if birth.owner is None else birth.owner
+
+
+_texts: dict[LinePlace, str] = {}
+
+
+def _line_text(line: LinePlace | None) -> str:
+    if line is None:
+        return ""
+    if line not in _texts:
+        _texts[line] = f"{short_path(line[0].co_filename)}:{line[1]}"
+    return _texts[line]
+
+
+def _out_of_memory(memory: DeviceMemory | None) -> OutOfMemoryRecord | None:
+    if memory is None or memory.first_oom is None:
+        return None
+    state = memory.first_oom.state
+    line = memory.first_oom.line.partition(": ")[0]
+    return OutOfMemoryRecord(line, state.requested, state.allocated, state.reserved)
+
+
+# --- the verdict
+
+
+def _device(card: Card | None, memory: DeviceMemory | None, options: VerdictOptions, count: int) -> Device:
+    if memory is None or card is None:
+        machine = this_machine()
+        return Device(
+            machine.key, machine.name, "cpu", 1, machine.memory, 0, options.budget or machine.memory, machine.note
+        )
+    outside = memory.capped.outside
+    limit = card.memory - outside
+    if options.budget is not None:
+        limit = min(limit, options.budget)
+    return Device(card.key, card.name, card.kind, count, card.memory, outside, limit, card.note)
+
+
+def _verdict(peak: Peak, device: Device, oom: OutOfMemoryRecord | None, error: int) -> str:
+    if oom is not None or peak.reserved_bytes > device.limit_bytes:
+        return DOES_NOT_FIT
+    return TIGHT if peak.reserved_bytes + error > device.limit_bytes else FITS
+
+
+def _headline(verdict: str, peak: Peak, device: Device, oom: OutOfMemoryRecord | None) -> str:
+    used, total = peak.reserved_bytes, device.memory_bytes
+    name = device.key.upper() if device.kind != "cpu" else "this machine's CPU"
+    kind = "reserved" if device.kind != "cpu" else "allocated"
+    share = f"{100 * used / total:.0f}%" if total else "?"
+    where = f"peak in {peak.phase}" if peak.phase else "peak"
+    where += f" of {peak.module}" if peak.module else ""
+    where += f", {peak.line}" if peak.line else ""
+    amount = f"{_in_units(used, total)} of {_in_units(total, total)} {_unit(total)} {kind} ({share})"
+    if verdict != DOES_NOT_FIT:
+        return f"{verdict} on {name}: {amount}, {where}"
+    over = used - device.limit_bytes
+    by = f", {_in_units(over, total)} {_unit(total)} too much" if over > 0 else ""
+    first = f"; first out of memory at {oom.line}" if oom is not None and oom.line else ""
+    return f"{verdict} on {name}: {_in_units(used, total)} of {_in_units(total, total)} {_unit(total)} needed{by}, {where}{first}"
+
+
+def _unit(total: int) -> str:
+    return "GiB" if total >= GiB else "MiB"
+
+
+def _in_units(size: int, total: int) -> str:
+    amount = size / (GiB if total >= GiB else 1 << 20)
+    return f"{amount:.1f}" if amount >= 0.95 or amount == 0 else f"{amount:.3f}"
+
+
+# --- tables
+
+
+def _module_rows(measurement: Measurement, alive: Iterable[Birth]) -> list[ModuleRow]:
+    columns = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
+    by_path: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys((*columns, "other"), 0))
+    for birth in alive:
+        column = birth.category if birth.category in columns else "other"
+        by_path[_module_path(birth)][column] += birth.nbytes
+    places = measurement.places.by_path
+    rows = [
+        ModuleRow(
+            path=path,
+            kind=places[path].kind if path in places else "",
+            **by_path[path],
+            bytes=sum(by_path[path].values()),
+            macs=places[path].macs if path in places else 0,
+            flops=2 * places[path].macs if path in places else 0,
+            calls=places[path].calls if path in places else 0,
+        )
+        for path in dict.fromkeys((*places, *by_path))
+    ]
+    return sorted(rows, key=lambda row: -row.bytes)
+
+
+def _line_rows(measurement: Measurement, totals: DeviceTotals, alive: list[Birth]) -> list[LineRow]:
+    at_peak: dict[LinePlace | None, int] = defaultdict(int)
+    count: dict[LinePlace | None, int] = defaultdict(int)
+    in_all: dict[LinePlace | None, int] = defaultdict(int)
+    for birth in alive:
+        at_peak[birth.line] += birth.nbytes
+    seen: set[int] = set()
+    for birth in measurement.events:
+        if birth.device is totals and id(birth) not in seen:
+            seen.add(id(birth))
+            count[birth.line] += 1
+            in_all[birth.line] += birth.nbytes
+    rows = [
+        LineRow(
+            line=_line_text(line),
+            source=linecache.getline(line[0].co_filename, line[1]).strip() if line else "",
+            bytes=at_peak[line],
+            allocations=count[line],
+            allocated_in_all=in_all[line],
+        )
+        for line in count
+    ]
+    return sorted(rows, key=lambda row: (-row.bytes, -row.allocated_in_all))
+
+
+def _operator_rows(measurement: Measurement) -> list[OperatorRow]:
+    rows: dict[str, list[int]] = {}
+    kinds: dict[str, str] = {}
+    for totals in measurement.calls.values():
+        name = str(totals.operator)
+        row = rows.setdefault(name, [0, 0, 0, 0])
+        work = totals.work
+        kinds[name] = work.kind
+        amounts = (1, work.macs, work.operations, work.bytes_moved)
+        rows[name] = [sum_ + amount * totals.count for sum_, amount in zip(row, amounts, strict=True)]
+    made = [
+        OperatorRow(name, kinds[name], calls, macs, 2 * macs, operations, bytes_moved)
+        for name, (calls, macs, operations, bytes_moved) in rows.items()
+    ]
+    return sorted(made, key=lambda row: (-row.macs, -row.bytes_moved))
+
+
+def _coverage(measurement: Measurement) -> Coverage:
+    unknown: dict[str, int] = defaultdict(int)
+    calls = known = moved = unknown_moved = 0
+    for totals in measurement.calls.values():
+        calls += totals.count
+        moved += totals.count * totals.work.bytes_moved
+        if totals.work.kind == UNKNOWN:
+            unknown[str(totals.operator)] += totals.count
+            unknown_moved += totals.count * totals.work.bytes_moved
+        else:
+            known += totals.count
+    return Coverage(calls, known, dict(unknown), unknown_moved / moved if moved else 0.0)
+
+
+def _phase_rows(measurement: Measurement, totals: DeviceTotals) -> list[PhaseRow]:
+    peaks: dict[tuple[int, str], int] = defaultdict(int)
+    seen: set[int] = set()
+    live = 0
+    for birth in measurement.events:
+        if birth.device is totals:
+            live += -birth.nbytes if id(birth) in seen else birth.nbytes
+            if id(birth) not in seen:
+                place = birth.step, birth.phase
+                peaks[place] = max(peaks[place], live)
+            seen.symmetric_difference_update((id(birth),))
+    return [
+        PhaseRow(
+            row.step, row.phase, peaks[place], row.operators, row.macs, 2 * row.macs, row.operations, row.bytes_moved
+        )
+        for place, row in measurement.phases.items()
+    ]
+
+
+# --- time, timeline, and the rest
+
+EFFICIENCY, BANDWIDTH_EFFICIENCY, LAUNCH = 0.5, 0.7, 5e-6
+"""Parts of the published peaks that training steps reach, and seconds for the launch of a kernel."""
+
+
+def _estimate_time(phases: list[PhaseRow], card: Card | None, steps: int) -> TimeEstimate | None:
+    """The larger of computing and moving for the whole run, no less than the launches, shared among the steps."""
+    throughput = dict(card.throughput) if card is not None else {}
+    speed = throughput.get("bf16") or throughput.get("bfloat16") or throughput.get("float32") or throughput.get("fp32")
+    if card is None or not speed or not card.bandwidth:
+        return None
+    counted = [row for row in phases if row.phase != SETUP]
+    flops, moved = sum(row.flops for row in counted), sum(row.bytes_moved for row in counted)
+    steps = max(1, steps)
+    compute = flops / (EFFICIENCY * speed) / steps
+    memory = moved / (BANDWIDTH_EFFICIENCY * card.bandwidth) / steps
+    launch = LAUNCH * sum(row.operators for row in counted) / steps
+    return TimeEstimate(
+        seconds_per_step=max(compute + memory, launch),
+        compute_seconds=compute,
+        memory_seconds=memory,
+        launch_seconds=launch,
+        arithmetic_intensity=flops / moved if moved else 0.0,
+        assumes=f"{EFFICIENCY:.0%} of the tensor cores' peak, {BANDWIDTH_EFFICIENCY:.0%} of the bandwidth, "
+        f"{LAUNCH * 1e6:.0f} us for each launch; an estimate",
+    )
+
+
+def _timeline(measurement: Measurement, totals: DeviceTotals) -> Timeline:
+    """The most of each stretch of events, so that no peak is lost."""
+    stretch = max(1, len(measurement.events) // POINTS)
+    live = dict.fromkeys(CATEGORIES, 0)
+    seen: set[int] = set()
+    line = Timeline(bytes={name: [] for name in CATEGORIES})
+    best, best_total, best_event, peak_index = dict(live), -1, 0, 0
+    for index, birth in enumerate(measurement.events):
+        if birth.device is totals:
+            sign = -1 if id(birth) in seen else 1
+            seen.symmetric_difference_update((id(birth),))
+            live[category_of(birth, measurement)] += sign * birth.nbytes
+        total = sum(live.values())
+        if total > best_total or index + 1 == totals.peak_event:
+            best, best_total, best_event = dict(live), total, index
+        if index + 1 == totals.peak_event:
+            best_total = 1 << 62  # nothing of this stretch replaces it
+            peak_index = len(line.operators)
+        if (index + 1) % stretch == 0 or index + 1 == len(measurement.events):
+            _add_point(line, measurement, best, best_event)
+            best_total = -1
+    return Timeline(line.operators, line.steps, line.phases, line.bytes, peak_index)
+
+
+def _add_point(line: Timeline, measurement: Measurement, live: dict[str, int], event: int) -> None:
+    birth = measurement.events[event]
+    line.operators.append(measurement.event_operators[event])
+    line.steps.append(birth.step)
+    line.phases.append(birth.phase)
+    for name, size in live.items():
+        line.bytes[name].append(size)
+
+
+def _assumptions(device: Device, options: VerdictOptions) -> list[str]:
+    if device.kind == "cpu":
+        return ["memory of tensors on the CPU, without rounding or cache; Python and libraries are not in it"]
+    return [
+        f"memory outside of the allocator (context, kernels, libraries): {device.context_bytes / GiB:.2f} GiB",
+        f"stated error of reserved memory: {options.margin:.1%} of it",
+    ]
+
+
+def _software(device: Device) -> dict[str, str]:
+    found = {"torch": torch.__version__, "python": platform.python_version()}
+    if device.kind == "cuda":
+        found["simulated"] = str(read_software())
+    return found

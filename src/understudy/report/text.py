@@ -1,0 +1,272 @@
+"""A `Rehearsal` as text: the verdict, then tables. Plain and the same everywhere when it is piped.
+
+    print(write_text(rehearsal))                    plain, 100 columns
+    print_text(rehearsal)                           for the terminal: its width, colours unless NO_COLOR is set
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from understudy.report.rehearsal import DOES_NOT_FIT, FITS, TIGHT, ModuleRow, Rehearsal
+
+WIDTH, LEAST_WIDTH = 100, 40
+BAR = 12
+DEPTH = 3
+ROWS = 12
+COLOURS = {FITS: "32", TIGHT: "33", DOES_NOT_FIT: "31"}
+
+
+def print_text(rehearsal: Rehearsal, file: TextIO | None = None) -> None:
+    file = file or sys.stdout
+    is_terminal = file.isatty()
+    width = shutil.get_terminal_size((WIDTH, 24)).columns if is_terminal else WIDTH
+    has_colour = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    print(write_text(rehearsal, width, has_colour), file=file)
+
+
+def write_text(rehearsal: Rehearsal, width: int = WIDTH, has_colour: bool = False) -> str:
+    width = max(LEAST_WIDTH, width)
+    headline = rehearsal.headline
+    if has_colour:
+        headline = f"\033[1;{COLOURS[rehearsal.verdict]}m{headline}\033[0m"
+    sections = [
+        headline,
+        _write_categories(rehearsal, width),
+        _write_modules(rehearsal, width),
+        _write_lines(rehearsal, width),
+        _write_operators(rehearsal, width),
+        _write_notes(rehearsal),
+    ]
+    return "\n\n".join(section for section in sections if section)
+
+
+# --- sections
+
+
+def _write_categories(rehearsal: Rehearsal, width: int) -> str:
+    peak = rehearsal.peak
+    rows = sorted(((size, name.replace("_", " ")) for name, size in rehearsal.categories.items() if size), reverse=True)
+    total = sum(size for size, _ in rows)
+    if rehearsal.device.kind != "cpu":
+        rest = peak.reserved_bytes - total
+        rows.append((max(0, rest), "cached, rounding and fragmentation"))
+        total += max(0, rest)
+    table = [(name, _size(size), _share(size, total), _bar(size, total)) for size, name in rows]
+    table.append(("in all", _size(total), "", ""))
+    where = f"step {peak.step + 1}, {peak.phase}" if peak.phase else "the run"
+    return _table(f"Where the memory goes ({where})", ("", "bytes", "", ""), table, width)
+
+
+def _write_modules(rehearsal: Rehearsal, width: int) -> str:
+    nodes = fold_modules(rehearsal.modules)
+    total = sum(row.bytes for row in rehearsal.modules)
+    if not nodes or not total:
+        return ""
+    table = [
+        (
+            node.label,
+            _size(node.bytes),
+            _share(node.bytes, total),
+            _bar(node.bytes, total),
+            _size(node.parameters),
+            _size(node.activations),
+            _count(node.macs),
+        )
+        for node in nodes
+        if node.bytes or node.macs
+    ][: 2 * ROWS]
+    heads = ("", "bytes", "", "", "parameters", "activations", "MACs")
+    return _table("By module (at the peak; MACs of the run)", heads, table, width)
+
+
+def _write_lines(rehearsal: Rehearsal, width: int) -> str:
+    total = sum(row.bytes for row in rehearsal.lines)
+    shown = [row for row in rehearsal.lines if row.bytes][:ROWS]
+    if not shown:
+        return ""
+    table = [(row.line or "(no line)", _size(row.bytes), _share(row.bytes, total), row.source) for row in shown]
+    return _table("By line of the program (at the peak)", ("", "bytes", "", ""), table, width)
+
+
+def _write_operators(rehearsal: Rehearsal, width: int) -> str:
+    table = [
+        (row.operator.removeprefix("aten."), f"{row.calls:,}", _count(row.macs), _size(row.bytes_moved), row.kind)
+        for row in rehearsal.operators[:ROWS]
+    ]
+    coverage = rehearsal.coverage
+    title = (
+        f"Operators: {_count(rehearsal.macs)} MACs, {_count(rehearsal.flops)} FLOPs (fma=2), "
+        f"{coverage.known:,}/{coverage.operators:,} calls known"
+    )
+    return _table(title, ("", "calls", "MACs", "moved", "kind"), table, width) if table else ""
+
+
+def _write_notes(rehearsal: Rehearsal) -> str:
+    notes = list(rehearsal.assumptions)
+    unknown = rehearsal.coverage.unknown
+    if unknown:
+        names = ", ".join(sorted(unknown)[:6])
+        notes.append(
+            f"no formula for the work of {names}: {rehearsal.coverage.unknown_share:.1%} of the bytes that are moved"
+        )
+    if rehearsal.time is not None:
+        time = rehearsal.time
+        notes.append(f"estimate of a step: {time.seconds_per_step:.3g} s ({time.assumes})")
+    if rehearsal.answers:
+        notes.append(f"{len(rehearsal.answers)} reads of data that is not there were answered")
+    if rehearsal.writes:
+        notes.append(f"{len(rehearsal.writes)} files were kept from being written")
+    return "Notes\n" + "\n".join(f"  - {note}" for note in notes) if notes else ""
+
+
+# --- modules, repeated ones folded
+
+
+@dataclass
+class ModuleNode:
+    """Modules of one place, with all below them: one module, or the same one of each repeated layer."""
+
+    path: str
+    kinds: set[str] = field(default_factory=set)
+    count: int = 0
+    numbers: list[set[int]] = field(default_factory=list)
+    bytes: int = 0
+    parameters: int = 0
+    activations: int = 0
+    macs: int = 0
+    label: str = ""
+
+    def add(self, row: ModuleRow) -> None:
+        self.bytes += row.bytes
+        self.parameters += row.parameters
+        self.activations += row.activations
+        self.macs += row.macs
+
+
+def fold_modules(rows: Sequence[ModuleRow], depth: int = DEPTH) -> list[ModuleNode]:
+    """In the order of the model: `blocks.0..31 (Block x32)`. What is deeper is in the sum of what is above it."""
+    nodes: dict[str, ModuleNode] = {}
+    children: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        parts = row.path.split(".") if row.path else []
+        for length in range(len(parts) + 1):
+            prefix = ".".join("*" if part.isdecimal() else part for part in parts[:length])
+            node = nodes.setdefault(prefix, ModuleNode(prefix))
+            node.add(row)
+            numbers = [int(part) for part in parts[:length] if part.isdecimal()]
+            while len(node.numbers) < len(numbers):
+                node.numbers.append(set())
+            for seen, number in zip(node.numbers, numbers, strict=True):
+                seen.add(number)
+            if length == len(parts):
+                node.kinds.add(row.kind)
+                node.count += 1
+            if length:
+                children[".".join(prefix.split(".")[:-1])].add(prefix)
+    return _in_order(nodes, children, "", 0, depth)
+
+
+def _in_order(
+    nodes: dict[str, ModuleNode], children: dict[str, set[str]], path: str, level: int, depth: int
+) -> list[ModuleNode]:
+    node = nodes.get(path)
+    if node is None:
+        return []
+    below = sorted(children[path], key=lambda child: -nodes[child].bytes)
+    is_container = len(below) == 1 and below[0].endswith("*")
+    found: list[ModuleNode] = []
+    if not is_container:
+        node.label = "  " * level + _describe(node)
+        found.append(node)
+    if level < depth or is_container:
+        for child in below:
+            found += _in_order(nodes, children, child, level + (not is_container), depth)
+    return found
+
+
+def _describe(node: ModuleNode) -> str:
+    kind = "/".join(sorted(filter(None, node.kinds)))
+    ranges = iter(node.numbers)
+    name = re.sub(r"\*", lambda _: _range(next(ranges)), node.path) or "(whole model)"
+    short = name.split(".")
+    tail = ".".join(short[-2:]) if short[-1][:1].isdecimal() and len(short) > 1 else short[-1]
+    if ".." in name:
+        tail = name if node.path.endswith("*") else node.path.split(".")[-1]
+    times = f" x{node.count}" if node.count > 1 else ""
+    return f"{tail} ({kind}{times})" if kind else tail
+
+
+def _range(numbers: set[int]) -> str:
+    first, last = min(numbers), max(numbers)
+    return f"{first}" if first == last else f"{first}..{last}"
+
+
+# --- figures and tables
+
+
+def _size(size: int) -> str:
+    amount = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024 or unit == "GiB":
+            break
+        amount /= 1024
+    return f"{size} B" if unit == "B" else f"{amount:,.2f} {unit}"
+
+
+def _count(number: int) -> str:
+    if number == 0:
+        return "-"
+    for unit, scale in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= scale:
+            return f"{number / scale:.1f}{unit}"
+    return str(number)
+
+
+def _share(size: int, total: int) -> str:
+    return f"{100 * size / total:.1f}%" if total else ""
+
+
+def _bar(size: int, total: int) -> str:
+    return "#" * round(BAR * size / total) if total else ""
+
+
+def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
+    """Columns of figures to the right, the first and the last of words to the left; the widest word gives way."""
+    rows = [heads, *rows] if any(heads) else list(rows)
+    columns = len(heads)
+    is_words = [index == 0 or all(not row[index][:1].isdecimal() for row in rows) for index in range(columns)]
+    widths = [max(len(row[index]) for row in rows) for index in range(columns)]
+    if is_words[-1]:
+        widths[-1] = min(widths[-1], max(12, width - 2 * columns - sum(widths[:-1])))
+    while len(widths) > 2 and 2 + sum(widths) + 2 * (len(widths) - 1) > width and _least(widths, width) < 12:
+        columns -= 1  # a narrow terminal: the last column goes
+        widths = widths[:columns]
+    widths[0] = min(widths[0], max(12, _least(widths, width)))
+    over = 2 + sum(widths) + 2 * (columns - 1) - width
+    if over > 0 and is_words[columns - 1]:
+        widths[columns - 1] = max(4, widths[columns - 1] - over)
+    lines = [title]
+    for row in rows:
+        cells = [
+            _cut(cell, size).ljust(size) if words else _cut(cell, size).rjust(size)
+            for cell, size, words in zip(row, widths, is_words, strict=False)
+        ]
+        lines.append(("  " + "  ".join(cells)).rstrip())
+    return "\n".join(lines)
+
+
+def _least(widths: Sequence[int], width: int) -> int:
+    """What is left for the first column."""
+    return width - 2 - sum(widths[1:]) - 2 * (len(widths) - 1)
+
+
+def _cut(text: str, size: int) -> str:
+    return text if len(text) <= size else text[: max(1, size - 1)] + "…"

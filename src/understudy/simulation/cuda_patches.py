@@ -1,0 +1,493 @@
+"""torch.cuda and torch.accelerator, as on a machine with the simulated cards.
+
+torch's own Python code is left in place as far as it goes; what it asks of C++ is answered from here. Each answer stands in
+a function whose docstring is the reason that the patch engine lists.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from understudy.lines import user_frames
+from understudy.patching import SIMULATION, patch
+from understudy.simulation import cuda_objects as objects
+from understudy.simulation.catalogue import read_software
+from understudy.simulation.cuda_objects import CUDA_DEVICE_TYPE, DeviceProperties, device_index
+from understudy.simulation.machine import machine, nested
+
+Function = Callable[..., Any]
+ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
+"""For which the simulated build of torch has kernels: those of the default one."""
+
+
+def answer(*places: str, is_new: bool = False) -> Callable[[Function], Function]:
+    """Register a function that takes the place of torch's."""
+
+    def register(function: Function) -> Function:
+        patch(*places, during=SIMULATION, reason=function.__doc__ or "", is_new=is_new)(lambda original: function)
+        return function
+
+    return register
+
+
+def driver(name: str) -> Callable[[Function], Function]:
+    """A function of torch's C++ that only builds for CUDA have."""
+    return answer(f"torch._C.{name}", is_new=True)
+
+
+def substitute(*places: str, value: Any, reason: str, is_new: bool = False) -> None:
+    patch(*places, during=SIMULATION, reason=reason, is_new=is_new)(lambda original: value)
+
+
+# --- which devices there are ------------------------------------------------------------------------------------------
+
+
+@driver("_cuda_getDeviceCount")
+def get_device_count() -> int:
+    """By its presence torch knows a build for CUDA, by its answer an available device."""
+    return machine().device_count
+
+
+@answer("torch.cuda.device_count", "torch.cuda.random.device_count")
+def device_count() -> int:
+    """torch asks NVML, which knows the real cards."""
+    return machine().device_count
+
+
+@answer("torch.cuda.is_available")
+def is_available() -> bool:
+    """May be changed by others, or be asked of NVML."""
+    return machine().device_count > 0
+
+
+@answer("torch.cuda._lazy_init", "torch.cuda.memory._lazy_init", "torch.cuda.random._lazy_init")
+def initialise() -> None:
+    """There is no driver to start."""
+    machine().initialize()
+
+
+@answer("torch.cuda.is_initialized", "torch.cuda.memory.is_initialized", "torch.cuda.random.is_initialized")
+def is_initialized() -> bool:
+    """The simulated driver starts with the first question of the program, as the real one does."""
+    return machine().is_initialized
+
+
+@answer("torch.cuda._lazy_call", "torch.cuda.random._lazy_call")
+def call_now(callable: Function, **options: Any) -> None:
+    """What torch puts off until CUDA is initialised would otherwise outlive the simulation."""
+    if machine().device_count:
+        machine().initialize()
+        callable()
+
+
+@answer("torch.cuda._get_device_properties", is_new=True)
+def get_properties(index: int) -> DeviceProperties:
+    """From the catalogue."""
+    return DeviceProperties.of(machine().card, index)
+
+
+@driver("_cuda_getDevice")
+def get_device() -> int:
+    """The selected device."""
+    return machine().current_device
+
+
+@driver("_cuda_setDevice")
+def set_device(index: int) -> None:
+    """Selects a device, for `device="cuda"` too."""
+    machine().initialize()
+    machine().set_device(index)
+
+
+@answer("torch.cuda._exchange_device", "torch.cuda._maybe_exchange_device")
+def exchange_device(index: int) -> int:
+    """Used by `with torch.cuda.device(...)`."""
+    return machine().exchange_device(index)
+
+
+@driver("_cuda_canDeviceAccessPeer")
+def can_access_peer(device: int, peer: int) -> bool:
+    """Cards of one machine reach each other."""
+    return device != peer
+
+
+@driver("_cuda_getArchFlags")
+def get_architectures() -> str:
+    """Those of torch's default build for CUDA."""
+    return ARCHITECTURES
+
+
+@answer("torch.cuda.is_bf16_supported")
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    """By the capability of the simulated card; torch would try it out, and remember the answer."""
+    capability = machine().card.capability or (0, 0)
+    return machine().card.kind == "rocm" or capability >= (8, 0) or including_emulation
+
+
+@answer("torch.cuda.amp.common.amp_definitely_not_available")
+def lacks_amp() -> bool:
+    """There is a device."""
+    return machine().device_count == 0
+
+
+@answer("torch.cuda.utilization", "torch.cuda.temperature", "torch.cuda.power_draw", "torch.cuda.clock_rate")
+def read_sensor(device: Any = None) -> int:
+    """torch asks NVML, which knows the real cards."""
+    return 0
+
+
+@answer("torch.cuda.device_memory_used")
+def memory_used(device: Any = None) -> int:
+    """torch asks NVML, which knows the real cards."""
+    free, total = machine().device(device_index(device)).memory_info()
+    return total - free
+
+
+@answer("torch.cuda.list_gpu_processes", "torch.cuda.memory.list_gpu_processes")
+def list_processes(device: Any = None) -> str:
+    """torch asks NVML, which knows the real cards."""
+    index = device_index(device)
+    return f"GPU:{index}\nprocess {os.getpid():>10d} uses {memory_used(index) / (1 << 20):>12.3f} MB GPU memory"
+
+
+@answer("torch.cuda.cudart")
+def runtime() -> Any:
+    """`torch.cuda.mem_get_info` and programs call functions of the CUDA runtime."""
+    return objects.CudaRuntime()
+
+
+@answer("torch.cuda.ipc_collect", "torch.cuda._sleep")
+def do_nothing(*args: Any) -> None:
+    """There is nothing to collect or to wait for."""
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@driver("_cuda_memoryStats")
+def memory_statistics(device: int) -> dict[str, Any]:
+    """The figures of the simulated allocator."""
+    return nested(machine().device(device).allocator.statistics())
+
+
+@driver("_cuda_resetPeakMemoryStats")
+def reset_peaks(device: int) -> None:
+    """The figures of the simulated allocator."""
+    for allocator in machine().device(device).allocators():
+        allocator.reset_peak_statistics()
+
+
+@driver("_cuda_resetAccumulatedMemoryStats")
+def reset_accumulated(device: int) -> None:
+    """The figures of the simulated allocator."""
+    for allocator in machine().device(device).allocators():
+        allocator.reset_accumulated_statistics()
+
+
+@driver("_cuda_emptyCache")
+def empty_cache(*args: Any) -> None:
+    """Releases what the simulated allocators have cached."""
+    for memory in machine().memory.devices:
+        memory.empty_cache()
+
+
+@driver("_cuda_setMemoryFraction")
+def set_memory_fraction(fraction: float, device: int) -> None:
+    """A limit for the simulated allocator."""
+    machine().device(device).capped.set_memory_fraction(fraction)
+
+
+@driver("_cuda_getMemoryFraction")
+def get_memory_fraction(device: int) -> float:
+    """The limit of the simulated allocator."""
+    allocator = machine().device(device).capped
+    return 1.0 if allocator.allowed is None or not allocator.total else allocator.allowed / allocator.total
+
+
+@driver("_cuda_getAllocatorBackend")
+def allocator_backend() -> str:
+    """The one that is simulated."""
+    return "native"
+
+
+@answer("torch.cuda.memory._set_allocator_settings")
+def change_settings(settings: str) -> None:
+    """For the simulated allocators."""
+    for memory in machine().memory.devices:
+        for allocator in memory.allocators():
+            allocator.change_settings(settings)
+
+
+@driver("_cuda_record_memory_history")
+def record_history(enabled: Any = "all", context: Any = "all", stacks: Any = "all", max_entries: int = 1 << 62,
+                   clear_history: bool = False, *rest: Any) -> None:  # fmt: skip
+    """The history of the simulated allocators, with the frames of the program."""
+    for memory in machine().memory.devices:
+        allocator = memory.allocator
+        allocator.frames, allocator.clock = _frames, _microseconds
+        if allocator.history is None or clear_history or not enabled:
+            allocator.record_history(bool(enabled), None if max_entries >= 1 << 62 else max_entries)
+
+
+@driver("_cuda_record_memory_history_legacy")
+def record_history_legacy(enabled: Any = True, record_context: bool = True, max_entries: int = 1, *rest: Any) -> None:
+    """The older form of the same."""
+    record_history("all" if enabled else None, max_entries=max_entries)
+
+
+def _frames() -> list[dict[str, Any]]:
+    return [
+        {"filename": frame.f_code.co_filename, "line": frame.f_lineno, "name": frame.f_code.co_name}
+        for frame in user_frames()
+    ]
+
+
+def _microseconds() -> int:
+    return time.time_ns() // 1000
+
+
+@driver("_cuda_memorySnapshot")
+def memory_snapshot(*args: Any) -> dict[str, Any]:
+    """The state of the simulated allocators, in torch's format."""
+    parts = [memory.allocator.snapshot() for memory in machine().memory.devices]
+    return {
+        "segments": [segment for part in parts for segment in part["segments"]],
+        "device_traces": [part["device_traces"][-1] for part in parts],
+        "allocator_settings": parts[0]["allocator_settings"],
+        "external_annotations": [],
+    }
+
+
+@driver("_cuda_hostMemoryStats")
+def host_memory_statistics() -> dict[str, Any]:
+    """Pinned memory is not simulated."""
+    return {}
+
+
+@driver("_cuda_cudaHostAllocator")
+def host_allocator() -> int:
+    """Pinned memory is not simulated."""
+    return 0
+
+
+@driver("_cuda_getCublasWorkspaceSize")
+def blas_workspace() -> int:
+    """As the simulated card has it, in bytes."""
+    return machine().workspaces.size
+
+
+# --- streams ------------------------------------------------------------------------------------------------------------
+
+
+@driver("_cuda_synchronize")
+def synchronize() -> None:
+    """All work of a simulated device is done."""
+    machine().synchronize(machine().current_device)
+
+
+@driver("_cuda_getCurrentStream")
+def current_stream(device: int) -> tuple[int, int, int]:
+    """The number of the stream, the device, and the number of its type."""
+    return machine().current_stream(device), device, CUDA_DEVICE_TYPE
+
+
+@driver("_cuda_getDefaultStream")
+def default_stream(device: int) -> tuple[int, int, int]:
+    """The number of the stream, the device, and the number of its type."""
+    return 0, device, CUDA_DEVICE_TYPE
+
+
+@driver("_cuda_getCurrentRawStream")
+def raw_stream(device: int) -> int:
+    """A stream of a simulated device is its number."""
+    return machine().current_stream(device)
+
+
+@driver("_cuda_setStream")
+def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
+    """Selects the stream, and its device, as torch does."""
+    machine().set_device(device_index)
+    machine().set_stream(device_index, stream_id)
+
+
+@answer("torch.cuda.is_current_stream_capturing", "torch.cuda.graphs.is_current_stream_capturing")
+def is_capturing() -> bool:
+    """CUDA graphs are not simulated."""
+    return False
+
+
+@answer("torch.Tensor.record_stream")
+def record_stream(tensor: torch.Tensor, stream: Any) -> None:
+    """C++ takes streams of its own only."""
+    record = machine().mode.find_record(tensor)
+    if record is not None and record.address and record.device.index is not None:
+        machine().device(record.device.index).record_stream(record.address, stream.stream_id)
+
+
+BY_NUMBERS = "torch's class asks the driver; this one is a number."
+substitute("torch.cuda.Stream", "torch.cuda.streams.Stream", value=objects.Stream, reason=BY_NUMBERS)
+substitute("torch.cuda.Event", "torch.cuda.streams.Event", value=objects.Event, reason=BY_NUMBERS)
+NO_GRAPHS = "CUDA graphs have a memory pool of their own, which is not simulated: refused with a word."
+substitute(
+    "torch.cuda.CUDAGraph", "torch.cuda.graphs.CUDAGraph", "torch.cuda.graph", "torch.cuda.graphs.graph",
+    value=objects.RefusedGraph, reason=NO_GRAPHS,
+)  # fmt: skip
+substitute(
+    "torch.cuda.make_graphed_callables", "torch.cuda.graphs.make_graphed_callables",
+    value=objects.refuse_graph, reason=NO_GRAPHS,
+)  # fmt: skip
+substitute("torch.cuda.nvtx._nvtx", value=objects.Nvtx(), reason="A build without CUDA has no NVTX.")
+
+
+# --- random numbers, tensor types, versions ------------------------------------------------------------------------------
+
+
+@patch("torch.cuda.default_generators", during=SIMULATION)
+def have_generators(original: Any) -> Any:
+    """One for each simulated device."""
+    return _Generators()
+
+
+class _Generators:
+    """Made when they are asked for: of the machine that is simulated then."""
+
+    def __getitem__(self, index: int) -> torch.Generator:
+        machine().check_index(index)
+        return machine().generators[index]
+
+    def __len__(self) -> int:
+        return machine().device_count
+
+
+@patch("torch.Generator", during=SIMULATION)
+def make_simulated_generators(original: Any) -> Any:
+    """`torch.Generator("cuda")` needs a build for CUDA. The class stays the one that C++ and `isinstance` know."""
+
+    class Either(type(original)):  # type: ignore[misc]
+        def __instancecheck__(cls, value: object) -> bool:
+            return isinstance(value, original)
+
+        def __call__(cls, device: Any = "cpu") -> Any:
+            return objects.make_generator(device)
+
+    return Either("Generator", (original,), {"__module__": "torch"})
+
+
+LEGACY_TYPES = {
+    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16, "LongTensor": torch.int64, "IntTensor": torch.int32, "ShortTensor": torch.int16,
+    "CharTensor": torch.int8, "ByteTensor": torch.uint8, "BoolTensor": torch.bool,
+}  # fmt: skip
+for _name, _dtype in LEGACY_TYPES.items():
+    substitute(
+        f"torch.cuda.{_name}", value=objects.legacy_tensor_type(_name, _dtype),
+        reason="The oldest constructors of tensors on CUDA devices refuse in other builds.",
+    )  # fmt: skip
+
+
+substitute("torch.version.cuda", value=read_software().cuda, reason="The simulated software.")
+
+
+@answer("torch.backends.cudnn.version")
+def cudnn_version() -> int:
+    """The simulated software."""
+    return machine().software.cudnn
+
+
+@answer("torch.backends.cudnn.is_available", "torch.backends.cuda.is_built")
+def is_built() -> bool:
+    """The simulated software has them."""
+    return True
+
+
+@answer("torch.cuda.nccl.version")
+def nccl_version() -> tuple[int, ...]:
+    """The simulated software."""
+    return tuple(int(part) for part in machine().software.nccl.split("."))
+
+
+# --- torch.accelerator: the same, by other names ---------------------------------------------------------------------------
+
+
+@answer("torch._C._accelerator_getAccelerator")
+def get_accelerator() -> torch.device | None:
+    """The accelerator of the simulated build."""
+    return torch.device("cuda")
+
+
+@answer("torch._C._accelerator_getDeviceIndex")
+def get_accelerator_index() -> int:
+    """The selected device."""
+    return machine().current_device
+
+
+@answer("torch._C._accelerator_setDeviceIndex")
+def set_accelerator_index(index: int) -> None:
+    """Selects a simulated device."""
+    set_device(index)
+
+
+@answer("torch._C._accelerator_exchangeDevice", "torch._C._accelerator_maybeExchangeDevice")
+def exchange_accelerator(index: int) -> int:
+    """Used by `with torch.accelerator.device_index(...)`."""
+    return machine().exchange_device(index)
+
+
+@answer("torch._C._accelerator_synchronizeDevice")
+def synchronize_accelerator(index: int) -> None:
+    """All work of a simulated device is done."""
+    machine().synchronize(index)
+
+
+@answer("torch._C._accelerator_getStream")
+def get_accelerator_stream(index: int) -> objects.Stream:
+    """A simulated stream."""
+    return objects.Stream(stream_id=machine().current_stream(index), device_index=index)
+
+
+@answer("torch._C._accelerator_setStream")
+def set_accelerator_stream(stream: objects.Stream) -> None:
+    """A simulated stream."""
+    set_stream(stream.stream_id, stream.device_index, CUDA_DEVICE_TYPE)
+
+
+@answer("torch._C._accelerator_isAllocatorInitialized")
+def has_allocator() -> bool:
+    """The simulated allocators are there from the start."""
+    return True
+
+
+@answer("torch._C._accelerator_emptyCache", "torch._C._accelerator_emptyHostCache")
+def empty_accelerator_cache() -> None:
+    """Releases what the simulated allocators have cached."""
+    empty_cache()
+
+
+@answer("torch._C._accelerator_getDeviceStats")
+def accelerator_statistics(index: int) -> dict[str, Any]:
+    """The figures of the simulated allocator."""
+    return OrderedDict(memory_statistics(index))
+
+
+@answer("torch._C._accelerator_resetPeakStats")
+def reset_accelerator_peaks(index: int) -> None:
+    """The figures of the simulated allocator."""
+    reset_peaks(index)
+
+
+@answer("torch._C._accelerator_resetAccumulatedStats")
+def reset_accelerator_accumulated(index: int) -> None:
+    """The figures of the simulated allocator."""
+    reset_accumulated(index)
+
+
+@answer("torch._C._accelerator_getMemoryInfo")
+def accelerator_memory_info(index: int) -> tuple[int, int]:
+    """Free and total memory of the simulated card."""
+    return machine().device(index).memory_info()

@@ -1,0 +1,221 @@
+"""A simulated machine: some cards of one kind, their memory and streams, and what the program was told about it.
+
+    machine = Machine(*parse_devices("8xa100-80g"))
+    machine.mode                     the ObservedMode in which the program runs
+    machine.memory.devices[0]        the memory of the first card
+    machine.notes                    what a report has to say: where the simulation differs from the real machine
+
+Which machine is simulated just now: `ACTIVE.machine`. There is one for all threads, as there is in reality.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from understudy.errors import UnderstudyError
+from understudy.fake import native
+from understudy.simulation.allocator_parts import AllocatorSettings
+from understudy.simulation.catalogue import Card, read_software
+from understudy.simulation.memory import DeviceMemory, MachineMemory, OnOOM
+from understudy.simulation.scratch_memory import ScratchMemory
+from understudy.simulation.storages import ObservedMode, StorageRecord
+from understudy.simulation.workspaces import Workspaces
+from understudy.spec.error_context import with_line
+
+SETTINGS_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""The first that is set is read, as torch does."""
+
+
+class SimulationError(UnderstudyError, RuntimeError):
+    """Something that a simulation does not do."""
+
+
+class InvalidDeviceError(UnderstudyError, RuntimeError):
+    """A device that the simulated machine does not have."""
+
+
+class CardMemory(MachineMemory):
+    """As MachineMemory, and refuses devices that the machine does not have."""
+
+    def on_birth(self, storage: StorageRecord) -> None:
+        if storage.device.type == "cuda" and storage.device not in self._by_device:
+            count = len(self.devices)
+            error = InvalidDeviceError(
+                f"CUDA error: invalid device ordinal: {storage.device} was named, and the simulated machine has {count} "
+                f"device{'s' * (count != 1)}: cuda:0{f' to cuda:{count - 1}' if count > 1 else ''}"
+            )
+            hint = f'name another device, or simulate more of them: understudy.simulate("{storage.device.index + 1}x...")'
+            raise with_line(error, "a tensor on", storage.device, hint)
+        super().on_birth(storage)
+
+
+class Machine:
+    """`on_oom`, `context`: see `memory`. `settings`: in place of the environment's PYTORCH_CUDA_ALLOC_CONF."""
+
+    def __init__(
+        self, card: Card, count: int = 1, *, settings: str | None = None, on_oom: OnOOM = "raise",
+        context: int | None = None,
+    ) -> None:  # fmt: skip
+        self.card = card
+        self.count = 0 if card.kind == "cpu" else count
+        self.software = read_software()
+        self.notes: list[str] = []
+        parsed = AllocatorSettings.parse(_environment_settings() if settings is None else settings)
+        self.memory = CardMemory(card, count, parsed, on_oom, context)
+        self.mode = ObservedMode(allow_non_fake_inputs=True)
+        self.mode.device_facts = card.facts()
+        self.mode.add_listener(self.memory)
+        if self.count:
+            self.workspaces = Workspaces(self)
+            self.mode.add_listener(self.workspaces)
+            self.scratch = ScratchMemory(self)
+            self.mode.add_listener(self.scratch)
+        self.generators: list[torch.Generator] = []
+        """The default generator of each device."""
+        self.moved_modules: Any = None
+        """What gives real modules their tensors back."""
+        self.has_process_group = False
+        self._is_initialized = False
+        self._visible: int | None = None
+        self._current = 0
+        self._streams: dict[int, int] = {}
+        """The current stream of each device, where it is not the default one."""
+        self._last_stream = 0
+
+    # --- devices -------------------------------------------------------------------------------------------
+
+    def initialize(self) -> None:
+        """What torch does at the first use of a device: from here on, CUDA_VISIBLE_DEVICES is settled."""
+        if not self.device_count:
+            raise RuntimeError("No CUDA GPUs are available: CUDA_VISIBLE_DEVICES hides those of the simulated machine")
+        self._visible = self.device_count
+        self._is_initialized = True
+
+    @property
+    def is_initialized(self) -> bool:
+        """Stand-ins come into being without a question to the driver."""
+        return self._is_initialized or any(memory.capped.reserved for memory in self.memory.devices)
+
+    @property
+    def device_count(self) -> int:
+        return _count_visible(self.count) if self._visible is None else self._visible
+
+    @property
+    def current_device(self) -> int:
+        return self._current
+
+    def set_device(self, index: int) -> None:
+        self.check_index(index)
+        self._current = index
+        native.current_indices["cuda"] = index
+
+    def exchange_device(self, index: int) -> int:
+        """Select a device, if it is one; which was selected before."""
+        before = self._current
+        if index >= 0:
+            self.set_device(index)
+        return before
+
+    def device(self, index: int | None = None) -> DeviceMemory:
+        index = self._current if index is None or index < 0 else index
+        self.check_index(index)
+        return self.memory.devices[index]
+
+    def check_index(self, index: int) -> None:
+        if not 0 <= index < self.device_count:
+            raise InvalidDeviceError(
+                f"CUDA error: invalid device ordinal {index}: the simulated machine has {self.device_count} devices"
+            )
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def end_process_group(self) -> None:
+        """That of a simulated NCCL, if the program has not ended it."""
+        if self.has_process_group and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+    # --- streams -------------------------------------------------------------------------------------------
+
+    def new_stream(self) -> int:
+        self._last_stream += 1
+        return self._last_stream
+
+    def current_stream(self, index: int) -> int:
+        return self._streams.get(index, 0)
+
+    def set_stream(self, index: int, stream: int) -> None:
+        self._streams[index] = stream
+        self.mode.stream_of = self._stream_of
+
+    def _stream_of(self, device: torch.device) -> int:
+        return self._streams.get(device.index or 0, 0) if device.type == "cuda" else 0
+
+    def synchronize(self, index: int, stream: int | None = None) -> None:
+        for allocator in self.device(index).allocators():
+            allocator.synchronize(stream)
+
+
+def _environment_settings() -> str:
+    return next((os.environ[name] for name in SETTINGS_VARIABLES if os.environ.get(name)), "")
+
+
+def _count_visible(count: int) -> int:
+    """How many of the machine's devices CUDA_VISIBLE_DEVICES shows: up to the first that does not exist."""
+    text = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if text is None or count == 0:
+        return count
+    seen: list[str] = []
+    for part in (part.strip() for part in text.split(",")):
+        is_named = part.startswith(("GPU-", "MIG-"))
+        if part in seen or not (is_named or (part.isdecimal() and int(part) < count)):
+            break
+        seen.append(part)
+    return min(len(seen), count)
+
+
+class _Active:
+    machine: Machine | None = None
+
+
+ACTIVE = _Active()
+
+
+def machine() -> Machine:
+    """The one that is simulated: for patches, which are in force only then."""
+    assert ACTIVE.machine is not None
+    return ACTIVE.machine
+
+
+@contextmanager
+def make_active(machine: Machine) -> Iterator[Machine]:
+    if ACTIVE.machine is not None:
+        raise SimulationError(
+            f"{ACTIVE.machine.card} is simulated already: leave that simulation first, or name several cards at once "
+            'as in understudy.simulate("2xh100")'
+        )
+    ACTIVE.machine = machine
+    try:
+        native.current_indices["cuda"] = machine.current_device
+        yield machine
+    finally:
+        native.current_indices.pop("cuda", None)
+        ACTIVE.machine = None
+
+
+def nested(flat: dict[str, int]) -> dict[str, Any]:
+    """The statistics of an allocator, as torch's C++ gives them: "a.b.c" becomes [a][b][c]."""
+    result: dict[str, Any] = {}
+    for name, value in flat.items():
+        *path, last = name.split(".")
+        inner = result
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    return result

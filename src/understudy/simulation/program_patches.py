@@ -1,0 +1,193 @@
+"""What programs do with devices beside torch.cuda: move real modules, scale gradients, use several cards or processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from understudy import _torch
+from understudy.fake.tensor import FakeTensor
+from understudy.patching import SIMULATION, patch
+from understudy.simulation.machine import machine
+
+Function = Callable[..., Any]
+
+
+# --- real modules -------------------------------------------------------------------------------------------------------
+
+
+class MovedModules:
+    """Real parameters and buffers that were exchanged for stand-ins, and come back when the simulation is left."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[dict[str, Any], str, Any]] = []
+
+    def exchange(self, module: torch.nn.Module) -> None:
+        """Stand-ins in the place of the real tensors of one module, without its children."""
+        kinds: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for tensors in kinds:
+            for name, tensor in tensors.items():
+                if tensor is not None and type(tensor) is not FakeTensor and not _torch.uses_python_dispatch(type(tensor)):
+                    self._before.append((tensors, name, tensor))
+                    tensors[name] = machine().mode.from_tensor(tensor)
+
+    def give_back(self) -> None:
+        while self._before:
+            tensors, name, tensor = self._before[-1]
+            if name in tensors:
+                tensors[name] = tensor
+            self._before.pop()
+
+
+@patch("torch.nn.Module._apply", during=SIMULATION)
+def move_stand_ins(original: Function) -> Function:
+    """`.to("cuda")` sets the data of real parameters to that of stand-ins. Stand-ins take their place first; the real ones
+    come back when the simulation is left."""
+
+    def _apply(self: torch.nn.Module, function: Function, recurse: bool = True) -> Any:
+        if _torch.active_fake_mode() is machine().mode:
+            machine().moved_modules.exchange(self)
+        return original(self, function, recurse)
+
+    return _apply
+
+
+# --- gradient scaling -----------------------------------------------------------------------------------------------------
+
+
+@patch("torch.amp.grad_scaler.GradScaler._maybe_opt_step", during=SIMULATION)
+def step_without_overflow(original: Function) -> Function:
+    """Whether gradients have overflowed is in their data. They have not: the step is made."""
+
+    def step(self: Any, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
+        if not any(type(found) is FakeTensor for found in optimizer_state["found_inf_per_device"].values()):
+            return original(self, optimizer, optimizer_state, *args, **kwargs)
+        machine().note("GradScaler: no gradient overflows, every step is made")
+        return optimizer.step(*args, **kwargs)
+
+    return step
+
+
+@patch("torch.amp.grad_scaler.GradScaler.get_scale", during=SIMULATION)
+def scale_stays(original: Function) -> Function:
+    """The scale is in the data of a tensor once it has been updated. Without overflows it is the first one for long."""
+
+    def get_scale(self: Any) -> float:
+        if not self._enabled or self._scale is None or type(self._scale) is not FakeTensor:
+            return float(original(self))
+        return float(self._init_scale)
+
+    return get_scale
+
+
+# --- several devices ------------------------------------------------------------------------------------------------------
+
+
+@patch("torch.nn.DataParallel.forward", during=SIMULATION)
+def run_on_first_device(original: Function) -> Function:
+    """Copies of the module would run in threads, one for each device, with collectives that only CUDA has."""
+
+    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        if not self.device_ids:
+            return original(self, *inputs, **kwargs)
+        if len(self.device_ids) > 1:
+            machine().note(
+                f"DataParallel over {len(self.device_ids)} devices: the whole batch runs on the first, "
+                f"cuda:{self.device_ids[0]}; on the real machine each device has its part of the batch"
+            )
+        device = torch.device("cuda", self.device_ids[0])
+
+        def move(value: Any) -> Any:
+            return value.to(device) if isinstance(value, torch.Tensor) else value
+
+        inputs, kwargs = _torch.tree_map(move, (inputs, kwargs))
+        return self.module(*inputs, **kwargs)
+
+    return forward
+
+
+IS_THERE = "The simulated software has NCCL."
+
+
+@patch("torch.distributed.is_nccl_available", "torch.distributed.distributed_c10d.is_nccl_available", during=SIMULATION,
+       reason=IS_THERE)  # fmt: skip
+def have_nccl(original: Function) -> Function:
+    return lambda: True
+
+
+@patch(
+    "torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group", during=SIMULATION
+)
+def start_without_communication(original: Function) -> Function:
+    """NCCL needs devices. torch's fake process group takes every collective, and does nothing."""
+
+    def init_process_group(
+        backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: int = -1, rank: int = -1,
+        *args: Any, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        if backend is not None and "nccl" not in str(backend):
+            return original(backend, init_method, timeout, world_size, rank, *args, **kwargs)
+
+        world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size < 0 else world_size
+        rank = int(os.environ.get("RANK", "0")) if rank < 0 else rank
+        if world_size > 1:
+            machine().note(f"process group of {world_size} processes: this is rank {rank}, the others are not there")
+        kwargs = {name: value for name, value in kwargs.items() if name not in ("store", "device_id")}
+        result = original("fake", store=_torch.make_fake_store(), rank=rank, world_size=world_size, **kwargs)
+        machine().has_process_group = True
+        return result
+
+    return init_process_group
+
+
+@patch("torch.distributed.get_backend", "torch.distributed.distributed_c10d.get_backend", during=SIMULATION)
+def report_nccl(original: Function) -> Function:
+    """The fake process group stands for NCCL's."""
+
+    def get_backend(group: Any = None) -> Any:
+        backend = original(group)
+        return "nccl" if backend == "fake" and machine().has_process_group else backend
+
+    return get_backend
+
+
+@patch(
+    "torch.distributed._verify_params_across_processes", "torch.distributed._broadcast_coalesced", during=SIMULATION,
+    reason="DistributedDataParallel compares and sends the data of parameters in C++. Alone, or with nobody, it need not.",
+)
+def send_no_data(original: Function) -> Function:
+    def send(*args: Any, **kwargs: Any) -> Any:
+        return None if machine().has_process_group else original(*args, **kwargs)
+
+    return send
+
+
+@patch("torch.nn.parallel.distributed.DistributedDataParallel.__init__", during=SIMULATION)
+def reduce_with_nobody(original: Function) -> Function:
+    """The reducer waits for the result of a collective, and the fake process group gives none: each bucket is its own sum."""
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if machine().has_process_group:
+            self.register_comm_hook(None, _keep_bucket)
+
+    return __init__
+
+
+def _keep_bucket(state, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations with its own objects
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+@patch("torch.distributed.Reducer._rebuild_buckets", during=SIMULATION)
+def keep_buckets(original: Function) -> Function:
+    """After the first step DistributedDataParallel orders its buckets anew, and sends the order to the others in C++."""
+
+    def rebuild(self: Any) -> bool:
+        return False if machine().has_process_group else original(self)
+
+    return rebuild

@@ -1,0 +1,109 @@
+"""`understudy.simulate`: torch as on a machine with the named cards.
+
+    with understudy.simulate("8xa100-80g") as machine:
+        model = Model().cuda()
+        ...
+        torch.cuda.max_memory_allocated()
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from understudy.patching import SIMULATION, Hold, combine
+from understudy.simulation import cuda_patches as _cuda_patches  # noqa: F401  (registers them)
+from understudy.simulation import program_patches as _program_patches  # noqa: F401  (registers them)
+from understudy.simulation.catalogue import Card, parse_devices, read_cards
+from understudy.simulation.cuda_objects import CudaGenerator
+from understudy.simulation.machine import Machine, SimulationError, make_active
+from understudy.simulation.memory import OnOOM
+from understudy.simulation.program_patches import MovedModules
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class simulate:
+    """Inside, torch behaves as on a machine with these cards: on any build, with or without a GPU.
+
+        with understudy.simulate("h100"):
+            train()
+
+        @understudy.simulate("t4")
+        def train(): ...
+
+    `device` is a name of the catalogue ("h100", "8xa100-80g"), a `Card`, or the path of a TOML file with a card of one's own
+    ("cards.toml", or "cards.toml:name" if it has several). Tensors are stand-ins, those on the CPU too; out of memory is
+    raised where the card would. `settings` stands in the place of PYTORCH_CUDA_ALLOC_CONF, `context` is the memory
+    outside of the allocator in bytes, `on_oom="record"` goes on beyond the limit.
+
+    `with ... as machine` gives the `Machine`: its memory, listeners (`machine.mode.add_listener`), and notes.
+    """
+
+    def __init__(
+        self, device: str | Path | Card, *, count: int | None = None, settings: str | None = None,
+        context: int | None = None, on_oom: OnOOM = "raise",
+    ) -> None:  # fmt: skip
+        self.card, found = find_device(device)
+        self.count = found if count is None else count
+        self._options: dict[str, Any] = {"settings": settings, "context": context, "on_oom": on_oom}
+        self._stack: ExitStack | None = None
+
+    def __enter__(self) -> Machine:
+        if self._stack is not None:
+            raise SimulationError(f"this simulation of {self.card} is entered already: make another one for another run")
+        machine = Machine(self.card, self.count, **self._options)
+        stack = ExitStack()
+        try:
+            stack.enter_context(make_active(machine))
+            machine.moved_modules = MovedModules()
+            stack.callback(machine.moved_modules.give_back)
+            machine.generators = [CudaGenerator(index) for index in range(machine.count)]
+            if machine.count:
+                hold = stack.enter_context(Hold())
+                hold.enter(combine(SIMULATION))
+            stack.callback(machine.end_process_group)
+            stack.enter_context(machine.mode)
+            self._stack = stack
+        except BaseException:  # an interrupt
+            stack.close()
+            raise
+        return machine
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            stack.close()
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """As a decorator: each call is a simulation of its own."""
+
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            with simulate(self.card, count=self.count, **self._options):
+                return function(*args, **kwargs)
+
+        return run
+
+
+def find_device(device: str | Path | Card) -> tuple[Card, int]:
+    """The card that is meant, and how many of it."""
+    if isinstance(device, Card):
+        return device, 1
+    path, _, name = str(device).partition(".toml")
+    if str(device) == path:
+        return parse_devices(path)
+    cards = read_cards(f"{path}.toml")
+    if name.startswith(":"):
+        return parse_devices(name[1:], cards)
+    if len(cards) != 1:
+        names = ", ".join(card.key for card in cards)
+        raise ValueError(f"{device} has {len(cards)} cards, {names}: name one of them, as in {path}.toml:{cards[0].key}")
+    return cards[0], 1
