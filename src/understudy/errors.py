@@ -32,7 +32,10 @@ adds once what was called, with which specs, on which line of the user's code, a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from understudy._torch import OpOverload
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ class UnderstudyError(Exception):
     def context(self) -> Context:
         return self._facts.context
 
-    def with_context(self, context: Context, func: Any = None) -> UnderstudyError:
+    def with_context(self, context: Context, func: OpOverload | None = None) -> UnderstudyError:
         """Add the context, once: an inner boundary knows more than an outer one."""
         if not self._facts.context.op:
             self._facts.context = context
@@ -200,12 +203,12 @@ class NotProvided(type):
     with its docstring.
     """
 
-    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> None:
+    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, object]) -> None:
         if bases:
             raise bases[0].use()  # type: ignore[attr-defined]
         super().__init__(name, bases, namespace)
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: object, **kwargs: object) -> Any:
         raise cls.use()
 
     def __setattr__(cls, name: str, value: Any) -> None:

@@ -57,7 +57,10 @@ OBSERVATION = Scope("observation", 32, "storages and operators are followed (reh
 SIMULATION = Scope("simulation", 64, "devices are simulated")
 EXPORTING = Scope("exporting", 128, "export captures a program")
 ACCELERATION = Scope("acceleration", 256, "accelerate_export is active")
-SCOPES = (ANY_MODE, SYMBOLS, RECORDING, MODULE_PATHS, TRACING, OBSERVATION, SIMULATION, EXPORTING, ACCELERATION)
+REHEARSAL = Scope("rehearsal", 512, "a script is rehearsed: it does no harm, and ends after some steps")
+SCOPES = (
+    ANY_MODE, SYMBOLS, RECORDING, MODULE_PATHS, TRACING, OBSERVATION, SIMULATION, EXPORTING, ACCELERATION, REHEARSAL,
+)  # fmt: skip
 """From inner to outer. One more scope is one more line, and a `Hold` where it begins."""
 
 
@@ -142,7 +145,7 @@ class Place:
             self._made.append((value, self._base))
         return value
 
-    def _set_base(self, base: Any) -> None:
+    def _set_base(self, base: object) -> None:
         """What is not ours, and all of ours is built on."""
         if base is not _MISSING:
             self._original = self._look_up(base)
@@ -153,7 +156,7 @@ class Place:
         self._base = base
         self._values.clear()
 
-    def _find_base(self, current: Any) -> Any:
+    def _find_base(self, current: object) -> Any:
         """What a replacement of ours was made for; anything else is a base itself."""
         return next((base for value, base in self._made if value is current), current)
 
@@ -165,7 +168,7 @@ class Place:
     def read(self) -> Any:
         return self.namespace.get(self.name, _MISSING)
 
-    def write(self, value: Any) -> None:
+    def write(self, value: object) -> None:
         if isinstance(self.owner, MutableMapping):
             if value is _MISSING:
                 del self.owner[self.name]
@@ -227,7 +230,7 @@ class PatchEngine:
         place.patches = sorted((*place.patches, patch), key=lambda patch: patch.rank)
         place.forget_values()
 
-    def place(self, owner: Any, name: str) -> Place:
+    def place(self, owner: object, name: str) -> Place:
         key = _key(owner, name)
         return self._places.get(key) or self._places.setdefault(key, Place(owner, name))
 
@@ -321,7 +324,7 @@ class PatchEngine:
         self._overridden = [place for place in self._overridden if place.overridden]
 
 
-def _key(owner: Any, name: str) -> tuple[int, str]:
+def _key(owner: object, name: str) -> tuple[int, str]:
     """A module and its `__dict__` are the same owner."""
     return id(owner) if isinstance(owner, (type, dict)) else id(vars(owner)), name
 
@@ -331,7 +334,7 @@ def _two_of_one_place(first: Patch, second: Patch) -> TypeError:
     return TypeError(f"{second.place} is patched twice in the same scope: by {names[0]} and by {names[1]}")
 
 
-def find_place(patch: Patch) -> tuple[Any, str] | None:
+def find_place(patch: Patch) -> tuple[object, str] | None:
     """The owner and the name; None if this release of torch has no such place."""
     *path, name = patch.place.split(".")
     owner: Any = None
@@ -391,7 +394,7 @@ def switch(place: str, *, during: Scopes, reason: str = "") -> Callable[[M], M]:
     return register
 
 
-def _about(make: Callable[..., Any], during: Scopes, reason: str) -> tuple[int, str]:
+def _about(make: Callable[..., object], during: Scopes, reason: str) -> tuple[int, str]:
     reason = reason or inspect.getdoc(make) or ""
     if not reason:
         raise TypeError(f"{make.__module__}.{make.__qualname__} patches torch, and does not say why: give it a docstring")
@@ -421,7 +424,7 @@ class Hold:
         return self
 
     @GuardedExit
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         try:
             self.leave()
         except BaseException:  # an interrupt
@@ -434,7 +437,7 @@ class Hold:
             if scopes & ~ENGINE.active or not ENGINE.is_settled:
                 ENGINE.settle()
 
-    def replace(self, owner: Any, name: str, make: Make) -> None:
+    def replace(self, owner: object, name: str, make: Make) -> None:
         """Patch a place that only the running program tells, by a function that `patch_found` has registered."""
         with ENGINE.lock:
             place = ENGINE.place(owner, name)

@@ -43,7 +43,12 @@ def storage_id(tensor: Tensor) -> int:
 def has_other_tensors(tensor: Tensor) -> bool:
     """Whether others share its storage. The storage object that is made to ask counts as one."""
     storage = native_storage(tensor)
-    return torch._C._storage_Use_Count(storage._cdata) > 2  # type: ignore[attr-defined]
+    return torch._C._storage_Use_Count(storage._cdata) > 2
+
+
+def storage_number(storage: torch.UntypedStorage) -> int:
+    """As `storage_id`, of the storage itself."""
+    return storage._cdata
 
 
 def is_zero(tensor: Tensor) -> bool:

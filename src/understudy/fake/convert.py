@@ -88,6 +88,11 @@ class FakeTensorConverter:
         found = self._recall(t, id(t))
         if found is not None:
             return found
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(
+                f"FakeTensorMode.from_tensor takes a tensor, and was given {t!r:.80}, of the class {type(t).__name__}. For "
+                "a module there is from_module; numbers and strings need no stand-in"
+            )
         if not make_constant and type(t) in PLAIN_TYPES and _is_static(fake_mode, t, static_shapes) and _is_whole(t):
             return self._whole(fake_mode, t)
         wanted = _ConversionRequest(static_shapes, source, symbolic_context)

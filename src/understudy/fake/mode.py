@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -22,7 +23,8 @@ from understudy.fake.realise import adopt, make_new, make_view, realise
 from understudy.fake.templates import make_symbolic
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.tensor_calls import TENSOR_SOURCES
-from understudy.fake.values import data_dependent, determined
+from understudy.fake.values import data_dependent, determined, ranges
+from understudy.fake.values.answers import Answers, Policy, make_policy
 from understudy.fake.values.determined import DeterminedContents, LiteralStorage, StoragePart
 from understudy.fake.values.sizes_in_tensors import take_symbols
 from understudy.infer.cache import PLAIN_TYPES, Cache, DispatchCacheInfo, UnusualArgument, add_value
@@ -35,6 +37,7 @@ from understudy.infer.plan import (
     ONE_DETERMINED,
     ONE_NEW,
     ONE_NEW_SYMBOLIC,
+    RANGED,
     Plan,
     run_effects,
 )
@@ -70,6 +73,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     `allow_fallback_kernels`: operators without any shape rule may run for real on small zeros.
     `allow_non_fake_inputs`: real tensors beside fakes are converted instead of refused.
     `crosscheck`: every cache hit is computed again and compared.
+    `answers`: what is answered to reads of data that is not there: "error", "symbol", "plausible", "worst", or a policy
+    of one's own (`fake/values/answers.py`).
     """
 
     _mode_key = _torch.FAKE
@@ -90,10 +95,15 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         static_shapes: bool | None = None,
         export: bool = False,
         crosscheck: bool = False,
+        answers: str | Policy = "error",
     ) -> None:
         if shape_env is not None and not isinstance(shape_env, ShapeEnv):
             kind = f"{type(shape_env).__module__}.{type(shape_env).__name__}"
             raise TypeError(f"shape_env is a {kind}, where an understudy.ShapeEnv is expected: import that one")
+        if answers == "symbol" and shape_env is None:
+            shape_env, static_shapes = ShapeEnv(), static_shapes is None or static_shapes
+        policy = make_policy(answers)
+        self.answers = None if policy is None else Answers(policy)
         self.allow_fallback_kernels = allow_fallback_kernels
         self.allow_non_fake_inputs = allow_non_fake_inputs
         self.shape_env: Any = shape_env
@@ -283,11 +293,16 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             made._known = determined.start_contents(func, args, kwargs, plan.spec)
             return made
         inputs = flat(FakeTensor, args, kwargs)
-        if not is_known and plan.kind != FOLLOWED:
+        if not is_known and plan.kind < FOLLOWED:
             return realise(self, plan.outcomes, inputs)
-        before = determined.before_call(plan, args, kwargs, inputs)
+        values = ranges.infer_ranges(func, args, kwargs) if plan.kind == RANGED else None
+        before = determined.before_call(plan, args, kwargs, inputs) if is_known or plan.kind == FOLLOWED else None
         result = realise(self, plan.outcomes, inputs)
-        determined.after_call(func, plan, before, inputs, flat(FakeTensor, (result,), {}))
+        results = flat(FakeTensor, (result,), {})
+        if is_known or plan.kind == FOLLOWED:
+            determined.after_call(func, plan, before, inputs, results)
+        if values is not None and before is None:
+            ranges.keep_ranges(values, results, [inputs[position] for position in plan.written])
         return result
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Call:
@@ -379,7 +394,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         args, kwargs = map_structure(to_torch, SymNode, (args, kwargs))
         with self, _torch.fake_context(call.op, self._dynamic_size, self.shape_env):
             result = function(*args, **kwargs)
-        return outcomes_of(result, stand_ins, call, lambda fake: fake._spec)
+        return outcomes_of(result, stand_ins, call, functools.partial(tensor_calls.spec_of_performed, call))
 
     def _dynamic_size(self, op: Any, least: int, most: int | None) -> Any:
         return tensor_calls.dynamic_size(self, op, least, most)
@@ -407,6 +422,9 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
     def tolist(self, fake: FakeTensor) -> Any:
         return tensor_calls.tolist(self, fake)
+
+    def values_for_numpy(self, fake: FakeTensor) -> torch.Tensor | None:
+        return tensor_calls.numpy(self, fake)
 
     # --- conversion and copies ---------------------------------------------------------------------------------
 

@@ -20,16 +20,17 @@ from understudy.spec.error_context import with_line
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
     from understudy.fake.values.determined import DeterminedContents
+    from understudy.ops.traits.ranges import ValueRange
 
 
-def make_memo(fake: FakeTensor, value: Any) -> Any:
+def make_memo(fake: FakeTensor, value: object) -> Any:
     """A number that was read off a tensor's data, and when. A tensor made for inference counts no writes: it has none."""
     if value is None or torch.is_inference_mode_enabled() or fake.is_inference():
         return None
     return value, fake._version, fake.fake_mode.epoch
 
 
-def recall(fake: FakeTensor, memo: Any) -> Any:
+def recall(fake: FakeTensor, memo: tuple[object, ...] | None) -> Any:
     """A memo holds until the tensor is written to or the mode's epoch moves on."""
     if memo is None or fake.is_inference():
         return None
@@ -73,6 +74,8 @@ class FakeTensor(torch.Tensor):
 
     _spec: TensorSpec
     _known: DeterminedContents | None = None
+    _range: tuple[ValueRange, int | None] | None = None
+    """What is known of its values if they are not determined, and at which count of writes."""
     fake_mode: FakeTensorMode
     real_tensor: torch.Tensor | None = None
     _is_pinned = False
@@ -80,6 +83,9 @@ class FakeTensor(torch.Tensor):
     """The class of the tensor that it stands for, if that is one of the program's."""
     _node: Any = None
     """The graph node that made it, where a trace is being recorded."""
+    pytype: Any = None
+    dispatch_keys: Any = None
+    """Asked by torch's compiler of its own stand-ins: for which class and which keys they stand."""
     nonzero_memo = SymNumberMemoDescriptor()
     item_memo = SymNumberMemoDescriptor()
     unique_memo = SymNumberMemoDescriptor()
@@ -93,7 +99,7 @@ class FakeTensor(torch.Tensor):
     def __new__(
         cls: type[FakeTensor], fake_mode: FakeTensorMode, elem: torch.Tensor, device: Any,
         constant: torch.Tensor | None = None, real_tensor: torch.Tensor | None = None, *,
-        requires_grad: bool | None = None, **ignored: Any,
+        requires_grad: bool | None = None, **ignored: object,
     ) -> FakeTensor:  # fmt: skip
         fake = fake_mode.fake_tensor_converter.make_on_device(fake_mode, elem, device)
         if requires_grad is not None:
@@ -105,7 +111,7 @@ class FakeTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls, func: Any, types: object, args: object = (), kwargs: object = None
     ) -> Any:
         """Operators on fakes outside of any mode: the mode of the first one answers."""
         mode = mode_among(args, kwargs)
@@ -129,7 +135,7 @@ class FakeTensor(torch.Tensor):
             return FakeTensor
         return self._kind or _torch.torch_fake_tensor_class()
 
-    def _claim_class(self, kind: Any) -> None:
+    def _claim_class(self, kind: object) -> None:
         if kind is not _torch.torch_fake_tensor_class():
             object.__dict__["__class__"].__set__(self, kind)
 
@@ -224,11 +230,11 @@ class FakeTensor(torch.Tensor):
         where = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
         return self.to(where, non_blocking=non_blocking, memory_format=memory_format)
 
-    def xpu(self, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format) -> Any:
+    def xpu(self, device: Any = None, non_blocking: bool = False, memory_format: object = torch.preserve_format) -> Any:
         where = torch.device("xpu", device) if isinstance(device, int) else torch.device(device or "xpu")
         return self.to(where, non_blocking=non_blocking, memory_format=memory_format)
 
-    def cpu(self, memory_format: Any = torch.preserve_format) -> Any:
+    def cpu(self, memory_format: object = torch.preserve_format) -> Any:
         return self.to(torch.device("cpu"), memory_format=memory_format)
 
     def pin_memory(self, device: Any = None) -> Any:
@@ -238,7 +244,7 @@ class FakeTensor(torch.Tensor):
         pinned._is_pinned = True
         return pinned
 
-    def is_pinned(self, device: Any = None) -> bool:
+    def is_pinned(self, device: object = None) -> bool:
         return self._is_pinned
 
     def new_tensor(  # type: ignore[override]
@@ -305,7 +311,7 @@ class FakeTensor(torch.Tensor):
         """The size that an operator was said to give on this tensor, None if it has to be asked anew."""
         return recall(self, (self._size_memos or {}).get(question))
 
-    def remember_size(self, question: Any, size: Any) -> None:
+    def remember_size(self, question: tuple[object, ...], size: int | torch.SymInt) -> None:
         self._size_memos = {**(self._size_memos or {}), question: make_memo(self, size)}
 
     def get_nested_int(self, *, coeff: int = 1) -> Any:
@@ -333,13 +339,13 @@ class FakeTensor(torch.Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         if not force and (self.requires_grad or self._spec.device.type != "cpu"):
             self._refuse("Tensor.numpy", "as on real tensors: call .detach() and .cpu() first, or numpy(force=True)")
-        known = self.fake_mode.value_of(self)
+        known = self.fake_mode.values_for_numpy(self)
         if known is None:
             self._refuse("Tensor.numpy")
         with _torch.PastDispatch():
             return known.numpy(force=force)
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+    def __array__(self, dtype: object = None, copy: object = None) -> Any:
         array = self.numpy(force=True)
         return array if dtype is None else array.astype(dtype)
 
@@ -349,7 +355,7 @@ class FakeTensor(torch.Tensor):
     def const_data_ptr(self) -> NoReturn:
         self._refuse("Tensor.const_data_ptr")
 
-    def __dlpack__(self, **kwargs: Any) -> NoReturn:
+    def __dlpack__(self, **kwargs: object) -> NoReturn:
         self._refuse("Tensor.__dlpack__")
 
     def __dlpack_device__(self) -> NoReturn:
@@ -367,7 +373,7 @@ class FakeTensor(torch.Tensor):
 
     # --- copies ------------------------------------------------------------------------------------------
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> FakeTensor:
+    def __deepcopy__(self, memo: dict[int, object]) -> FakeTensor:
         return self.fake_mode.deep_copy(self, memo)
 
     def __copy__(self) -> FakeTensor:
@@ -376,7 +382,7 @@ class FakeTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.fake_mode.reduce(self)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         spec = self._spec
         dtype = str(spec.dtype).removeprefix("torch.")
         parts = [f"{tuple(spec.shape)}", f"dtype={dtype}", f"device='{spec.device}'"]
@@ -407,7 +413,7 @@ USUAL_FUNCTIONS = frozenset({torch.Tensor.__torch_function__.__func__, _torch.no
 KEPT_MARKS = frozenset({"_is_param", "_is_buffer", "persistent"})
 
 
-def _native_argument(value: Any) -> Any:
+def _native_argument(value: object) -> Any:
     if isinstance(value, torch.device):
         return native(value)
     if isinstance(value, str):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -12,6 +12,9 @@ from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import Rule, Trait, record_of, rule, user_rule
 from understudy.shapes.sizes import lies_in_data, surely_equal
 from understudy.spec import Changed, New, Same, TensorSpec, normal, same_shape
+
+if TYPE_CHECKING:
+    from understudy.shapes.node import SymNode
 
 OPTIONS = ("dtype", "layout", "device", "pin_memory")
 
@@ -102,7 +105,7 @@ def _functional_variant(op: OpOverload, packet: str, out_names: list[str]) -> tu
 
 
 def _in_place_rule(functional: Rule, packet: str, may_write_expanded: bool) -> Rule:
-    def in_place(target: TensorSpec, *args: Any, **kwargs: Any) -> Any:
+    def in_place(target: TensorSpec, *args: object, **kwargs: object) -> Same:
         result = functional(target, *args, **kwargs)
         if result is NotImplemented:
             return NotImplemented
@@ -205,7 +208,7 @@ def _written(result: TensorSpec, out: TensorSpec, of: int, variant: _OutVariant)
     return Same(of, TensorSpec(result.shape, stride, out.offset, dtype=out.dtype, device=out.device))
 
 
-def _fits(shape: Sequence[Any], given: Sequence[Any]) -> bool:
+def _fits(shape: Sequence[int | SymNode], given: Sequence[int | SymNode]) -> bool:
     """Whether a tensor to write to keeps its shape. If only data knows, it takes that of the result: so it has both."""
     if lies_in_data(*shape, *given):
         return len(shape) == len(given) and all(map(surely_equal, shape, given))

@@ -1,4 +1,4 @@
-"""Numbers that eager turns into tensors: 8 bytes each on the CPU, for the time of the call or as long as autograd keeps them.
+"""Numbers that eager turns into tensors: 8 bytes each on the CPU, for the time of the call or while autograd keeps them.
 
 `x * 0.5` makes a tensor of 0.5. Where x needs a gradient, the node of autograd keeps it until it has run, or is gone.
 The state of the random generator, which checkpointing keeps, is a tensor that no operator makes.
@@ -16,7 +16,7 @@ from understudy import _torch
 from understudy._torch import OpOverload
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.registry import record_of
-from understudy.ops.traits.numbers import NUMBER_SIZES, saves_number, tensor_positions
+from understudy.ops.traits.scratch import NUMBER_SIZES, saves_number, tensor_positions
 from understudy.patching import OBSERVATION, patch
 from understudy.report.measurement import Birth, Measurement
 from understudy.simulation.memory import HostMemory
@@ -105,7 +105,7 @@ class HostNumbers(Listener):
             self.end(birth)
         else:
             kept = _KeptNumber(self, birth)
-            node.metadata["understudy: a number"] = kept
+            _torch.attach_to_node(node, "understudy: a number", kept)
             node.register_hook(kept)
 
 

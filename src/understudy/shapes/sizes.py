@@ -231,7 +231,7 @@ def to_torch(size: Size) -> Any:
     return size.symbolic if type(size) is SymNode else size
 
 
-def from_torch(size: Any) -> Any:
+def from_torch(size: object) -> Any:
     """The size that torch gave: a number or a node."""
     if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         node = size.node

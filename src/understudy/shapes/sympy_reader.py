@@ -33,7 +33,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 COMBINATIONS = {"And": "and", "Or": "or"}
 
 
-def is_sympy(value: Any) -> bool:
+def is_sympy(value: object) -> bool:
     return hasattr(value, "free_symbols") and hasattr(value, "func")
 
 

@@ -87,7 +87,7 @@ class SympyWriter(Writer[Any]):
             return sympy.Symbol(str(value), real=True)
         return OPERATIONS[operation](*map(self.write, operands))
 
-    def write_comparison(self, relation: str, left: Any, right: Any) -> Any:
+    def write_comparison(self, relation: str, left: object, right: object) -> Any:
         return RELATIONS[relation](left, right)
 
     def write_junction(self, kind: str, parts: Sequence[Writable]) -> Any:

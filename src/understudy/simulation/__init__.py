@@ -7,8 +7,10 @@
     storages         every storage from birth to death, and every operator: a mode that tells listeners
     sharding         DTensor in such a mode
     memory           listeners that allocate: simulated cards, and the memory of the machine
-    workspaces       memory that libraries take: the workspaces of cuBLAS
-    scratch_memory   memory that kernels take for the time of a call
+    scripts          a script as `python script.py` runs it, ended after some steps
+    overlay          files that a script writes, kept away from the disk
+    libraries        transformers, safetensors, trackers, the network, while a script is rehearsed
+    workspaces       memory besides that of tensors: workspaces of cuBLAS, scratch memory of kernels
     machine          a simulated machine: its devices and streams
     cuda_objects     streams, events, generators, properties
     cuda_patches     torch.cuda and torch.accelerator, answered for that machine

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from understudy.shapes.sizes import (
     are_packed,
@@ -31,6 +31,9 @@ from understudy.shapes.sizes import (
 from understudy.spec.alternatives import weakly
 from understudy.spec.tensor_spec import Size, TensorSpec, contiguous_strides, is_contiguous, same_shape
 
+if TYPE_CHECKING:
+    from understudy.shapes.node import SymNode
+
 CHANNELS_LAST_ORDER = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}  # from the fastest dimension to the slowest
 
 
@@ -39,7 +42,7 @@ def channels_last_strides(shape: Sequence[Any]) -> Size:
     return packed_strides(shape, CHANNELS_LAST_ORDER[len(shape)])
 
 
-def is_channels_last_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
+def is_channels_last_contiguous(shape: Sequence[int | SymNode], stride: Sequence[int | SymNode]) -> bool:
     order = CHANNELS_LAST_ORDER.get(len(shape))
     if order is None:
         return False
@@ -55,7 +58,7 @@ def is_channels_last_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> 
     return True
 
 
-def is_dense(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
+def is_dense(shape: Sequence[int | SymNode], stride: Sequence[int | SymNode]) -> bool:
     """Every element of a block of memory exactly once, in any order of dimensions."""
     if is_symbolic((*shape, *stride)) and _is_surely_packed(shape, stride, by_example(stride, shape)):
         return True
@@ -72,7 +75,7 @@ def is_dense(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
     return True
 
 
-def _is_surely_packed(shape: Sequence[Any], stride: Sequence[Any], order: Sequence[int]) -> bool:
+def _is_surely_packed(shape: Sequence[int | SymNode], stride: Sequence[int | SymNode], order: Sequence[int]) -> bool:
     """Whether the dimensions follow each other in memory whatever the symbols are; no guard comes of asking.
 
     A tensor without elements is dense with any strides: sizes may count as they are, or as at least 1.
@@ -92,7 +95,7 @@ def _is_surely_packed(shape: Sequence[Any], stride: Sequence[Any], order: Sequen
     return True
 
 
-def packed_strides(shape: Sequence[Any], order: Sequence[int]) -> Size:
+def packed_strides(shape: Sequence[int | SymNode], order: Sequence[int]) -> Size:
     """Dense strides for dimensions in this order, the fastest first. A size of 0 makes the rest 0."""
     strides: list[Any] = [0] * len(shape)
     step: Any = 1

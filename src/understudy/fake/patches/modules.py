@@ -10,10 +10,12 @@ from typing import Any
 import torch
 
 from understudy import _torch
+from understudy.errors import NoDataError
 from understudy.fake import initial_values
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.nn.attention import drops_padding, encode
 from understudy.patching import ANY_MODE, patch
+from understudy.spec.error_context import with_line
 
 Function = Callable[..., Any]
 
@@ -24,8 +26,9 @@ def encode_padded_batch(original: Function) -> Function:
 
     @functools.wraps(original)
     def forward(
-        self: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool | None = None
-    ) -> Any:
+        self: object, src: torch.Tensor, mask: object = None, src_key_padding_mask: object = None,
+        is_causal: bool | None = None,
+    ) -> object:
         is_seen = _torch.is_stand_in(src) or _torch.is_recording()
         if is_seen and drops_padding(self, src, mask, src_key_padding_mask):
             return encode(self, src, src_key_padding_mask)
@@ -38,7 +41,7 @@ def encode_padded_batch(original: Function) -> Function:
 def draw_truncated_normal_once(original: Function) -> Function:
     """torch draws again until no value is outside of the bounds, and asks the values whether there is one."""
 
-    def draw(tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None) -> Any:
+    def draw(tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None) -> object:
         if not _torch.is_stand_in(tensor):
             return original(tensor, mean, std, a, b, generator)
         if type(tensor) is FakeTensor and initial_values.draw_normal(tensor, mean, std, generator):
@@ -73,7 +76,7 @@ def init_zero(original: Function) -> Function:
 
 
 def _write_at_once(write: Callable[..., bool], original: Function) -> Function:
-    def initialise(tensor: Any, *numbers: Any, **others: Any) -> Any:
+    def initialise(tensor: FakeTensor, *numbers: object, **others: object) -> FakeTensor:
         is_usual = type(tensor) is FakeTensor and not others
         return tensor if is_usual and write(tensor, *numbers) else original(tensor, *numbers, **others)
 
@@ -137,7 +140,7 @@ def list_order_outside_of_mode(original: Function) -> Function:
 )  # fmt: skip
 def draw_outside_of_mode(original: Function) -> Function:
     @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         if _torch.active_fake_mode() is None:
             return original(*args, **kwargs)
         with _torch.without_fake_mode():
@@ -151,7 +154,7 @@ def load_in_this_process(original: Function) -> Function:
     """Workers are for what takes time, and fakes take none. No process knows the fakes of another."""
 
     @functools.wraps(original)
-    def _get_iterator(self: Any) -> Any:
+    def _get_iterator(self: Any) -> object:
         if _torch.active_fake_mode() is None or not self.num_workers:
             return original(self)
         before = self.num_workers, self.timeout
@@ -162,3 +165,53 @@ def load_in_this_process(original: Function) -> Function:
             self.num_workers, self.timeout = before
 
     return _get_iterator
+
+
+# --- files, storages, TorchScript ---------------------------------------------------------------------------------------
+
+
+@patch("torch.asarray", "torch.as_tensor", during=ANY_MODE)
+def take_storages(original: Function) -> Function:
+    """C++ asks a storage for its sizes inside of a mode; `safetensors` reads files by it."""
+
+    @functools.wraps(original)
+    def make(data: Any, *args: Any, **kwargs: Any) -> Any:
+        mode = _torch.active_fake_mode()
+        if mode is None or not isinstance(data, torch.UntypedStorage):
+            return original(data, *args, **kwargs)
+        with _torch.no_modes():
+            real = original(data, *args, **kwargs)
+        return mode.from_tensor(real)
+
+    return make
+
+
+@patch("torch.storage._StorageBase.__str__", "torch.storage._StorageBase.__repr__", during=ANY_MODE)
+def print_storage_without_data(original: Function) -> Function:
+    """torch prints the bytes, and a stand-in has none."""
+
+    @functools.wraps(original)
+    def text(self: Any) -> Any:
+        try:
+            return original(self)
+        except RuntimeError:
+            return f"[{type(self).__module__}.{type(self).__name__}(device={self.device}) of size {len(self)}, without data]"
+
+    return text
+
+
+@patch("torch.jit.trace", "torch.jit.trace_module", during=ANY_MODE)
+def refuse_script_traces(original: Function) -> Function:
+    """TorchScript runs what it has traced once more on its inputs, and compares values."""
+
+    @functools.wraps(original)
+    def trace(func: Any, *args: Any, **kwargs: Any) -> Any:
+        if _torch.active_fake_mode() is None:
+            return original(func, *args, **kwargs)
+        raise with_line(
+            NoDataError("torch.jit.trace compares the values of two runs, and stand-ins have none"),
+            "torch.jit.trace", type(func).__name__,
+            'trace outside of the mode on real tensors, or capture a graph with make_fx(f, tracing_mode="fake")',
+        )  # fmt: skip
+
+    return trace

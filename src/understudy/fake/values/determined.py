@@ -16,7 +16,7 @@ even if a write fills all of it.
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,6 +25,10 @@ from understudy.errors import MetadataMismatchError
 from understudy.infer.plan import Plan
 from understudy.spec import TensorSpec
 from understudy.spec.call import flat, map_structure
+
+if TYPE_CHECKING:
+    from understudy._torch import OpOverload
+    from understudy.fake.tensor import FakeTensor
 
 default_dtype = torch.get_default_dtype
 DEEPEST = 48
@@ -144,7 +148,7 @@ class DeterminedCall:
                     self.depth = 0
         return self._tensors
 
-    def _arguments(self) -> Any:
+    def _arguments(self) -> object:
         """With the numbers that symbols stand for: where a tensor may be, C++ takes a symbol for any number."""
         return map_structure(_number, SYMBOLIC, (self.args, self.kwargs))
 
@@ -165,7 +169,7 @@ class DeterminedCall:
         return targets
 
 
-def _number(symbol: Any) -> Any:
+def _number(symbol: object) -> Any:
     """From here on, it is what it is at hand, and the guards say so."""
     return PLAIN[type(symbol)](symbol)
 
@@ -194,7 +198,7 @@ class CallResult:
         return self._real
 
 
-def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _on_cpu(kwargs: dict[str, object]) -> dict[str, Any]:
     return {name: CPU if isinstance(v, torch.device) else v for name, v in kwargs.items()}
 
 
@@ -249,14 +253,16 @@ def _laid_out(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 # --- one operator call -----------------------------------------------------------------------------------------
 
 
-def start_contents(op: Any, args: Any, kwargs: Any, spec: TensorSpec) -> DeterminedContents | None:
+def start_contents(
+    op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], spec: TensorSpec
+) -> DeterminedContents | None:
     """What is known of the one tensor that a call without tensors gives."""
     if _has_numbers_of_data(args, kwargs):
         return None
     return DeterminedContents(CallResult(DeterminedCall(op, args, kwargs, False, has_parts=False), 0, spec))
 
 
-def before_call(plan: Plan, args: Any, kwargs: Any, inputs: list[Any]) -> Any:
+def before_call(plan: Plan, args: Any, kwargs: Any, inputs: list[object]) -> tuple[object, ...] | None:
     """The arguments with each tensor replaced by its contents as they are now; None if not all are determined."""
     unread = plan.count_unread() if plan.determined else None
     for position, fake in enumerate(inputs):
@@ -281,7 +287,7 @@ def _content(fake: Any) -> Any:
     return known.content
 
 
-def _part(fake: Any) -> StoragePart:
+def _part(fake: FakeTensor) -> StoragePart:
     known = fake._known
     return UnreadPart(fake._spec) if known is None else StoragePart(known.content, fake._spec, id(known))
 

@@ -32,7 +32,7 @@ def bucketize(
 
 @rule("bucketize.Scalar")
 def bucketize_scalar(
-    number: Any, boundaries: TensorSpec, *, out_int32: bool = False, right: bool = False
+    number: object, boundaries: TensorSpec, *, out_int32: bool = False, right: bool = False
 ) -> TensorSpec:
     if boundaries.ndim != 1:
         raise ShapeMismatch(f"bucketize: the boundaries must be a vector, got {boundaries}")
@@ -82,7 +82,7 @@ def _check_search(sequence: TensorSpec, right: bool, side: str | None, sorter: T
 @rule("searchsorted.Scalar")
 def searchsorted_scalar(
     sorted_sequence: TensorSpec,
-    number: Any,
+    number: object,
     *,
     out_int32: bool = False,
     right: bool = False,
@@ -105,14 +105,14 @@ def isin(
 
 @rule("isin.Tensor_Scalar")
 def isin_scalar(
-    elements: TensorSpec, test_element: Any, *, assume_unique: bool = False, invert: bool = False
+    elements: TensorSpec, test_element: object, *, assume_unique: bool = False, invert: bool = False
 ) -> TensorSpec:
     return elements.like(dtype=torch.bool)
 
 
 @rule("isin.Scalar_Tensor")
 def scalar_isin(
-    element: Any, test_elements: TensorSpec, *, assume_unique: bool = False, invert: bool = False
+    element: object, test_elements: TensorSpec, *, assume_unique: bool = False, invert: bool = False
 ) -> TensorSpec:
     return test_elements.like((), dtype=torch.bool)
 
@@ -131,7 +131,7 @@ def one_hot(spec: TensorSpec, num_classes: int = -1) -> TensorSpec:
 
 
 @rule("histc")
-def histc(spec: TensorSpec, bins: Any = 100, min: Any = 0, max: Any = 0) -> TensorSpec:
+def histc(spec: TensorSpec, bins: Any = 100, min: object = 0, max: object = 0) -> TensorSpec:
     if bins <= 0:
         raise ArgumentError(f"histc: the number of bins must be positive, got {bins}")
     if max < min:

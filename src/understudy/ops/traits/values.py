@@ -33,7 +33,7 @@ def is_determined(call: Call, outcomes: Outcomes) -> bool:
     return call.op.namespace in ("aten", "prims") and _count_elements(outcomes, call.inputs) <= LARGEST
 
 
-def specs_in(outcomes: Any) -> list[TensorSpec]:
+def specs_in(outcomes: object) -> list[TensorSpec]:
     """Those of the tensors that a call makes."""
     match outcomes:
         case New(spec) | View(_, spec):

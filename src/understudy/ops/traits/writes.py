@@ -86,7 +86,7 @@ def counts_own_writes(op: OpOverload) -> bool:
     return record_of(op).packet.startswith(LISTS_OF_TENSORS)
 
 
-def is_pure(op: Any, args: Any, kwargs: Any) -> bool:
+def is_pure(op: OpOverload, args: tuple[object, ...], kwargs: object) -> bool:
     """Whether nothing but its result tells that a call was made."""
     return (
         isinstance(op, OpOverload)
@@ -105,14 +105,14 @@ def draws_numbers(op: OpOverload, args: Any, kwargs: Any) -> bool:
     return CHANCE not in _torch.argument_names(op) or _argument_named(op, CHANCE, args, kwargs) not in (None, 0)
 
 
-def _hidden_names(op: OpOverload, args: Any, kwargs: Any) -> tuple[str, ...]:
+def _hidden_names(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[str, ...]:
     hidden = hidden_writes.of(op)
     return hidden.written if hidden is not None and _argument_named(op, hidden.switch, args, kwargs) else ()
 
 
-def _argument_named(op: OpOverload, name: str, args: Any, kwargs: Any) -> Any:
+def _argument_named(op: OpOverload, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     return _argument(_torch.argument_names(op).index(name), name, args, kwargs)
 
 
-def _argument(position: int, name: str, args: Any, kwargs: Any) -> Any:
+def _argument(position: int, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     return args[position] if position < len(args) else kwargs.get(name)
