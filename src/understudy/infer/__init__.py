@@ -5,7 +5,6 @@
     plan     the outcomes of a call, as a cache hit replays them
     effects  what happens around a replayed plan: checks of memory, counted writes
     sources  where answers come from, in order
-    kernels  torch's own kernels as sources
-    refusals  the real operator as the judge of refusals
+    kernels  torch's own kernels as sources, and as the judge of refusals
     shared   plans that captures with different symbols share
 """

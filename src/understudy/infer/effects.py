@@ -13,9 +13,9 @@ import torch
 
 from understudy import _torch
 from understudy.errors import ArgumentError
-from understudy.infer.refusals import answer_for_shared, can_ask
+from understudy.infer.kernels import answer_for_shared, can_ask
 from understudy.ops.registry import record_of
-from understudy.ops.traits.indices import IndexBound, bounds_of
+from understudy.ops.traits.values import IndexBound, bounds_of
 from understudy.ops.traits.writes import counts_own_writes, writes_apart, writes_in_order
 from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import lies_in_data

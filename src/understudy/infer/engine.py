@@ -9,8 +9,8 @@ import torch
 
 from understudy.errors import OperatorError, UnsupportedOperatorException
 from understudy.infer.cache import Cache
+from understudy.infer.kernels import check_against_eager, judge_refusal
 from understudy.infer.plan import Plan
-from understudy.infer.refusals import check_against_eager, judge_refusal
 from understudy.infer.sources import SOURCES, CompositeRunner, Source, by_decomposition, by_meta_kernel
 from understudy.ops.registry import Rule, user_rule
 from understudy.ops.traits import caching
