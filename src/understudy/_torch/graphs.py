@@ -225,9 +225,13 @@ def key_text(path: Sequence[Any]) -> str:
 
 def check_dynamic_shapes(arguments: dict[str, Any], dynamic_shapes: Any) -> None:
     """Raises torch's own error for a request that does not fit the arguments."""
-    from torch.export.dynamic_shapes import _check_dynamic_shapes  # why: private, and slow to import
+    # why: private, and slow to import
+    from torch.export.dynamic_shapes import _check_dynamic_shapes, _IntWrapper
 
-    _check_dynamic_shapes(arguments, dynamic_shapes)
+    def wrap(leaf: Any) -> Any:
+        return _IntWrapper(leaf) if type(leaf) is int else leaf
+
+    _check_dynamic_shapes(pytree.tree_map(wrap, arguments), dynamic_shapes)
 
 
 def flatten_shapes(arguments: dict[str, Any], dynamic_shapes: Any) -> list[Any]:

@@ -24,11 +24,11 @@ from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx import GraphModule, Node
 
 from understudy import _torch
-from understudy.capture.make_fx import Capture, Options
+from understudy.capture.make_fx import Capture, Options, TracingMode
 from understudy.exporting.functionalisation import FunctionalTable, functionalise
 from understudy.exporting.inputs import GuardRecord, Inputs, check_requests, guard_code, read_inputs
 from understudy.exporting.interop import TorchValues, convert_values
-from understudy.exporting.signature import Lifted, ModelState, lift, lift_again, make_signature, wrap_regions
+from understudy.exporting.signature import Lifted, ModelState, check_results, lift, lift_again, make_signature, wrap_regions
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.torch_api import maybe_get_fake_mode
 from understudy.patching import ACCELERATION, EXPORTING, active, patch
@@ -143,6 +143,8 @@ class Recording:
         """Run the model once. Without a table it is recorded above autograd, else below, without writes."""
         is_training = table is None
         options = _options(table)
+        if self.mode.shape_env is None:  # stand-ins of the user, all of whose sizes are numbers
+            options = replace(options, tracing_mode="fake")
         given = [fake for fake in self.fakes if isinstance(fake, (torch.Tensor, torch.SymInt))]
         is_grad_enabled = torch.is_grad_enabled()
         with active(EXPORTING), torch.set_grad_enabled(is_grad_enabled and is_training):
@@ -162,6 +164,7 @@ class Recording:
             with _copied_buffers(model), self._noted_calls():
                 result = model(*args, **kwargs)
             flat, self.out_spec = _torch.tree_flatten(result)
+            check_results(flat)
             return tuple(flat)
 
         run._orig_mod = model  # type: ignore[attr-defined]  # whose parameters keep their names
@@ -388,7 +391,8 @@ def _decompose(program: Program, vals: list[Any], table: Table) -> Program:
         with torch.fx.traceback.preserve_node_meta():
             return interpreter.run(*(next(remaining) if is_one else val for val, is_one in zip(vals, is_given, strict=True)))
 
-    options = replace(_options(table), record_module_stack=False)
+    tracing_mode: TracingMode = "fake" if origin.mode.shape_env is None else "symbolic"
+    options = replace(_options(table), record_module_stack=False, tracing_mode=tracing_mode)
     with active(EXPORTING), torch.no_grad():
         made = Capture(run, options).run(tuple(val for val, is_one in zip(vals, is_given, strict=True) if is_one))
     signature = program.graph_signature

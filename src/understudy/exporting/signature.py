@@ -267,6 +267,13 @@ def _mutation(node: Node, value: Node, spec: InputSpec) -> OutputSpec:
     return OutputSpec(kind, TensorArgument(value.name), spec.target or node.name)
 
 
+def check_results(results: Sequence[Any]) -> None:
+    """Refuse what an exported program can't return."""
+    for result in results:
+        if not isinstance(result, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
+            _result_argument(result)
+
+
 def _result_argument(result: Any) -> Any:
     if isinstance(result, Node):
         return _argument(result, result.meta.get("val"))
