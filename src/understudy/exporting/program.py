@@ -28,7 +28,15 @@ from understudy.capture.make_fx import Capture, Options, TracingMode
 from understudy.exporting.functionalisation import FunctionalTable, functionalise
 from understudy.exporting.inputs import GuardRecord, Inputs, check_requests, guard_code, read_inputs
 from understudy.exporting.interop import TorchValues, convert_values
-from understudy.exporting.signature import Lifted, ModelState, check_results, lift, lift_again, make_signature, wrap_regions
+from understudy.exporting.signature import (
+    Lifted,
+    ModelState,
+    check_results,
+    lift,
+    lift_again,
+    make_signature,
+    wrap_regions,
+)
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.torch_api import maybe_get_fake_mode
 from understudy.patching import ACCELERATION, EXPORTING, active, patch
