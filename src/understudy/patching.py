@@ -57,7 +57,10 @@ OBSERVATION = Scope("observation", 32, "storages and operators are followed (reh
 SIMULATION = Scope("simulation", 64, "devices are simulated")
 EXPORTING = Scope("exporting", 128, "export captures a program")
 ACCELERATION = Scope("acceleration", 256, "accelerate_export is active")
-SCOPES = (ANY_MODE, SYMBOLS, RECORDING, MODULE_PATHS, TRACING, OBSERVATION, SIMULATION, EXPORTING, ACCELERATION)
+REHEARSAL = Scope("rehearsal", 512, "a script is rehearsed: it does no harm, and ends after some steps")
+SCOPES = (
+    ANY_MODE, SYMBOLS, RECORDING, MODULE_PATHS, TRACING, OBSERVATION, SIMULATION, EXPORTING, ACCELERATION, REHEARSAL,
+)  # fmt: skip
 """From inner to outer. One more scope is one more line, and a `Hold` where it begins."""
 
 

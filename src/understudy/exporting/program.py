@@ -203,8 +203,7 @@ def _copied_buffers(model: torch.nn.Module) -> Iterator[None]:
         for name, tensor in before.items():
             now = module._buffers.get(name)
             if now is not tensor and tensor is not None and now is not None:
-                with torch.no_grad():
-                    tensor.copy_(now)
+                tensor.copy_(now)
 
 
 class CallNotes:
@@ -264,20 +263,13 @@ class Captured:
         state = recording.state
         inputs = list(zip(recording.inputs.names, recording.fakes, strict=True))
         with _torch.no_modes():
-            lifted = lift(module, state, inputs, self._state_values())
+            lifted = lift(module, state, inputs, stand_ins(recording.mode))
             written = {} if self.is_training else functionalise(module.graph)
             if self.is_training:
                 wrap_regions(module, self.is_grad_enabled)
             _complete_metadata(module)
             signature = make_signature(module.graph, lifted, written)
             return self._program(lifted, signature, example)
-
-    def _state_values(self) -> dict[str, Any]:
-        """Stand-ins for the parameters and buffers."""
-        mode, values = self.recording.mode, {}
-        for name, tensor in (*self.recording.state.parameters.items(), *self.recording.state.buffers.items()):
-            values[name] = tensor if mode.is_our_fake(tensor) else mode.from_tensor(tensor, static_shapes=True)
-        return values
 
     def _program(self, lifted: Lifted, signature: Any, example: tuple[Any, Any]) -> Program:
         recording = self.recording
@@ -303,6 +295,11 @@ class Captured:
         ]
         entries[0].signature = root
         return entries
+
+
+def stand_ins(mode: FakeTensorMode) -> Callable[[torch.Tensor], Any]:
+    """What stands for a tensor of the model, in this mode."""
+    return lambda tensor: tensor if mode.is_our_fake(tensor) else mode.from_tensor(tensor, static_shapes=True)
 
 
 def _complete_metadata(module: GraphModule) -> None:
@@ -394,7 +391,7 @@ def _decompose(program: Program, vals: list[Any], table: Table) -> Program:
     specs = [InputSpec(spec.kind, copy.copy(spec.arg), spec.target, spec.persistent) for spec in signature.input_specs]
     lifted = Lifted(specs, dict(program.constants))
     with _torch.no_modes():
-        lift_again(made, lifted, vals)
+        lift_again(made, lifted, vals, stand_ins(origin.mode))
         written = functionalise(made.graph)
         _complete_metadata(made)
         new_signature = make_signature(made.graph, lifted, written, signature.output_specs)

@@ -17,6 +17,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from understudy import _torch
+from understudy.ops.registry import record_of
 
 
 @dataclass
@@ -38,6 +39,10 @@ def wrap_regions(module: GraphModule, is_grad_enabled: bool) -> None:
     if not any(node.target in targets for node in module.graph.nodes if node.op == "call_function"):
         return
     _Walk(module, is_grad_enabled).run()
+
+
+def _writes(node: Node) -> bool:
+    return isinstance(node.target, _torch.OpOverload) and record_of(node.target).may_write
 
 
 class _Walk:
@@ -97,6 +102,8 @@ class _Walk:
         results = [node for node in nodes if any(user not in inside for user in node.users)]
         inputs = list(dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in inside))
         last = nodes[-1]
+        if not results:  # a region may be there for what it writes
+            results = [node for node in nodes if _writes(node)]
         if not results:
             for node in reversed(nodes):
                 self._graph.erase_node(node)

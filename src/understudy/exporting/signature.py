@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,11 +76,13 @@ class Lifted:
     constants: dict[str, Any]
 
 
-def lift(module: GraphModule, state: ModelState, inputs: Sequence[tuple[str, Any]], values: Mapping[str, Any]) -> Lifted:
+def lift(
+    module: GraphModule, state: ModelState, inputs: Sequence[tuple[str, Any]], stand_in: Callable[[torch.Tensor], Any]
+) -> Lifted:
     """Make placeholders of the state that the graph reads, and name all placeholders.
 
     `inputs`: name and leaf of each input of the user, of which the graph has those that are tensors or symbols already.
-    `values`: what the state's placeholders say that they are.
+    `stand_in`: what stands for a tensor of the state.
     """
     graph = module.graph
     specs: list[InputSpec] = []
@@ -93,7 +95,7 @@ def lift(module: GraphModule, state: ModelState, inputs: Sequence[tuple[str, Any
     def place(kind: InputKind, target: str, tensor: Any) -> Node:
         with graph.inserting_before(first):
             node = graph.placeholder(f"state_{len(specs)}")
-        node.meta["val"] = values.get(target)
+        node.meta["val"] = stand_in(tensor)
         by_identity.setdefault(id(tensor), node)
         names[node] = PREFIXES[kind] + NOT_IN_NAMES.sub("_", target).lower()
         persistent = target not in state.temporary if kind is InputKind.BUFFER else None
@@ -125,7 +127,9 @@ def lift(module: GraphModule, state: ModelState, inputs: Sequence[tuple[str, Any
     return Lifted(specs, constants)
 
 
-def lift_again(module: GraphModule, lifted: Lifted, vals: Sequence[Any]) -> None:
+def lift_again(
+    module: GraphModule, lifted: Lifted, vals: Sequence[Any], stand_in: Callable[[torch.Tensor], Any]
+) -> None:
     """The same for the graph of a program that was run once more: its state is among its inputs already.
 
     `vals`: of all placeholders. Constants that decompositions have made are lifted, and `lifted` is completed.
@@ -152,6 +156,7 @@ def lift_again(module: GraphModule, lifted: Lifted, vals: Sequence[Any]) -> None
     def place(kind: InputKind, target: str, tensor: Any) -> Node:
         with graph.inserting_before(first_of_user or _first_call(graph)):
             node = graph.placeholder(f"constant_{len(specs)}")
+        node.meta["val"] = stand_in(tensor)
         names[node] = PREFIXES[kind] + NOT_IN_NAMES.sub("_", target).lower()
         specs.append(InputSpec(kind, TensorArgument(node.name), target, None))
         return node
@@ -189,8 +194,6 @@ def _lift_reads(module: GraphModule, state: ModelState, known: dict[int, Node], 
             name = state.attributes[id(value)][0] if id(value) in state.attributes else f"lifted_tensor_{_count(constants)}"
             constants[name] = value
             found = place(InputKind.CONSTANT_TENSOR, name, value)
-        if found.meta.get("val") is None:
-            found.meta["val"] = node.meta.get("val")
         node.replace_all_uses_with(found)
         module.graph.erase_node(node)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
 
 Module = TypeVar("Module", bound=torch.nn.Module)
-NOT_COPIED = frozenset("_spec fake_mode _known _node _nonzero_memo _item_memo _unique_memo _nested_int_memo".split())
+NOT_COPIED = frozenset("_spec fake_mode _known _range _node _nonzero_memo _item_memo _unique_memo _nested_int_memo".split())
 
 
 def deep_copy(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, Any]) -> FakeTensor:
@@ -198,7 +198,7 @@ def mode_for_unpickling(
     from understudy.fake.mode import FakeTensorMode  # why: the mode imports this module
 
     active = _torch.active_fake_mode()
-    if type(active) is FakeTensorMode:
+    if issubclass(type(active), FakeTensorMode):
         return active
     return FakeTensorMode(
         allow_fallback_kernels=allow_fallback_kernels, allow_non_fake_inputs=allow_non_fake_inputs, export=export,

@@ -44,7 +44,8 @@ def draw_normal(fake: FakeTensor, mean: float, std: float, generator: object = N
 
 def draw_uniform(fake: FakeTensor, low: Any, high: Any, generator: Any = None) -> bool:
     is_plain = type(low) in NUMBERS and type(high) in NUMBERS and low <= high and generator is None
-    return is_plain and "aten::uniform_" not in user_rule and _draw(fake)
+    is_read = fake._spec.numel == 1  # its range is of interest
+    return is_plain and not is_read and "aten::uniform_" not in user_rule and _draw(fake)
 
 
 def fill(fake: FakeTensor, value: Any) -> bool:
@@ -150,4 +151,6 @@ def detach(self: FakeTensor) -> Any:
     fake.fake_mode = mode
     if self._known is not None:
         fake._known = self._known
+    elif self._range is not None:
+        fake._range = self._range
     return fake

@@ -23,7 +23,8 @@ from understudy.fake.realise import adopt, make_new, make_view, realise
 from understudy.fake.templates import make_symbolic
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.tensor_calls import TENSOR_SOURCES
-from understudy.fake.values import data_dependent, determined
+from understudy.fake.values import data_dependent, determined, ranges
+from understudy.fake.values.answers import Answers, Policy, make_policy
 from understudy.fake.values.determined import DeterminedContents, LiteralStorage, StoragePart
 from understudy.fake.values.sizes_in_tensors import take_symbols
 from understudy.infer.cache import PLAIN_TYPES, Cache, DispatchCacheInfo, UnusualArgument, add_value
@@ -36,6 +37,7 @@ from understudy.infer.plan import (
     ONE_DETERMINED,
     ONE_NEW,
     ONE_NEW_SYMBOLIC,
+    RANGED,
     Plan,
     run_effects,
 )
@@ -71,6 +73,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     `allow_fallback_kernels`: operators without any shape rule may run for real on small zeros.
     `allow_non_fake_inputs`: real tensors beside fakes are converted instead of refused.
     `crosscheck`: every cache hit is computed again and compared.
+    `answers`: what is answered to reads of data that is not there: "error", "symbol", "plausible", "worst", or a policy
+    of one's own (`fake/values/answers.py`).
     """
 
     _mode_key = _torch.FAKE
@@ -91,10 +95,15 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         static_shapes: bool | None = None,
         export: bool = False,
         crosscheck: bool = False,
+        answers: str | Policy = "error",
     ) -> None:
         if shape_env is not None and not isinstance(shape_env, ShapeEnv):
             kind = f"{type(shape_env).__module__}.{type(shape_env).__name__}"
             raise TypeError(f"shape_env is a {kind}, where an understudy.ShapeEnv is expected: import that one")
+        if answers == "symbol" and shape_env is None:
+            shape_env, static_shapes = ShapeEnv(), static_shapes is None or static_shapes
+        policy = make_policy(answers)
+        self.answers = None if policy is None else Answers(policy)
         self.allow_fallback_kernels = allow_fallback_kernels
         self.allow_non_fake_inputs = allow_non_fake_inputs
         self.shape_env: Any = shape_env
@@ -284,11 +293,16 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             made._known = determined.start_contents(func, args, kwargs, plan.spec)
             return made
         inputs = flat(FakeTensor, args, kwargs)
-        if not is_known and plan.kind != FOLLOWED:
+        if not is_known and plan.kind < FOLLOWED:
             return realise(self, plan.outcomes, inputs)
-        before = determined.before_call(plan, args, kwargs, inputs)
+        values = ranges.infer_ranges(func, args, kwargs) if plan.kind == RANGED else None
+        before = determined.before_call(plan, args, kwargs, inputs) if is_known or plan.kind == FOLLOWED else None
         result = realise(self, plan.outcomes, inputs)
-        determined.after_call(func, plan, before, inputs, flat(FakeTensor, (result,), {}))
+        results = flat(FakeTensor, (result,), {})
+        if is_known or plan.kind == FOLLOWED:
+            determined.after_call(func, plan, before, inputs, results)
+        if values is not None and before is None:
+            ranges.keep_ranges(values, results, [inputs[position] for position in plan.written])
         return result
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Call:
@@ -370,11 +384,11 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
     def perform(self, function: Callable[..., Any], call: Call) -> Any:
         """Run a function on stand-ins for the call's inputs inside this mode, and say what it did."""
-        stand_ins: list[torch.Tensor] = []
+        stand_ins: list[FakeTensor] = []
 
         def place(spec: TensorSpec) -> FakeTensor:
             stand_ins.append(make_new(self, spec))
-            return stand_ins[-1]  # type: ignore[return-value]
+            return stand_ins[-1]
 
         args, kwargs = map_structure(place, TensorSpec, (call.args, call.kwargs))
         args, kwargs = map_structure(to_torch, SymNode, (args, kwargs))
@@ -408,6 +422,9 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
     def tolist(self, fake: FakeTensor) -> Any:
         return tensor_calls.tolist(self, fake)
+
+    def values_for_numpy(self, fake: FakeTensor) -> torch.Tensor | None:
+        return tensor_calls.numpy(self, fake)
 
     # --- conversion and copies ---------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from understudy.spec.error_context import with_line
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
     from understudy.fake.values.determined import DeterminedContents
+    from understudy.ops.traits.ranges import ValueRange
 
 
 def make_memo(fake: FakeTensor, value: object) -> Any:
@@ -64,6 +65,15 @@ MOST_CHECKED = 1 << 14
 INDEX_DTYPES = frozenset({torch.int64, torch.int32, torch.int16, torch.int8})
 
 
+def _is_on(device_type: str) -> Any:
+    """The property that says whether a fake is on a device of this type."""
+
+    def is_on(self: FakeTensor) -> bool:
+        return self._spec.device.type == device_type
+
+    return property(is_on)
+
+
 class FakeTensor(torch.Tensor):
     """A `torch.Tensor` with shape, strides, offset, dtype, device and aliasing, but no data.
 
@@ -73,6 +83,8 @@ class FakeTensor(torch.Tensor):
 
     _spec: TensorSpec
     _known: DeterminedContents | None = None
+    _range: tuple[ValueRange, int | None] | None = None
+    """What is known of its values if they are not determined, and at which count of writes."""
     fake_mode: FakeTensorMode
     real_tensor: torch.Tensor | None = None
     _is_pinned = False
@@ -178,25 +190,11 @@ class FakeTensor(torch.Tensor):
         index = self._spec.device.index
         return -1 if index is None else index
 
-    @property
-    def is_cpu(self) -> bool:  # type: ignore[override]
-        return self._spec.device.type == "cpu"
-
-    @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
-        return self._spec.device.type == "cuda"
-
-    @property
-    def is_meta(self) -> bool:  # type: ignore[override]
-        return self._spec.device.type == "meta"
-
-    @property
-    def is_xpu(self) -> bool:  # type: ignore[override]
-        return self._spec.device.type == "xpu"
-
-    @property
-    def is_mps(self) -> bool:  # type: ignore[override]
-        return self._spec.device.type == "mps"
+    is_cpu = _is_on("cpu")
+    is_cuda = _is_on("cuda")
+    is_meta = _is_on("meta")
+    is_xpu = _is_on("xpu")
+    is_mps = _is_on("mps")
 
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         args = tuple([_native_argument(a) for a in args])
@@ -336,7 +334,7 @@ class FakeTensor(torch.Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         if not force and (self.requires_grad or self._spec.device.type != "cpu"):
             self._refuse("Tensor.numpy", "as on real tensors: call .detach() and .cpu() first, or numpy(force=True)")
-        known = self.fake_mode.value_of(self)
+        known = self.fake_mode.values_for_numpy(self)
         if known is None:
             self._refuse("Tensor.numpy")
         with _torch.PastDispatch():

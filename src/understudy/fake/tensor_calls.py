@@ -23,6 +23,7 @@ from understudy.fake.inputs import handler, real_handler
 from understudy.fake.native import canonical
 from understudy.fake.realise import extent, make_new, make_zeros, realise
 from understudy.fake.tensor import FakeTensor
+from understudy.fake.values.answers import answer_equal, answer_item, answer_values
 from understudy.fake.values.data_dependent import symbolic_item, symbolic_list
 from understudy.fake.values.determined import DeterminedContents, FilledStorage, start_contents
 from understudy.fake.values.sizes_in_tensors import values_of
@@ -55,9 +56,11 @@ def item(mode: FakeTensorMode, func: Any, args: Any, kwargs: object) -> Any:
     if value is not None:
         with _torch.PastDispatch():
             return value.item()
-    symbol = symbolic_item(mode, func, fake)
-    if symbol is not NotImplemented:
-        return symbol
+    answer = answer_item(mode, fake)
+    if answer is NotImplemented:
+        answer = symbolic_item(mode, func, fake)
+    if answer is not NotImplemented:
+        return answer
     is_open = mode.allow_scalar_outputs  # and yet there is no symbol for it
     raise _no_value(fake, func, "reads a value", AS_TWO_SYMBOLS if is_open else "")
 
@@ -71,6 +74,9 @@ def equal(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     if first is not None and second is not None:
         with _torch.no_modes():
             return torch.equal(first, second)
+    answer = answer_equal(mode, a, b)
+    if answer is not NotImplemented:
+        return bool(answer)
     raise _no_value(a, func, "compares values", AS_A_SYMBOL if mode.allow_scalar_outputs else "")
 
 
@@ -78,7 +84,7 @@ MOVING = ("t_", "transpose_", "swapdims_", "swapaxes_", "squeeze_", "squeeze_.di
 
 
 @handler(*(f"aten::{name}" for name in MOVING))
-def move_dimensions(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def move_dimensions(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """Refuse to move the dimensions of a tensor whose views are differentiated.
 
     Autograd makes a view of a subclass anew by the call that made it, on the tensor as it is by then: another part of it.
@@ -86,6 +92,7 @@ def move_dimensions(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> 
     fake = args[0]
     if not fake.requires_grad or fake._is_view() or not _torch.has_other_tensors(fake):
         return NotImplemented
+    view: Any
     for view in gc.get_objects():
         if type(view) is FakeTensor and view.requires_grad and view is not fake and view._base is fake:
             reason = f"{func}: {fake._spec} has a view, {view._spec}, whose gradient would be that of other elements"
@@ -128,15 +135,27 @@ def tolist(mode: FakeTensorMode, fake: FakeTensor) -> Any:
     if value is not None:
         with _torch.no_modes():
             return value.tolist()
+    answer = answer_values(mode, fake, "tolist")
+    if answer is not None:
+        with _torch.no_modes():
+            return answer.tolist()
     symbols = symbolic_list(mode, fake)
     if symbols is not NotImplemented:
         return symbols
     raise _no_value(fake, torch.ops.aten._local_scalar_dense.default, "(Tensor.tolist) reads values")
 
 
+def numpy(mode: FakeTensorMode, fake: FakeTensor) -> torch.Tensor | None:
+    """The real tensor behind `fake.numpy()`; None if nobody knows what is in it."""
+    value = mode.value_of(fake)
+    return answer_values(mode, fake, "numpy") if value is None else value
+
+
 def dynamic_size(mode: FakeTensorMode, op: OpOverload, least: int, most: int | None) -> int | torch.SymInt:
     """`ctx.new_dynamic_size(min=..., max=...)` in the fake of a custom operator."""
     env = mode.shape_env
+    if mode.answers is not None and most is not None:
+        return most  # what the author of the operator allows
     if env is None or not env.settings.allow_dynamic_output_shape_ops:
         raise DynamicOutputShapeException(f"the size of what {op} returns depends on values", func=op)
     asked = f"{op}: ctx.new_dynamic_size(min={least}, max={most})"

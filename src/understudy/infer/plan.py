@@ -9,11 +9,12 @@ import torch
 
 from understudy._torch import OpOverload
 from understudy.infer.effects import Effect, effects_of
+from understudy.ops.traits.ranges import has_ranges
 from understudy.ops.traits.values import unread_inputs
 from understudy.spec import New, Outcomes, Same, TensorSpec, View
 from understudy.spec.call import Call
 
-ONE_NEW, FIRST_VIEWED, FIRST_ITSELF, ONE_NEW_SYMBOLIC, ONE_DETERMINED, FOLLOWED, OTHER = range(7)
+ONE_NEW, FIRST_VIEWED, FIRST_ITSELF, ONE_NEW_SYMBOLIC, ONE_DETERMINED, OTHER, FOLLOWED, RANGED = range(8)
 
 
 class Plan:
@@ -22,8 +23,9 @@ class Plan:
         ONE_NEW, ONE_NEW_SYMBOLIC   one new tensor
         FIRST_VIEWED, FIRST_ITSELF  a view of the first argument, or the first argument
         ONE_DETERMINED              one new tensor, made from nothing, whose values are determined: `zeros`, `arange`
+        OTHER                       anything else that only specs decide
         FOLLOWED                    other tensors whose values are determined though none of an input is read: `zeros_like`
-        OTHER                       anything else
+        RANGED                      tensors of whose values a range is known: masks, single numbers, random ones
 
     `effects` are run before the results are made. `written` are the positions of the inputs that the call writes to.
     `determined` says that the values of the results follow from the values of the inputs.
@@ -57,6 +59,8 @@ class Plan:
         # be followed. Filling memory that nothing is known of is not: all parameters of a model are initialised so.
         if determined and not written and plan.count_unread() >= len(call.inputs):
             plan.kind = ONE_DETERMINED if plan.kind == ONE_NEW and not call.inputs else FOLLOWED
+        elif has_ranges(call, outcomes, written):
+            plan.kind = RANGED
         return plan
 
     def count_unread(self) -> int:
@@ -67,8 +71,8 @@ class Plan:
         """The same plan, its outcomes said in other terms."""
         plan = Plan(outcomes, self.written, self.determined)
         plan.op, plan.kind, plan.effects = self.op, self.kind, self.effects
-        if self.spec is not None:
-            plan.spec = outcomes.spec  # type: ignore[union-attr]
+        if self.spec is not None and isinstance(outcomes, (New, View)):
+            plan.spec = outcomes.spec
         return plan
 
     def __eq__(self, other: object) -> bool:

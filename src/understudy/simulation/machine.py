@@ -52,11 +52,12 @@ class CardMemory(MachineMemory):
 
 
 class Machine:
-    """`on_oom`, `context`: see `memory`. `settings`: in place of the environment's PYTORCH_CUDA_ALLOC_CONF."""
+    """`on_oom`, `context`: see `memory`. `settings`: in place of the environment's PYTORCH_CUDA_ALLOC_CONF.
+    `answers`: the policy for reads of data that is not there."""
 
     def __init__(
         self, card: Card, count: int = 1, *, settings: str | None = None, on_oom: OnOOM = "raise",
-        context: int | None = None,
+        context: int | None = None, answers: Any = "error",
     ) -> None:  # fmt: skip
         self.card = card
         self.count = 0 if card.kind == "cpu" else count
@@ -64,7 +65,7 @@ class Machine:
         self.notes: list[str] = []
         parsed = AllocatorSettings.parse(_environment_settings() if settings is None else settings)
         self.memory = CardMemory(card, count, parsed, on_oom, context)
-        self.mode = ObservedMode(allow_non_fake_inputs=True)
+        self.mode = ObservedMode(allow_non_fake_inputs=True, answers=answers)
         self.mode.device_facts = card.facts()
         self.mode.add_listener(self.memory)
         if self.count:

@@ -42,20 +42,23 @@ class simulate:
     `device` is a name of the catalogue ("h100", "8xa100-80g"), a `Card`, or the path of a TOML file with a card of one's own
     ("cards.toml", or "cards.toml:name" if it has several). Tensors are stand-ins, those on the CPU too; out of memory is
     raised where the card would. `settings` stands in the place of PYTORCH_CUDA_ALLOC_CONF, `context` is the memory
-    outside of the allocator in bytes, `on_oom="record"` goes on beyond the limit.
+    outside of the allocator in bytes, `on_oom="record"` goes on beyond the limit. `answers` is the policy for reads of data that is not
+    there, as of `FakeTensorMode`.
 
     `with ... as machine` gives the `Machine`: its memory, listeners (`machine.mode.add_listener`), and notes.
     """
 
     def __init__(
         self, device: str | Path | Card, *, count: int | None = None, settings: str | None = None,
-        context: int | None = None, on_oom: OnOOM = "raise",
+        context: int | None = None, on_oom: OnOOM = "raise", answers: Any = "error",
     ) -> None:  # fmt: skip
         self._machine: Machine | None = None
         self._entry: Any = None
         self.card, found = find_device(device)
         self.count = found if count is None else count
-        self._options: dict[str, Any] = {"settings": settings, "context": context, "on_oom": on_oom}
+        self._options: dict[str, Any] = {
+            "settings": settings, "context": context, "on_oom": on_oom, "answers": answers,
+        }  # fmt: skip
 
     def __enter__(self) -> Machine:
         if self._machine is not None:

@@ -3,6 +3,7 @@
     writes       what a call writes to, and which memory it may write to
     values       whether the values of results follow from those of inputs
     indices      which arguments are indices, and into what
+    ranges       between which numbers the values of results lie
     devices      which device a call happens on, which calls may mix devices
     rare_dtypes  dtypes that the CPU computes little with
     autocast     which dtype autocast casts to
