@@ -115,10 +115,3 @@ def _mismatch(call: Call, first: int, second: int) -> FakeTensorDeviceMismatchEr
     )
     error.devices = (a.device, b.device)
     return error
-
-
-uses_blas: Trait[bool] = Trait("is computed by cuBLAS on CUDA devices, which takes a workspace", of_packets=True)
-uses_blas.mark(
-    "mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "mv", "addmv", "addmv_", "dot", "vdot", "addbmm", "addbmm_",
-    "_addmm_activation", "_scaled_mm", "_int_mm", "_grouped_mm",
-)  # fmt: skip
