@@ -204,7 +204,8 @@ class FakeTensor(torch.Tensor):
 
     def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
         if dtype is not None:
-            name = dtype if isinstance(dtype, str) else f"{getattr(dtype, '__module__', '')}.{getattr(dtype, '__name__', '')}"
+            parts = getattr(dtype, "__module__", ""), getattr(dtype, "__name__", "")
+            name = dtype if isinstance(dtype, str) else ".".join(parts)
             if name.startswith("torch.cuda."):  # the oldest way to name a dtype on a CUDA device
                 wanted = getattr(torch, name.rpartition(".")[2]).dtype
                 return self.to(torch.device("cuda"), wanted, non_blocking=non_blocking)
