@@ -71,8 +71,10 @@ def test_backward_of_products_is_twice_the_forward() -> None:
 
 @pytest.fixture
 def transformers() -> Any:
-    if not hasattr(torch.ops.torchvision, "nms"):
-        torchvision_operators.define("nms(Tensor a, Tensor b, float c) -> Tensor")
+    """Which imports torchvision, where it is installed; without its C++ part, it has to find the names of its operators."""
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            torchvision_operators.define(f"{name}(Tensor a, Tensor b, float c) -> Tensor")
     return pytest.importorskip("transformers")
 
 
