@@ -31,8 +31,20 @@ class Birth:
     """A storage, or scratch memory, that was allocated: where, and what it turned out to be."""
 
     __slots__ = (
-        "category", "died_in", "is_updated", "line", "module", "nbytes", "operator", "owner", "phase", "root_calls",
-        "shape", "step", "survived", "device",
+        "category",
+        "device",
+        "died_in",
+        "is_updated",
+        "line",
+        "module",
+        "nbytes",
+        "operator",
+        "owner",
+        "phase",
+        "root_calls",
+        "shape",
+        "step",
+        "survived",
     )  # fmt: skip
 
     nbytes: int
