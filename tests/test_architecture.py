@@ -21,7 +21,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: relative(path))
 
 # Each room may import itself and those before it: the drawing in docs/how-it-works.md.
-ROOMS = ("errors", "lines", "patching", "_torch", "shapes", "spec", "ops", "infer", "fake", "graph")
+ROOMS = ("errors", "lines", "contexts", "patching", "_torch", "shapes", "spec", "ops", "infer", "fake", "graph")
 # Rooms beside each other: what each may import besides itself.
 SIDE_ROOMS: dict[str, tuple[str, ...]] = {
     "capture": ROOMS,
@@ -31,7 +31,7 @@ SIDE_ROOMS: dict[str, tuple[str, ...]] = {
     "simulation": ROOMS[: ROOMS.index("graph")],
     "report": (*ROOMS[: ROOMS.index("graph")], "simulation"),
 }
-ALONE = {"errors": (), "lines": (), "patching": (), "_torch": ("patching",)}
+ALONE = {"errors": (), "lines": (), "contexts": (), "patching": ("contexts",), "_torch": ("patching", "contexts")}
 """These know nothing of the others, nor of each other, but for what is named here."""
 
 # What this library replaces: it must stand without them.

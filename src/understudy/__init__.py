@@ -1,6 +1,7 @@
 """understudy: stand-in tensors for PyTorch. Shape, dtype, strides, device and aliasing, but no data.
 
     errors, lines    the exceptions; the lines of the user's program
+    contexts         contexts that are left whatever happens
     patching         what of torch is changed, when and why
     _torch/          private torch API
     shapes/          symbolic sizes
@@ -97,6 +98,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "understudy.report.runs": ("RehearsalOptions", "rehearse"),
     "understudy.report.rehearsal": ("Rehearsal",),
     # torch's own tools
+    "understudy.exporting.program": ("export", "AccelerationWarning", "accelerate_export"),
+    "understudy.exporting.inputs": ("check_inputs", "guards_of"),
     "understudy.exporting.interop": ("to_torch",),
     # errors
     "understudy.errors": (

@@ -21,6 +21,7 @@
     ├── PendingUnbackedSymbolNotFound (RuntimeError, ValueError)  a new symbol that is nowhere in the result
     ├── GuardsFrozen (RuntimeError)               a guard where there were to be no more
     ├── MetadataMismatchError (RuntimeError)      a cross-check found two different answers
+    ├── ModeOrderError (RuntimeError)             a mode is left before one that was entered after it
     ├── NotProvidedError (NotImplementedError)    a name of torch's for a mechanism that is not needed here
     └── NoDataError (RuntimeError)                data pointer, numpy array, … of a tensor without data
 
@@ -116,7 +117,9 @@ class ArgumentError(OperatorError, ValueError):
 
 
 class FakeTensorDeviceMismatchError(OperatorError):
-    """Tensors on devices that do not go together."""
+    """Tensors on devices that do not go together; `devices` are these, where they are known."""
+
+    devices: tuple[object, ...] = ()
 
 
 class DataDependentOutputException(UnderstudyError, RuntimeError):
@@ -184,6 +187,10 @@ class NoDataError(UnderstudyError, RuntimeError):
     """Something that needs data was asked of a tensor that has none."""
 
 
+class ModeOrderError(UnderstudyError, RuntimeError):
+    """A mode is left that is not the innermost one of its thread."""
+
+
 class NotProvidedError(UnderstudyError, NotImplementedError):
     """A name of one of torch's modules was used that stands for a mechanism which understudy does not have."""
 
@@ -195,12 +202,12 @@ class NotProvided(type):
     with its docstring.
     """
 
-    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> None:
+    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, object]) -> None:
         if bases:
             raise bases[0].use()  # type: ignore[attr-defined]
         super().__init__(name, bases, namespace)
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: object, **kwargs: object) -> Any:
         raise cls.use()
 
     def __setattr__(cls, name: str, value: Any) -> None:

@@ -3,9 +3,10 @@
 The rest of the library says `_torch.name`; which module here has the name is the subject that it belongs to.
 
     tensors      tensors without data, storages, wrappers
-    dispatch     the stack of modes, dispatch keys, recorders
+    modes        the modes of a thread: entered, left, taken out for a moment
+    dispatch     dispatch keys, and what is set for the operators of a thread
     schema       schemas, kernels, registered fakes
-    graphs       graphs and graph modules of torch.fx
+    graphs       graphs and graph modules of torch.fx, exported programs
     functorch    transforms of torch.func, higher-order operators
     checkpoints  torch.load and torch.save
     identity     classes that are asked for by isinstance; sympy types of torch
@@ -27,5 +28,6 @@ from understudy._torch.dispatch import *
 from understudy._torch.functorch import *
 from understudy._torch.graphs import *
 from understudy._torch.identity import *
+from understudy._torch.modes import *
 from understudy._torch.schema import *
 from understudy._torch.tensors import *

@@ -1,12 +1,9 @@
-"""The dispatcher: the stack of modes, dispatch keys, recorders, and what is set for the operators of a thread."""
+"""The dispatcher: dispatch keys, and what is set for the operators of a thread."""
 
 from __future__ import annotations
 
-import functools
 import operator
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,8 +15,16 @@ import torch.utils._python_dispatch as _modes
 from torch import Tensor
 from torch._C import DispatchKey
 
+from understudy._torch.modes import (
+    FAKE,
+    active_fake_mode,
+    count_function_modes,
+    is_recorded_above_autograd,
+    no_modes,
+)
 from understudy._torch.tensors import DispatchKeySet, NoDispatch, innermost, is_stand_in
-from understudy.patching import ANY_MODE, RECORDING, Hold, combine, switch
+from understudy.contexts import GuardedExit, guard_exit
+from understudy.patching import ANY_MODE, switch
 
 
 def hide_from_compiler(function: Any) -> None:
@@ -37,45 +42,6 @@ def allow_foreach(kind: Any) -> None:
 
 
 # --- the stack of modes -----------------------------------------------------------------------------------
-
-
-FAKE = torch._C._TorchDispatchModeKey.FAKE
-
-
-active_fake_mode: Callable[[], Any] = functools.partial(torch._C._get_dispatch_mode, FAKE)
-
-
-class FakeModeEntry:
-    """One entry into a fake mode, and what was there before. To leave it twice is to leave it once: an interrupt may come
-    at any line."""
-
-    __slots__ = ("_before", "_hold", "_mode")
-
-    def __init__(self, mode: Any) -> None:
-        self._mode, self._hold = mode, Hold()
-        self._before: tuple[Any, bool, bool] | None = None
-
-    def enter(self, scopes: int) -> None:
-        """Put the mode into the slot for fake modes of this thread, with the patches of these scopes."""
-        self._hold.enter(scopes)
-        is_open = not torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.AutocastIPU)
-        self._before = _dispatch_mode(FAKE), torch._C._only_lift_cpu_tensors(), is_open
-        torch._C._unset_dispatch_mode(FAKE)
-        open_spare_autocast(True)
-        # torch.tensor(..., device="cuda") then makes a CPU tensor and moves it through the dispatcher.
-        torch._C._set_only_lift_cpu_tensors(True)
-        _modes._push_on_torch_dispatch_stack(self._mode)
-
-    def leave(self) -> None:
-        if self._before is not None:
-            previous, only_lift, is_open = self._before
-            torch._C._unset_dispatch_mode(FAKE)
-            open_spare_autocast(is_open)
-            torch._C._set_only_lift_cpu_tensors(only_lift)
-            if previous is not None:
-                torch._C._set_dispatch_mode(previous)
-            self._before = None
-        self._hold.leave()
 
 
 def python_versions() -> Any:
@@ -201,7 +167,7 @@ def goes_unnoticed(mode: Any) -> bool:
 
 
 _count_dispatch_modes, _dispatch_mode = torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_mode
-count_function_modes, _set_default_dtype = torch._C._len_torch_function_stack, torch.set_default_dtype
+_set_default_dtype = torch.set_default_dtype
 _transform, _is_inference = torch._C._functorch.peek_interpreter_stack, torch.is_inference_mode_enabled
 _is_profiled, _is_traced = torch._C._autograd._profiler_enabled, torch._C._is_tracing
 _is_included = torch._C._dispatch_tls_is_dispatch_key_included
@@ -217,17 +183,26 @@ class ReplayOnRealTensors:
         self._dtype = default_dtype
 
     def __enter__(self) -> None:
-        self._guards = NoDispatch(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS)
-        self._guards[1].__enter__()
         self._dtype_before = torch.get_default_dtype()
+        self._guards: list[Any] = []
+        guard_exit(self, self._leave)
+        # One after the other: the later one is to be let go of first.
+        self._guards.append(NoDispatch())
+        self._guards.append(torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS))
+        self._guards[1].__enter__()
         if self._dtype_before is not self._dtype:
             _set_default_dtype(self._dtype)
 
-    def __exit__(self, *exception: Any) -> None:
+    @GuardedExit
+    def __exit__(self, *exception: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
         if self._dtype_before is not self._dtype:
             _set_default_dtype(self._dtype_before)
-        self._guards[1].__exit__(*exception)
-        del self._guards
+        while self._guards:
+            self._guards[-1].__exit__(None, None, None)
+            self._guards.pop()
 
 
 _AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastCPU)
@@ -238,45 +213,9 @@ def has_modes() -> bool:
     return bool(torch._C._len_torch_dispatch_stack() > 0)
 
 
-@contextmanager
-def no_modes() -> Iterator[None]:
-    """Real torch for a moment: no dispatch mode of this thread is asked."""
-    with _modes._disable_current_modes():
-        yield
-
-
-@contextmanager
-def without_fake_mode() -> Iterator[Any]:
-    """Take the active fake mode out for a moment; gives it."""
-    previous = torch._C._unset_dispatch_mode(FAKE)
-    try:
-        yield previous
-    finally:
-        if previous is not None:
-            torch._C._set_dispatch_mode(previous)
-
-
 # --- recording ----------------------------------------------------------------------------------------------
 
-PROXY = torch._C._TorchDispatchModeKey.PROXY
 _PRE_DISPATCH = DispatchKey.PreDispatch
-_above_autograd = threading.RLock()
-"""torch has one place above autograd for all threads: recorders of several threads take turns."""
-
-
-def is_recorded_above_autograd() -> bool:
-    """Whether calls of this thread reach a recorder before autograd sees them."""
-    return bool(torch._C._dispatch_tls_is_dispatch_key_included(_PRE_DISPATCH))
-
-
-def active_recorder() -> Any:
-    """The recorder of this thread, below autograd or above it; None if there is none."""
-    below = torch._C._get_dispatch_mode(PROXY)
-    if below is None and is_recorded_above_autograd():
-        return _ops._get_dispatch_mode_pre_dispatch(PROXY)
-    return below
-
-
 def goes_above_autograd(mode: Any) -> None:
     """Say of a recorder, when it is made, that its place is above autograd."""
     mode.__dict__["_dispatch_key"] = _PRE_DISPATCH
@@ -290,69 +229,6 @@ exit_autocast: Any = torch.amp.autocast_mode._exit_autocast
 def is_transformed() -> bool:
     """Whether a transform of torch.func is under way in this thread."""
     return _transform() is not None
-
-
-class RecorderEntry:
-    """One entry of a recorder, and the one that was there before. To leave it twice is to leave it once."""
-
-    __slots__ = ("_hold", "_is_entered", "_is_locked", "_mode", "_previous")
-
-    def __init__(self, mode: Any) -> None:
-        self._mode, self._hold, self._previous = mode, Hold(), None
-        self._is_entered = self._is_locked = False
-
-    def enter(self) -> None:
-        if self._mode.__dict__.get("_dispatch_key") is _PRE_DISPATCH:
-            self._is_locked = _above_autograd.acquire()
-        self._hold.enter(_WHILE_RECORDING)
-        self._previous = _innermost_recorder()
-        self._is_entered = True
-        _take_recorder()
-        _modes._push_mode(self._mode)
-
-    def leave(self) -> None:
-        if self._is_entered:
-            _take_recorder()
-            if self._previous is not None:
-                _modes._push_mode(self._previous)
-            self._is_entered = False
-        self._hold.leave()
-        if self._is_locked:
-            self._is_locked = False
-            _above_autograd.release()
-
-
-_WHILE_RECORDING = combine(ANY_MODE, RECORDING)
-
-
-def _innermost_recorder() -> Any:
-    """The one that `_take_recorder` takes."""
-    found = _ops._get_dispatch_mode_pre_dispatch(PROXY) if is_recorded_above_autograd() else None
-    return torch._C._get_dispatch_mode(PROXY) if found is None else found
-
-
-def _take_recorder() -> Any:
-    if is_recorded_above_autograd():
-        found = _ops.unset_mode_pre_dispatch(PROXY)
-        if found is not None:
-            return found
-    return torch._C._unset_dispatch_mode(PROXY)
-
-
-@contextmanager
-def without_recorder() -> Iterator[Any]:
-    """Take the active recorder out for a moment; gives it."""
-    previous = _take_recorder()
-    try:
-        yield previous
-    finally:
-        if previous is not None:
-            _modes._push_mode(previous)
-
-
-def dispatch_modes() -> list[Any]:
-    """The dispatch modes of this thread, the one asked last first."""
-    return list(_modes._get_current_dispatch_mode_stack())
 
 
 def place_of_generator() -> tuple[Any, str]:
@@ -376,13 +252,6 @@ def below(keys: Any) -> Any:
 
 
 BATCHED_KEYS = DispatchKeySet(DispatchKey.FuncTorchBatched)
-
-
-def open_spare_autocast(is_open: bool) -> bool:
-    """Let calls on stand-ins reach the spare autocast kernels in this thread; gives what was before."""
-    before = torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.AutocastIPU)
-    torch._C._dispatch_tls_set_dispatch_key_excluded(DispatchKey.AutocastIPU, not is_open)
-    return not before
 
 
 def kernel_libraries(key: str) -> tuple[Any, Any]:
@@ -462,19 +331,23 @@ _ATTENTION_SWITCHES = (
 )
 
 
-def pop_function_modes(mode: Any) -> list[Any]:
-    """Take out this mode for torch functions and those that were entered after it; gives them, in their order."""
-    depth = torch._C._len_torch_function_stack()
-    place = next((i for i in range(depth - 1, -1, -1) if torch._C._get_function_stack_at(i) is mode), depth)
-    taken = [torch._C._pop_torch_function_stack() for _ in range(depth - place)]
-    taken.reverse()
-    return taken
+def function_modes_from(mode: Any) -> list[Any]:
+    """This mode for torch functions, and those that were entered after it, in their order."""
+    stack = [torch._C._get_function_stack_at(i) for i in range(count_function_modes())]
+    place = next((i for i in range(len(stack) - 1, -1, -1) if stack[i] is mode), len(stack))
+    return stack[place:]
+
+
+def pop_function_modes(count: int) -> None:
+    for _ in range(count):
+        torch._C._pop_torch_function_stack()
 
 
 def push_function_modes(taken: list[Any]) -> None:
-    """Put back what `pop_function_modes` took out."""
+    """Put back what `pop_function_modes` took out, as far as an interrupt has let it."""
     for mode in taken:
-        torch._C._push_on_torch_function_stack(mode)
+        if mode not in function_modes_from(mode):
+            torch._C._push_on_torch_function_stack(mode)
 
 
 def hollow() -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable
+from types import ClassMethodDescriptorType
 from typing import Any
 
 import torch
@@ -37,6 +38,11 @@ def number_of_node(node: Any) -> int:
 def attach_to_node(node: Any, name: str, value: object) -> None:
     """Kept alive as long as the node of autograd is."""
     node.metadata[name] = value
+
+
+def apply_function(function: type[torch.autograd.Function], *args: object) -> Any:
+    """`function.apply(…)`, which torch leaves without annotations."""
+    return function.apply(*args)
 
 
 def shape_of_gradient(node: Any, result: int = 0) -> Any:
@@ -96,6 +102,15 @@ def vmap_inputs(in_dims: Any, args: tuple[Any, ...], func: Any) -> tuple[list[in
     """The dimension that is mapped of each input (None: none), the inputs as a flat list, and their structure."""
     _, flat_dims, flat, structure = torch._functorch.vmap._process_batched_inputs(in_dims, args, func)
     return flat_dims, flat, structure
+
+
+def function_of_class_method(method: Any) -> Callable[..., Any]:
+    """A bound class method as a function that takes the class. In some releases `Function.apply` is written in C++."""
+    if hasattr(method, "__func__"):
+        return method.__func__
+    found = (vars(kind).get(method.__name__) for kind in method.__self__.__mro__)
+    descriptor = next(value for value in found if isinstance(value, ClassMethodDescriptorType))
+    return lambda cls, *args, **kwargs: descriptor.__get__(None, cls)(*args, **kwargs)
 
 
 def recording_of(op: Any) -> Callable[..., Any] | None:

@@ -12,9 +12,27 @@ from torch._library.custom_ops import OPDEFS as _custom_definitions
 from torch._library.simple_registry import singleton as _custom_registry
 from torch._ops import OpOverload
 
+from understudy._torch.dispatch import no_modes
+
 
 def returns_nothing(op: Any) -> bool:
     return not op._schema.returns
+
+
+def returned_arguments(op: Any) -> list[str] | None:
+    """The arguments that an operator returns, one for each result, if it returns nothing but what it writes to."""
+    schema = op._schema
+    by_alias = {
+        tuple(argument.alias_info.before_set): argument.name
+        for argument in schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write and str(argument.type) == "Tensor"
+    }
+    names = [
+        by_alias.get(tuple(result.alias_info.before_set)) if result.alias_info is not None else None
+        for result in schema.returns
+    ]
+    found = [name for name in names if name is not None]
+    return found if found and len(found) == len(names) else None
 
 
 def has_out_arguments(op: Any) -> bool:
@@ -141,6 +159,11 @@ def written_arguments(op: OpOverload) -> tuple[tuple[int, str], ...]:
 
 
 @once_for_each_operator
+def has_cpu_kernel(op: OpOverload) -> bool:
+    return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU"))
+
+
+@once_for_each_operator
 def argument_names(op: OpOverload) -> tuple[str, ...]:
     return tuple(argument.name for argument in op._schema.arguments)
 
@@ -193,3 +216,14 @@ def is_decomposed_in_aten(op: OpOverload) -> bool:
     function = decompositions.decomposition_table[op]
     is_there = hasattr(decompositions.decompositions, function.__name__)
     return function.__module__.startswith(decompositions.__name__) and is_there
+
+
+@functools.cache
+def group_norm_takes_any_strides() -> bool:
+    """The kernel of torch 2.13 refuses what is neither contiguous nor channels-last."""
+    with no_modes():
+        try:
+            torch.ops.aten.native_group_norm.default(torch.zeros(1, 2, 2).mT, None, None, 1, 2, 2, 1, 1e-5)
+        except RuntimeError:
+            return False
+    return True

@@ -40,6 +40,17 @@ def storage_id(tensor: Tensor) -> int:
     return native_storage(tensor)._cdata
 
 
+def has_other_tensors(tensor: Tensor) -> bool:
+    """Whether others share its storage. The storage object that is made to ask counts as one."""
+    storage = native_storage(tensor)
+    return torch._C._storage_Use_Count(storage._cdata) > 2
+
+
+def storage_number(storage: torch.UntypedStorage) -> int:
+    """As `storage_id`, of the storage itself."""
+    return storage._cdata
+
+
 def is_zero(tensor: Tensor) -> bool:
     """Whether it is one of those that forward differentiation makes for a gradient of zero, without memory."""
     return tensor._is_zerotensor()
@@ -59,13 +70,10 @@ def real_bytes(contents: bytes) -> Tensor:
 
 def share_storage(tensor: Tensor, storage: Any) -> None:
     """Let `tensor` stand on `storage`, its metadata unchanged."""
-    guard = NoDispatch()
-    try:
+    with NoDispatch():
         torch.ops.aten.set_.source_Storage_storage_offset(
             tensor, storage, tensor.storage_offset(), tensor.shape, tensor.stride()
         )
-    finally:
-        del guard
 
 
 def as_result(leaf: Tensor) -> Any:
@@ -160,16 +168,8 @@ def is_stand_in(tensor: Any) -> bool:
 count_writes: Callable[[Any], None] = torch._C._increment_version
 
 
-class PastDispatch:
-    """Real torch for a moment, for calls on real tensors: past every mode. Ten times cheaper than `no_modes`."""
-
-    __slots__ = ("_guard",)
-
-    def __enter__(self) -> None:
-        self._guard: Any = NoDispatch()
-
-    def __exit__(self, *exception: Any) -> None:
-        self._guard = None
+PastDispatch: Any = NoDispatch
+"""Real torch for a moment, for calls on real tensors: past every mode. Ten times cheaper than `no_modes`."""
 
 
 def inner_device(tensor: Any) -> torch.device:
@@ -187,3 +187,14 @@ class RaggedNode(NestedIntNode):
     def mul(self, other: Any) -> RaggedNode:
         times = other.constant_int() if other.is_constant() else other.guard_int("", 0)
         return RaggedNode(self.t_id, self.coeff * times)
+
+
+def flatten_wrapper(wrapper: torch.Tensor) -> tuple[list[str], object]:
+    """The names of the tensors inside of a wrapper subclass, and what else it takes to put it together again."""
+    return wrapper.__tensor_flatten__()
+
+
+def unflatten_wrapper(
+    kind: type[torch.Tensor], parts: dict[str, Any], context: object, shape: Any, stride: Any
+) -> torch.Tensor:
+    return kind.__tensor_unflatten__(parts, context, shape, stride)

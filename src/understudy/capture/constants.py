@@ -15,7 +15,6 @@ import keyword
 import re
 import unicodedata
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +23,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from understudy import _torch
 from understudy.capture.lazy_state import VAL, LazyMeta, LazyParameter
+from understudy.contexts import contextmanager, to_the_end
 from understudy.errors import Context, MixedTensorsError
 from understudy.fake.convert import spec_of_real
 from understudy.fake.mode import FakeTensorMode
@@ -428,14 +428,15 @@ def forgetful_optimizers() -> Iterator[None]:
             state = {parameter: copy.copy(entries) for parameter, entries in optimizer.state.items()}
             before[optimizer] = state, [dict(group) for group in optimizer.param_groups]
 
-    handle = register_optimizer_step_pre_hook(remember)
-    try:
-        yield
-    finally:
-        handle.remove()
+    def restore() -> None:
         for optimizer, (state, groups) in before.items():
             optimizer.state.clear()
             optimizer.state.update(state)
             for group, options in zip(optimizer.param_groups, groups, strict=True):
                 group.clear()
                 group.update(options)
+
+    handles: list[Any] = []
+    with to_the_end(restore), to_the_end(lambda: [handle.remove() for handle in handles]):
+        handles.append(register_optimizer_step_pre_hook(remember))
+        yield

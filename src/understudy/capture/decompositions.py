@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from understudy import _torch
+from understudy.capture.make_fx import disable_autocast_cache as disable_autocast_cache
 from understudy.capture.make_fx import make_fx
 from understudy.capture.proxy_slots import track_tensor_tree
 from understudy.capture.recorder import AMBIENT, Decompositions, ProxyTorchDispatchMode
 from understudy.capture.tracer import PythonKeyTracer
+from understudy.contexts import contextmanager
 
 
 @contextmanager
@@ -136,14 +138,3 @@ def selective_decompose(
         return run(*args)
 
     return make_fx(joint if trace_joint_graph else inference, decomposition_table={})(*args)
-
-
-@contextmanager
-def disable_autocast_cache() -> Iterator[None]:
-    """Inside, autocast casts a weight each time: a cast that was made before would be unknown to a graph."""
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)

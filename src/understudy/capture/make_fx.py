@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -30,11 +30,12 @@ from understudy.capture.recorder import ProxyTorchDispatchMode
 from understudy.capture.repeated_layers.layers import RepeatedLayers
 from understudy.capture.tracer import OPEN, SYMBOLIC, PythonKeyTracer
 from understudy.capture.unrecorded_effects.torch_functions import TorchFunctionMetadataMode
+from understudy.contexts import contextmanager, to_the_end
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.torch_api import maybe_get_fake_mode
 from understudy.graph import show
-from understudy.graph.borrowed_state import no_collection, to_the_end
+from understudy.graph.borrowed_state import no_collection, refuse_cycles
 from understudy.graph.node_origins import begins_here
 from understudy.graph.node_values import in_stand_ins, set_val
 from understudy.shapes.bindings import bindings_of_input
@@ -154,6 +155,10 @@ class Options:
     error_on_data_dependent_ops: bool = True
     proxy_module_inputs: bool = False
     torch_functions: bool = True
+    keeps_parts: bool = True
+    """Above autograd: record what operators consist of, for a backward pass inside of the program."""
+    whole: Container[Any] | None = None
+    """Composite operators that are recorded as they are. Autograd, which would break them up, is left out."""
 
 
 def make_fx(
@@ -185,7 +190,11 @@ def make_fx(
 
     @functools.wraps(f)
     def trace(*args: Any) -> GraphModule:
-        return Capture(f, options).run(args)
+        try:
+            return Capture(f, options).run(args)
+        except RecursionError:
+            refuse_cycles(args)
+            raise
 
     return trace
 
@@ -222,17 +231,17 @@ class Capture:
             self.tracer, self.options.tracing_mode, self.options.pre_dispatch, self.options.allow_fake_constant,
             self.options.error_on_data_dependent_ops, self.options.decomposition_table,
         )  # fmt: skip
+        self.recorder.keeps_parts = self.options.keeps_parts
+        self.recorder.whole = self.options.whole or ()
         self._make_placeholders(names, in_spec, inputs)
         self._bind_symbols_of_data(inputs)
-        OPEN.add(self.tracer.graph)
-        try:
+        with to_the_end(lambda: self._close(inputs)):
+            OPEN.add(self.tracer.graph)
             self._modules_given = [value for value in inputs if isinstance(value, torch.nn.Module)]
             with self._state() as state:
                 given = self._as_given(inputs)
                 result = self._perform(_torch.tree_unflatten(given, in_spec), state)
                 out_spec = self._finish(result, state)
-        finally:
-            to_the_end(lambda: self._close(inputs))
         return self._graph_module(names, in_spec, out_spec)
 
     def _close(self, inputs: list[Any]) -> None:
@@ -359,25 +368,12 @@ class Capture:
         self._modules_borrowed = [module for module, _ in modules]
         layers = RepeatedLayers(self._modules_borrowed) if self._may_repeat_layers() else None
 
-        def give_back() -> None:
-            try:
-                if layers is not None:
-                    layers.release()
-            finally:
-                state.give_back()
-
-        try:
-            try:
-                if self.outer is None:
-                    state.lend(modules, self.tracer.constants, waiting=() if layers is None else layers.later)
-                if layers is not None:
-                    layers.watch(self.tracer, self.stand_ins, self.recorder)
-                yield state
-            finally:
-                to_the_end(give_back)
-        except BaseException:
-            give_back()  # an interrupt may come before the line above has begun
-            raise
+        with to_the_end(state.give_back), to_the_end(nothing if layers is None else layers.release):
+            if self.outer is None:
+                state.lend(modules, self.tracer.constants, waiting=() if layers is None else layers.later)
+            if layers is not None:
+                layers.watch(self.tracer, self.stand_ins, self.recorder)
+            yield state
 
     def _may_repeat_layers(self) -> bool:
         """Whether a layer may be written down without being run: not where there is more to record than operators."""
@@ -387,44 +383,33 @@ class Capture:
     # --- the run ---------------------------------------------------------------------------------------------
 
     def _perform(self, args: Any, state: BorrowedModules) -> Any:
-        is_autocast_cached = torch.is_autocast_cache_enabled()
-        with self._all_left(), ExitStack() as stack:
-            if self.fake_mode is not None:
-                stack.enter_context(self.fake_mode)
-            if self.options.pre_dispatch:
-                stack.enter_context(_torch.python_versions())  # what knows of a recorder above autograd
-                stack.enter_context(PreDispatchTorchFunctionMode(self.tracer))
-            if self.fake_mode is not None and self.outer is None:
-                cached = CachedFunctions(self.f, self._modules_borrowed, self.fake_mode)
-                stack.callback(to_the_end, cached.empty)
-                self.tracer.strays = OutsideTensors(self.tracer.constants, self.fake_mode, cached)
-                stack.enter_context(forgetful_optimizers())
-            if self.options.torch_functions:
-                stack.enter_context(TorchFunctionMetadataMode(self.tracer))
-            stack.enter_context(running(self))
-            stack.enter_context(self.recorder)
-            self.tracer.node_meta.module_stack = stack.enter_context(self._modules())
-            stack.callback(torch.set_autocast_cache_enabled, is_autocast_cached)
-            torch.set_autocast_cache_enabled(
-                False
-            )  # casts that were made before would be unknown to the graph
-            try:
-                return _call_program(self.f, args)
-            except Exception as error:
-                with_last_nodes(error, self.tracer.graph)
-                raise
+        below = nullcontext() if self.options.whole is None else _torch.below_autograd()
+        surroundings = self._surroundings()
+        with self.fake_mode or nullcontext(), surroundings, running(self), below, self.recorder, self._modules() as stack:
+            self.tracer.node_meta.module_stack = stack
+            with disable_autocast_cache():  # casts that were made before would be unknown to the graph
+                try:
+                    return _call_program(self.f, args)
+                except Exception as error:
+                    with_last_nodes(error, self.tracer.graph)
+                    raise
 
     @contextmanager
-    def _all_left(self) -> Iterator[None]:
-        """Modes are left when this is over, also if an interrupt came while they were being left."""
-        mode = None if _torch.active_fake_mode() is self.fake_mode else self.fake_mode
-        try:
+    def _surroundings(self) -> Iterator[None]:
+        """What is set for the program, besides the modes in which it runs."""
+        options, mode = self.options, self.fake_mode
+        # torch's Python versions of operators know of a recorder above autograd
+        above = _torch.python_versions() if options.pre_dispatch else nullcontext()
+        regions = _torch.function_mode(PreDispatchTorchFunctionMode(self.tracer)) if options.pre_dispatch else nullcontext()
+        names = _torch.function_mode(TorchFunctionMetadataMode(self.tracer)) if options.torch_functions else nullcontext()
+        if mode is None or self.outer is not None:
+            with above, regions, names:
+                yield
+            return
+        cached = CachedFunctions(self.f, self._modules_borrowed, mode)
+        self.tracer.strays = OutsideTensors(self.tracer.constants, mode, cached)
+        with above, regions, to_the_end(cached.empty), forgetful_optimizers(), names:
             yield
-        except BaseException:
-            self.recorder.leave()
-            if mode is not None and _torch.active_fake_mode() is mode:
-                mode.__exit__()
-            raise
 
     @contextmanager
     def _modules(self) -> Iterator[Callable[[], Any] | None]:
@@ -466,6 +451,19 @@ class Capture:
         if self.fake_mode is not None and self.options.tracing_mode == "symbolic":
             gm.shape_env = self.fake_mode.shape_env
         return gm
+
+
+@contextmanager
+def disable_autocast_cache() -> Iterator[None]:
+    """Inside, autocast casts a weight each time: a cast that was made before would be unknown to a graph."""
+    before = torch.is_autocast_cache_enabled()
+    with to_the_end(lambda: torch.set_autocast_cache_enabled(before)):
+        torch.set_autocast_cache_enabled(False)
+        yield
+
+
+def nothing() -> None:
+    """Where there is nothing to undo."""
 
 
 def _mode_among(leaves: Iterable[Any]) -> FakeTensorMode | None:

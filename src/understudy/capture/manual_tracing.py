@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from understudy.capture.predispatch import settle
 from understudy.capture.proxy_slots import track_tensor_tree
 from understudy.capture.recorder import Decompositions, ProxyTorchDispatchMode
 from understudy.capture.tracer import OPEN, SYMBOLIC, PythonKeyTracer
+from understudy.contexts import contextmanager
 from understudy.errors import UnderstudyError
 from understudy.fake.torch_api import unset_fake_temporarily
 

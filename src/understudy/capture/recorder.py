@@ -9,9 +9,7 @@ import functools
 import logging
 import operator
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -22,6 +20,7 @@ from understudy import _torch
 from understudy.capture.higher_order import subgraphs
 from understudy.capture.tracer import OPEN, PLAIN, SYMBOLIC, PythonKeyTracer
 from understudy.capture.unrecorded_effects.data_reads import DeterminedRealValues, refuse_read
+from understudy.contexts import GuardedExit, contextmanager, guard_exit
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_view
 from understudy.fake.tensor import FakeTensor
@@ -31,6 +30,7 @@ from understudy.ops.traits.recording import recorded_as, unrecorded
 from understudy.shapes.bindings import compute_unbacked_bindings, unbacked_symbols_in
 from understudy.shapes.env import ShapeEnv
 from understudy.spec.call import flat
+from understudy.spec.error_context import refuse_order
 
 log = logging.getLogger(__name__)
 aten = torch.ops.aten
@@ -82,6 +82,10 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
     _mode_key = _torch.PROXY
     supports_higher_order_operators = True
     enable_tracing = True
+    keeps_parts = True
+    """Above autograd, record what operators consist of: a backward pass inside of the program reads it."""
+    whole: Container[Any] = ()
+    """Below autograd: composite operators that are recorded as they are."""
 
     def __init__(
         self, tracer: PythonKeyTracer, tracing_mode: str = "real", pre_dispatch: bool = False,
@@ -99,7 +103,6 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         self.decomposition_table = {} if ambient is None else ambient
         self._routes: dict[int, Route] = {}
         self._values = DeterminedRealValues(tracer)
-        self._entered = threading.local()
         self._parts: Any = None
         tracer.constants.allow_fakes = _allow_fake_constant
 
@@ -120,37 +123,32 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
     # --- entering and leaving ------------------------------------------------------------------------------
 
     def __enter__(self) -> ProxyTorchDispatchMode:
-        stack = self._entered.__dict__.setdefault("stack", [])
-        depth, graph = len(stack), self.tracer.graph
-        opened = None if stack or graph in OPEN else graph
-        entry = _torch.RecorderEntry(self)
+        graph = self.tracer.graph
+        is_first = graph not in OPEN and _torch.latest_entry(_torch.ENTERED.recorders, self) is None
+        entry = _torch.RecorderEntry(self, functools.partial(OPEN.remove, graph) if is_first else None)
+        guard_exit(self, entry.leave)
         try:
-            stack.append((entry, opened))
-            if opened is not None:
+            if is_first:
                 OPEN.add(graph)
             entry.enter()
-            return self
-        except BaseException:  # an interrupt
-            self._leave(depth, entry, opened)
+        except BaseException:  # an interrupt, where no `with` statement guards it
+            entry.leave()
             raise
+        return self
 
+    @GuardedExit
     def __exit__(self, *exception: Any) -> None:
-        if not self._entered.stack:  # `leave` was called after an interrupt
+        entry = _torch.latest_entry(_torch.ENTERED.recorders, self)
+        if entry is None:  # `leave` was called after an interrupt
             return
-        depth = len(self._entered.stack) - 1
-        entry, opened = self._entered.stack[depth]
+        is_innermost = entry.is_innermost()
         try:
-            self._leave(depth, entry, opened)
+            entry.leave()
         except BaseException:  # an interrupt
-            self._leave(depth, entry, opened)
+            entry.leave()
             raise
-
-    def _leave(self, depth: int, entry: _torch.RecorderEntry, opened: Any) -> None:
-        """May be called twice."""
-        entry.leave()
-        if opened is not None:
-            OPEN.remove(opened)
-        del self._entered.stack[depth:]
+        if not is_innermost:
+            refuse_order(entry, self, exception)
 
     def leave(self) -> None:
         """If an interrupt came while it was being left."""
@@ -182,7 +180,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         # torch's own tables are mappings whose `get` does not know all that they hold.
         decomposition = self._decompositions[op] if op in self._decompositions else None  # noqa: SIM401
         route = (
-            route_of(op, self.pre_dispatch)
+            route_of(op, self.pre_dispatch or op in self.whole)
             if decomposition is None
             else Route(op, decomposition, self.pre_dispatch)
         )
@@ -316,7 +314,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
 
         self._parts = None
         with _torch.NoFunctionModes():
-            if not needs_its_parts(args, kwargs):
+            if not self.keeps_parts or not needs_its_parts(args, kwargs):
                 return func(*args, **kwargs)
             inner = InnerRecorder(self)
             with inner:

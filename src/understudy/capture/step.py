@@ -12,7 +12,6 @@ import copy
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -22,8 +21,8 @@ from understudy import _torch
 from understudy.capture.borrowed_modules import BorrowedModules
 from understudy.capture.constants import attach
 from understudy.capture.make_fx import MODES, Capture, Options, TracingMode, leaf_names, names_in_code
+from understudy.contexts import contextmanager, to_the_end
 from understudy.errors import GuardOnDataDependentSymNode
-from understudy.graph.borrowed_state import to_the_end
 
 STATE = "optimizer_state."
 """Where a graph module holds the optimizer's state."""
@@ -192,7 +191,7 @@ class StepCapture(Capture):
     def _state(self) -> Iterator[BorrowedModules]:
         state = BorrowedModules(self.fake_mode)
         reals = _names(self._model)
-        try:
+        with to_the_end(state.give_back):
             self._modules_borrowed = [self._model]
             state.lend([(self._model, True)], self.tracer.constants)
             self.tracer.constants.without_gradient = True
@@ -205,8 +204,6 @@ class StepCapture(Capture):
                 for (position, name), number in self._varying.items()
             }
             yield state
-        finally:
-            to_the_end(state.give_back)
 
     def _shadow_of(self, stand_ins: dict[torch.Tensor, torch.Tensor], names: dict[torch.Tensor, str]) -> Any:
         """A copy of the optimizer that holds stand-ins for the parameters and for its state."""
@@ -313,7 +310,9 @@ def _begins_with_zeros(optimizer: torch.optim.Optimizer) -> bool:
 def _origin(node: Node) -> Node:
     """The node that made a tensor which this one wrote to in place."""
     while isinstance(node.target, _torch.OpOverload) and _torch.is_mutable(node.target):
-        node = node.args[0]  # type: ignore[assignment]
+        written = node.args[0]
+        assert isinstance(written, Node)
+        node = written
     return node
 
 
@@ -347,7 +346,9 @@ def _zeros_like(val: Any) -> torch.Tensor:
 def _evaluate_node(node: Node, graph: GraphModule, values: dict[Node, Any]) -> Any:
     """What a node gives for real, where it depends on nothing but parameters, constants and metadata."""
     if isinstance(node.target, _torch.OpOverload) and node.target.overloadpacket.__name__ in LIKE:
-        values.setdefault(node.args[0], _zeros_like(node.args[0].meta["val"]))  # type: ignore[arg-type,union-attr]
+        like = node.args[0]
+        assert isinstance(like, Node)
+        values.setdefault(like, _zeros_like(like.meta["val"]))
     if node not in values:
         if node.op == "get_attr":
             result: Any = graph
@@ -404,7 +405,7 @@ def _called_with_structures(
     root = torch.nn.Module()
     for node in graph.find_nodes(op="get_attr"):
         attach(root, str(node.target), _evaluate_node(node, graph_module, {}))
-    result = _torch.lazy_graph_module(root, graph, "step")
-    result.example_parameters = parameters  # type: ignore[assignment]
-    result.example_state = state  # type: ignore[assignment]
+    result: Any = _torch.lazy_graph_module(root, graph, "step")
+    result.example_parameters = parameters
+    result.example_state = state
     return result

@@ -1,57 +1,61 @@
 """cli: the command `understudy`. Questions that need no torch are answered without it.
 
-    understudy devices [--json] [--cards FILE]    the cards that can be simulated
-    understudy replay SNAPSHOT                    who held the memory of a real run, and what other settings would give
-    understudy calibrate SNAPSHOT --device CARD   measure a card by a real run on it
+    commands    what a command is; errors in one line
+    run         understudy run [--device D] script.py …: rehearse a script
+    devices     understudy devices [--json] [--cards FILE]: the cards that can be simulated
+    fixes       understudy fix --device D script.py …: the cheapest changes that make a script fit
+                understudy fit --device D --vary batch=1..512 script.py …: the largest size that fits
+    models      understudy model TARGET, check TARGET, graph TARGET: layers, output for every size, operators
+    reports     understudy report RUN.json [--html FILE], diff A.json B.json: saved rehearsals
+    snapshots   understudy replay SNAPSHOT, calibrate SNAPSHOT --device D: memory snapshots of real runs
 
-    snapshots    replay, calibrate
-    tables       plain text for terminals and pipes
+    changes     changes of a script that save memory, found in its source
+    rehearsals  many rehearsals on an executor
+    targets     models by name, inputs as specs
+    layer_table what each module takes, gives and keeps
+    tables      plain text for terminals and pipes
 
-A command is one `Command` in `COMMANDS`: its arguments, and a function that returns the exit code. What is wrong with the
+argparse serves: it answers in 30 ms, and an option parser of another kind would be one more thing to install. A command is
+one row of `COMMANDS`, and one `Command`: its arguments, and a function that returns the exit code. What is wrong with the
 input is one line on standard error, and exit code 2.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import NoReturn
+from collections.abc import Sequence
 
 from understudy import __version__
-from understudy.cli.snapshots import (
-    add_calibrate_arguments,
-    add_replay_arguments,
-    calibrate_card,
-    replay_snapshot,
-)
+from understudy.cli.commands import USAGE, Command, Parser
 from understudy.errors import UnderstudyError
-from understudy.simulation.catalogue import GB, TERA, Card, GiB, list_cards, read_cards, read_software
 
-USAGE = 2
-"""The exit code for wrong input."""
+COMMANDS = (
+    ("run", "Rehearse a script on a card that is not here.", "run"),
+    ("fix", "The cheapest changes that make a script fit.", "fixes"),
+    ("fit", "The largest batch, or length, that fits.", "fixes"),
+    ("report", "Show a saved rehearsal, or write it for other tools.", "reports"),
+    ("diff", "Compare two rehearsals.", "reports"),
+    ("model", "List the layers of a model.", "models"),
+    ("check", "What a model gives for every size of its inputs.", "models"),
+    ("graph", "The operators of a model.", "models"),
+    ("replay", "Who held the memory of a real run, from its snapshot.", "snapshots"),
+    ("calibrate", "Measure a card by a snapshot of a real run on it.", "snapshots"),
+    ("devices", "List the cards that can be simulated.", "devices"),
+)
+"""Name, summary, and the module that has the command: it is imported when it is asked for, so that --help is quick."""
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    name: str
-    summary: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
+def find_command(name: str, module: str) -> Command:
+    found = importlib.import_module(f"understudy.cli.{module}")
+    commands: tuple[Command, ...] = getattr(found, "COMMANDS", None) or (found.COMMAND,)
+    return next(command for command in commands if command.name == name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _make_parser().parse_args(arguments)
+    options = _parse(list(sys.argv[1:] if arguments is None else arguments))
     command: Command = options.command
     try:
         code = command.run(options)
@@ -66,72 +70,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="understudy", description="Rehearse PyTorch programs on hardware that is not here.")
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = Parser(prog="understudy", description="Rehearse PyTorch programs on hardware that is not here.")
     parser.add_argument("--version", action="version", version=f"understudy {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        own = commands.add_parser(command.name, help=command.summary, description=command.summary)
+    program: list[str] = []
+    for name, summary, module in COMMANDS:
+        own = commands.add_parser(name, help=summary, description=summary)
+        if arguments[:1] != [name]:
+            continue
+        command = find_command(name, module)
         command.add_arguments(own)
         own.set_defaults(command=command)
-    return parser
-
-
-# understudy devices
-
-
-def _add_device_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="all figures with their sources, sizes in bytes")
-    parser.add_argument("--cards", metavar="FILE", help="a TOML file with cards of your own, listed first")
-
-
-def _list_devices(options: argparse.Namespace) -> int:
-    cards = (*(read_cards(options.cards) if options.cards else ()), *list_cards())
-    if options.json:
-        record = {"software": asdict(read_software()), "devices": [card.to_record() for card in cards]}
-        print(json.dumps(record, indent=2))
-        return 0
-    rows = [DEVICE_COLUMNS, *(_device_row(card) for card in cards)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(DEVICE_COLUMNS))]
-    for row in rows:
-        columns = zip(row, widths, _LEFT, strict=True)
-        cells = [cell.ljust(width) if is_left else cell.rjust(width) for cell, width, is_left in columns]
-        print("  ".join(cells).rstrip())
-    print(DEVICE_NOTES.format(software=read_software()))
-    return 0
-
-
-DEVICE_COLUMNS = ("device", "name", "GiB", "outside", "capability", "SMs", "GB/s", "fp32 TF", "bf16 TF", "link GB/s")
-_LEFT = (True, True, *(False,) * 8)
-DEVICE_NOTES = """
-Memory as the driver reports it. Outside: what a process holds outside of torch's allocator (~ not published: typical).
-Dense throughput. A dash is unknown, or not there. All figures with their sources: --json.
-Simulated software: {software}."""
-
-
-def _device_row(card: Card) -> tuple[str, ...]:
-    return (
-        card.key,
-        card.name,
-        f"{card.memory / GiB:.2f}",
-        f"{'~' if card.context is None and card.outside else ''}{card.outside / GiB:.2f}",
-        f"{card.capability[0]}.{card.capability[1]}" if card.capability else "-",
-        str(card.multiprocessors or "-"),
-        _format_scaled(card.bandwidth, GB),
-        _format_scaled(card.throughput.get("float32"), TERA),
-        _format_scaled(card.throughput.get("bfloat16"), TERA),
-        _format_scaled(card.interconnect_bandwidth, GB),
-    )
-
-
-def _format_scaled(figure: float | None, unit: int) -> str:
-    if figure is None:
-        return "-"
-    return f"{figure / unit:,.0f}" if figure >= 100 * unit else f"{figure / unit:.1f}"
-
-
-COMMANDS = (
-    Command("devices", "List the cards that can be simulated.", _add_device_arguments, _list_devices),
-    Command("replay", "Who held the memory of a real run, from its snapshot.", add_replay_arguments, replay_snapshot),
-    Command("calibrate", "Measure a card by a snapshot of a real run on it.", add_calibrate_arguments, calibrate_card),
-)
+        if command.takes_program:
+            given, program = own.split_program(arguments[1:])
+            arguments = [name, *given]
+    options = parser.parse_args(arguments)
+    options.program = program
+    return options

@@ -8,6 +8,7 @@ import os
 from dataclasses import asdict
 from typing import Any
 
+from understudy.cli.commands import Command
 from understudy.cli.tables import clean, format_size, print_table
 from understudy.errors import UnderstudyError
 from understudy.simulation.allocator import AllocatorSettings
@@ -224,3 +225,9 @@ def calibrate_card(options: argparse.Namespace) -> int:
         return 0
     print(f"stored for {card.key} in {clean(str(save_calibration(card.key, context=context, error=error)))}")
     return 0
+
+
+COMMANDS = (
+    Command("replay", "Who held the memory of a real run, from its snapshot.", add_replay_arguments, replay_snapshot),
+    Command("calibrate", "Measure a card by a snapshot of a real run on it.", add_calibrate_arguments, calibrate_card),
+)

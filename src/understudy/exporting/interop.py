@@ -9,13 +9,17 @@ import copy
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor as TorchFakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as TorchFakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 from torch.fx.experimental.symbolic_shapes import ShapeEnv as TorchShapeEnv
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp as TorchFakeTensorProp
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from understudy import _torch
+from understudy.capture.lazy_state import LazyDict
 from understudy.errors import UnderstudyError
 from understudy.fake.tensor import FakeTensor
 from understudy.shapes.node import SymNode
@@ -50,7 +54,9 @@ class TorchSymbols:
             return value
         if node.is_plain:
             return node.value
-        expression = node.value
+        expression = node.shape_env.simplify(node.value)
+        if isinstance(expression, (int, float, bool)):
+            return expression
         if not hasattr(expression, "symbols") or self._env is None:
             raise UnderstudyError(f"{node} has no counterpart among torch's symbols")
         values = {symbol: self._symbol(node.shape_env, symbol) for symbol in expression.symbols}
@@ -69,7 +75,26 @@ class TorchSymbols:
                     hint, source, dynamic_dim=DimDynamic.DYNAMIC, do_not_specialize_zero_one=True
                 )
                 self._symbols[symbol] = self._env.create_symintnode(made, hint=hint, source=source)
+            self._set_range(self._symbols[symbol], symbol)
         return self._symbols[symbol]
+
+    def _set_range(self, number: Any, symbol: Any) -> None:
+        low = 0 if symbol.low is None else symbol.low
+        bounds = ValueRanges(low, int_oo if symbol.high is None else symbol.high)
+        if number.node.expr in self._env.var_to_range:
+            self._env.var_to_range[number.node.expr] = bounds
+
+    def ranges(self) -> dict[Any, Any]:
+        """The range of each symbol that was converted, as exported programs state them."""
+        return {
+            number.node.expr: self._env.var_to_range[number.node.expr]
+            for number in self._symbols.values()
+            if number.node.expr in self._env.var_to_range
+        }
+
+    def range_of(self, number: Any) -> Any:
+        """The range of a converted number."""
+        return self._env.bound_sympy(number.node.expr)
 
 
 def _convert_graph(graph_module: GraphModule, mode: Any, symbols: TorchSymbols) -> GraphModule:
@@ -114,3 +139,90 @@ def _tensor(spec: TensorSpec, mode: Any, symbols: TorchSymbols) -> torch.Tensor:
         tensor = torch.empty_strided(shape, stride, dtype=spec.dtype, device=spec.device)
         offset = symbols.number(spec.offset)
         return tensor if isinstance(offset, int) and offset == 0 else tensor.as_strided(shape, stride, 0)
+
+
+# --- The values of an exported program: made of specs, one for each, when somebody reads them -------------------------
+
+
+class TorchValues:
+    """Torch's fake tensors and symbols for ours."""
+
+    def __init__(self) -> None:
+        self.env = TorchShapeEnv()
+        self.mode = TorchFakeTensorMode(allow_non_fake_inputs=True, shape_env=self.env, export=True)
+        self.symbols = TorchSymbols(self.env)
+        self._made: dict[tuple[TensorSpec, bool], torch.Tensor] = {}
+
+    def convert(self, value: Any) -> Any:
+        """Torch's for a stand-in, a symbolic number, or a structure of them."""
+        if type(value) is FakeTensor:
+            return self._convert_tensor(value._spec, value.requires_grad and value.is_leaf)
+        if isinstance(value, SYMBOLIC):
+            return self.symbols.number(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(self.convert, value))
+        return value
+
+    def _convert_tensor(self, spec: TensorSpec, requires_grad: bool) -> torch.Tensor:
+        found = self._made.get((spec, requires_grad))
+        if found is None:
+            shape, stride = ([self.symbols.number(size) for size in sizes] for sizes in (spec.shape, spec.stride))
+            # Nothing is to be assumed because it was written down, and no mode of the caller is to answer.
+            with _torch.no_modes(), self.env.suppress_guards():
+                plain = torch.empty_strided(shape, stride, dtype=spec.dtype, device="meta")
+                device = torch.device(spec.device)
+                found = TorchFakeTensor(self.mode, plain, device, requires_grad=requires_grad)
+            self._made[spec, requires_grad] = found
+        return found
+
+    def bind_unbacked(self, node: Node) -> None:
+        """Where the symbols that a node makes are found in what it gives, in torch's words."""
+        from torch.fx.experimental.symbolic_shapes import _free_unbacked_symbols_with_path  # why: private
+
+        env = self.env
+        found = _free_unbacked_symbols_with_path(
+            node.meta["val"], (), shape_env=env, pending=set(env.var_to_range), simplify=True
+        )
+        env.pending_fresh_unbacked_symbols.clear()
+        if found:
+            node.meta["unbacked_bindings"] = found
+
+
+class TorchMeta(LazyDict):
+    """The metadata of a node, in which a stand-in becomes torch's fake tensor when it is read."""
+
+    __slots__ = ("values_of_torch",)
+    pending = FakeTensor
+    values_of_torch: TorchValues
+
+    def _make(self, pending: FakeTensor) -> Any:
+        return self.values_of_torch.convert(pending)
+
+    def copy(self) -> Any:
+        other = TorchMeta()
+        for key in self:
+            dict.__setitem__(other, key, dict.__getitem__(self, key))
+        other.values_of_torch = self.values_of_torch
+        return other
+
+
+def convert_values(graph_module: GraphModule, values: TorchValues) -> None:
+    """From now on, the nodes of a graph and of those inside say what they give in torch's words."""
+    for module in graph_module.modules():
+        if not isinstance(module, GraphModule):
+            continue
+        for node in module.graph.nodes:
+            meta = TorchMeta()
+            meta.values_of_torch = values
+            val = node.meta.get("val")
+            is_bound = False
+            for name, value in node.meta.items():
+                if name == "unbacked_bindings":
+                    is_bound = True
+                elif name != "tensor_meta":
+                    meta[name] = value
+            if val is not None and type(val) is not FakeTensor:
+                meta["val"] = values.convert(val)
+            _torch.set_node_meta(node, meta)
+            if is_bound:
+                values.bind_unbacked(node)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import functools
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from understudy import _torch
+from understudy.contexts import GuardedExit, guard_exit
 from understudy.errors import DataDependentOutputException, DynamicOutputShapeException, UnderstudyError
 from understudy.fake import copying, tensor_calls
 from understudy.fake import kernels as _kernels  # noqa: F401  (registers them)
@@ -22,7 +23,8 @@ from understudy.fake.realise import adopt, make_new, make_view, realise
 from understudy.fake.templates import make_symbolic
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.tensor_calls import TENSOR_SOURCES
-from understudy.fake.values import data_dependent, determined
+from understudy.fake.values import data_dependent, determined, ranges
+from understudy.fake.values.answers import Answers, Policy, make_policy
 from understudy.fake.values.determined import DeterminedContents, LiteralStorage, StoragePart
 from understudy.fake.values.sizes_in_tensors import take_symbols
 from understudy.infer.cache import PLAIN_TYPES, Cache, DispatchCacheInfo, UnusualArgument, add_value
@@ -35,6 +37,7 @@ from understudy.infer.plan import (
     ONE_DETERMINED,
     ONE_NEW,
     ONE_NEW_SYMBOLIC,
+    RANGED,
     Plan,
     run_effects,
 )
@@ -46,7 +49,7 @@ from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call, flat, map_structure
-from understudy.spec.error_context import with_context
+from understudy.spec.error_context import refuse_order, with_context
 
 PLAIN_SCOPES, SYMBOLIC_SCOPES = combine(ANY_MODE), combine(ANY_MODE, SYMBOLS)
 """Which patches of torch a mode needs."""
@@ -70,6 +73,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     `allow_fallback_kernels`: operators without any shape rule may run for real on small zeros.
     `allow_non_fake_inputs`: real tensors beside fakes are converted instead of refused.
     `crosscheck`: every cache hit is computed again and compared.
+    `answers`: what is answered to reads of data that is not there: "error", "symbol", "plausible", "worst", or a policy
+    of one's own (`fake/values/answers.py`).
     """
 
     _mode_key = _torch.FAKE
@@ -90,10 +95,15 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         static_shapes: bool | None = None,
         export: bool = False,
         crosscheck: bool = False,
+        answers: str | Policy = "error",
     ) -> None:
         if shape_env is not None and not isinstance(shape_env, ShapeEnv):
             kind = f"{type(shape_env).__module__}.{type(shape_env).__name__}"
             raise TypeError(f"shape_env is a {kind}, where an understudy.ShapeEnv is expected: import that one")
+        if answers == "symbol" and shape_env is None:
+            shape_env, static_shapes = ShapeEnv(), static_shapes is None or static_shapes
+        policy = make_policy(answers)
+        self.answers = None if policy is None else Answers(policy)
         self.allow_fallback_kernels = allow_fallback_kernels
         self.allow_non_fake_inputs = allow_non_fake_inputs
         self.shape_env: Any = shape_env
@@ -111,7 +121,6 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         self._find_plan = cache.plans.get if self._looks_among_all else self._cache.plans.get
         self._shared: Any = None if shape_env is None else SharedPlans(shape_env, cache)
         self.fake_tensor_converter = FakeTensorConverter()
-        self._entered = threading.local()
         self.patch_scopes = PLAIN_SCOPES if shape_env is None else SYMBOLIC_SCOPES
         if shape_env is not None:
             take_symbols()
@@ -145,35 +154,28 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     # --- entering and leaving ------------------------------------------------------------------------------
 
     def __enter__(self) -> FakeTensorMode:
-        stack = self._entered.__dict__.setdefault("stack", [])
-        depth = len(stack)
-        entry = None if _torch.active_fake_mode() is self else _torch.FakeModeEntry(self)
+        entry = _torch.FakeModeEntry(self)
+        guard_exit(self, entry.leave)
         try:
-            stack.append(entry)
-            if entry is not None:
-                entry.enter(self.patch_scopes)
-            return self
-        except BaseException:  # an interrupt
-            if entry is not None:
-                entry.leave()
-            del stack[depth:]
+            entry.enter(self.patch_scopes)
+        except BaseException:  # an interrupt, where no `with` statement guards it
+            entry.leave()
             raise
+        return self
 
+    @GuardedExit
     def __exit__(self, *exception: Any) -> None:
-        stack = self._entered.stack
-        depth = len(stack) - 1
-        entry = stack[depth]
+        entry = _torch.latest_entry(_torch.ENTERED.fakes, self)
+        is_innermost = entry is not None and entry.is_innermost()
         try:
             if entry is not None:
                 entry.leave()
                 autocast.forget_casts()
-            stack.pop()
         except BaseException:  # an interrupt
-            if entry is not None:
-                entry.leave()
-                autocast.forget_casts()
-            del stack[depth:]
+            entry.leave()
             raise
+        if not is_innermost:
+            refuse_order(entry, self, exception)
 
     # --- one operator call ---------------------------------------------------------------------------------
 
@@ -209,7 +211,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             return self._attend(func, args, kwargs or {}, full, plan, is_known)
         cache.hits += 1
         if plan.effects:
-            run_effects(plan, flat(FakeTensor, args, kwargs or {}))
+            plan = run_effects(plan, flat(FakeTensor, args, kwargs or {}))
         answer = plan.kind
         if answer == ONE_NEW:
             spec = plan.spec
@@ -281,7 +283,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                 call = self._call(func, args, kwargs)
                 tensor_calls.crosscheck(call, plan, self._infer(call))
         if plan.effects:
-            run_effects(plan, flat(FakeTensor, args, kwargs))
+            plan = run_effects(plan, flat(FakeTensor, args, kwargs))
         return self._replay(func, plan, args, kwargs, is_known)
 
     def _replay(self, func: Any, plan: Plan, args: Any, kwargs: Any, is_known: bool) -> Any:
@@ -291,11 +293,16 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             made._known = determined.start_contents(func, args, kwargs, plan.spec)
             return made
         inputs = flat(FakeTensor, args, kwargs)
-        if not is_known and plan.kind != FOLLOWED:
+        if not is_known and plan.kind < FOLLOWED:
             return realise(self, plan.outcomes, inputs)
-        before = determined.before_call(plan, args, kwargs, inputs)
+        values = ranges.infer_ranges(func, args, kwargs) if plan.kind == RANGED else None
+        before = determined.before_call(plan, args, kwargs, inputs) if is_known or plan.kind == FOLLOWED else None
         result = realise(self, plan.outcomes, inputs)
-        determined.after_call(func, plan, before, inputs, flat(FakeTensor, (result,), {}))
+        results = flat(FakeTensor, (result,), {})
+        if is_known or plan.kind == FOLLOWED:
+            determined.after_call(func, plan, before, inputs, results)
+        if values is not None and before is None:
+            ranges.keep_ranges(values, results, [inputs[position] for position in plan.written])
         return result
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Call:
@@ -377,17 +384,17 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
     def perform(self, function: Callable[..., Any], call: Call) -> Any:
         """Run a function on stand-ins for the call's inputs inside this mode, and say what it did."""
-        stand_ins: list[torch.Tensor] = []
+        stand_ins: list[FakeTensor] = []
 
         def place(spec: TensorSpec) -> FakeTensor:
             stand_ins.append(make_new(self, spec))
-            return stand_ins[-1]  # type: ignore[return-value]
+            return stand_ins[-1]
 
         args, kwargs = map_structure(place, TensorSpec, (call.args, call.kwargs))
         args, kwargs = map_structure(to_torch, SymNode, (args, kwargs))
         with self, _torch.fake_context(call.op, self._dynamic_size, self.shape_env):
             result = function(*args, **kwargs)
-        return outcomes_of(result, stand_ins, call, lambda fake: fake._spec)
+        return outcomes_of(result, stand_ins, call, functools.partial(tensor_calls.spec_of_performed, call))
 
     def _dynamic_size(self, op: Any, least: int, most: int | None) -> Any:
         return tensor_calls.dynamic_size(self, op, least, most)
@@ -415,6 +422,9 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
     def tolist(self, fake: FakeTensor) -> Any:
         return tensor_calls.tolist(self, fake)
+
+    def values_for_numpy(self, fake: FakeTensor) -> torch.Tensor | None:
+        return tensor_calls.numpy(self, fake)
 
     # --- conversion and copies ---------------------------------------------------------------------------------
 

@@ -92,6 +92,8 @@ def make_view(mode: FakeTensorMode, base: FakeTensor, spec: TensorSpec, is_asked
         if base._known.is_zeros and not spec.is_symbolic:
             return make_zeros(mode, spec, base._known)
         fake._known = base._known
+    elif base._range is not None:
+        fake._range = base._range
     return fake
 
 

@@ -1,7 +1,7 @@
 """State that is borrowed while a graph is recorded, and given back whatever happens.
 
-    to_the_end, no_collection    steps that an interrupt must not leave half done; Python's garbage collector, paused
-    BorrowedState                modules hold stand-ins in the place of their tensors, and afterwards what they held before
+    no_collection    Python's garbage collector, paused
+    BorrowedState    modules hold stand-ins in the place of their tensors, and afterwards what they held before
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import copy
 import gc
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
+from understudy.contexts import contextmanager, to_the_end
 from understudy.errors import UnderstudyError
 from understudy.fake.convert import PLAIN_TYPES
 from understudy.fake.mode import FakeTensorMode
@@ -48,23 +48,12 @@ class SharedPause:
 _PAUSE = SharedPause()
 
 
-def to_the_end(step: Callable[[], None]) -> None:
-    """Run it, from its beginning once more if it is interrupted: it must not matter what of it was done before."""
-    try:
-        step()
-    except BaseException:
-        step()
-        raise
-
-
 @contextmanager
 def no_collection() -> Iterator[None]:
     wish = object()
-    try:
+    with to_the_end(lambda: _PAUSE.end(wish)):
         _PAUSE.begin(wish)
         yield
-    finally:
-        to_the_end(lambda: _PAUSE.end(wish))
 
 
 # --- The tensors of a module, replaced by stand-ins for the time of a run -----------------------------------
@@ -89,13 +78,27 @@ def containers_in(values: Iterable[Any], depth: int = 0) -> Iterator[Any]:
             yield from containers_in(value.values() if isinstance(value, dict) else value, depth + 1)
 
 
-def values_in(container: Any, depth: int = 0) -> Iterator[Any]:
+def values_in(container: Any, depth: int = 0) -> Iterator[object]:
     """The values in a dict or a list, and in lists, tuples and dicts among them."""
     for value in container.values() if isinstance(container, dict) else container:
         if isinstance(value, (list, tuple, dict)) and depth < DEEPEST:
             yield from values_in(value, depth + 1)
         else:
             yield value
+
+
+def refuse_cycles(value: object, around: tuple[object, ...] = (), path: str = "the inputs") -> None:
+    """An error that names a list, tuple or dict which contains itself; nothing if there is none."""
+    if not isinstance(value, (list, tuple, dict)):
+        return
+    if any(value is outer for outer in around):
+        raise ValueError(
+            f"{path} is the {type(value).__name__} in which it is: inputs that contain themselves are no tree, and no graph "
+            "can name their parts"
+        )
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, part in items:
+        refuse_cycles(part, (*around, value), f"{path}[{key!r}]")
 
 
 def named_parts(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from understudy import _torch
+from understudy.contexts import GuardedExit, guard_exit
 from understudy.errors import OperatorError, UnderstudyError
 from understudy.fake.inputs import describe_tensors
 from understudy.fake.mode import FakeTensorMode
@@ -142,29 +143,37 @@ def proxys_to_metas(v: Any) -> Any:
 class SuspendedRecording:
     """A region in which calls of torch are not recorded, inside a fake mode if one is given."""
 
-    __slots__ = ("_derivation", "_mode", "_taken")
+    __slots__ = ("_derivation", "_entry", "_mode", "_taken")
 
     def __init__(self, derivation: Derivation, mode: FakeTensorMode | None) -> None:
         self._derivation = derivation
         self._mode = mode
+        self._entry: Any = None
         self._taken: list[Any] | None = None
 
     def __enter__(self) -> None:
         derivation = self._derivation
+        guard_exit(self, self._leave)
         if not derivation.is_active:
+            self._taken = _torch.function_modes_from(derivation.recording)
             derivation.is_active = True
-            self._taken = _torch.pop_function_modes(derivation.recording)
+            _torch.pop_function_modes(len(self._taken))
         if self._mode is not None:
-            self._mode.__enter__()
+            self._entry = _torch.FakeModeEntry(self._mode)
+            self._entry.enter(self._mode.patch_scopes)
 
+    @GuardedExit
     def __exit__(self, *error: object) -> None:
-        try:
-            if self._mode is not None:
-                self._mode.__exit__(*error)
-        finally:
-            if self._taken is not None:
-                _torch.push_function_modes(self._taken)
-                self._derivation.is_active = False
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._entry is not None:
+            self._entry.leave()
+            self._entry = None
+        if self._taken is not None:
+            _torch.push_function_modes(self._taken)
+            self._derivation.is_active = False
+            self._taken = None
 
 
 class Derivation:
@@ -204,7 +213,7 @@ class Derivation:
         except MetadataUnknown:
             return UNKNOWN
 
-    def _meta_of_leaf(self, leaf: Any, path: Any) -> Any:
+    def _meta_of_leaf(self, leaf: Any, path: object) -> Any:
         if type(leaf) is DeviceOf:
             leaf = leaf._attribute
             if leaf._meta is UNKNOWN:
@@ -322,7 +331,7 @@ def override_for(target: object) -> Any:
         return None
 
 
-def item_call(target: Callable[..., Any]) -> Callable[..., Any]:
+def item_call(target: Callable[..., object]) -> Callable[..., object]:
     """`x[i]` with an index in a tensor whose value is data: eager reads it, and selects. Any index selects alike."""
 
     def call(values: object, item: object, *rest: object) -> Any:
@@ -353,14 +362,14 @@ CALLS: dict[Any, Callable[..., Any]] = {
 """What is run on metadata in the place of a target."""
 
 
-def method_call(name: str) -> Callable[..., Any]:
+def method_call(name: str) -> Callable[..., object]:
     def call(self: object, *args: object, **kwargs: object) -> Any:
         return getattr(self, name)(*args, **kwargs)
 
     return call
 
 
-def module_call(module: torch.nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+def module_call(module: torch.nn.Module, forward: Callable[..., object]) -> Callable[..., object]:
     """The module's own forward; what it assigns to itself meanwhile is taken back."""
     override = manual_meta_overrides.for_module(module)
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from understudy import _torch
+from understudy.contexts import GuardedExit, contextmanager, guard_exit, to_the_end
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_view
 from understudy.fake.tensor import FakeTensor
-from understudy.graph.borrowed_state import BorrowedState, to_the_end
+from understudy.graph.borrowed_state import BorrowedState
 from understudy.graph.node_origins import at_node
 from understudy.graph.node_values import (
     in_stand_ins,
@@ -72,7 +73,7 @@ class EditedNodes:
             heapq.heappush(self._heap, node)
 
     def spread(
-        self, values: dict[Node, object], compute: Callable[[Node], Any], record: Callable[[Node, Any], None]
+        self, values: dict[Node, object], compute: Callable[[Node], object], record: Callable[[Node, object], None]
     ) -> list[Node]:
         """Run them, and what they reach. Gives the nodes that were run."""
         done: list[Node] = []
@@ -90,7 +91,7 @@ class EditedNodes:
         return done
 
     def _compare(
-        self, node: Node, old: object, new: object, values: dict[Node, object], record: Callable[[Node, Any], None]
+        self, node: Node, old: object, new: object, values: dict[Node, object], record: Callable[[Node, object], None]
     ) -> None:
         before = set(storages_of(old))
         if not is_alike(old, new):
@@ -109,11 +110,11 @@ class EditedNodes:
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def rename_symbols(mode: FakeTensorMode, value: Any) -> Any:
+def rename_symbols(mode: FakeTensorMode, value: object) -> Any:
     """The same tensors and numbers, with each symbol that was renamed under its new name."""
     env = mode.shape_env
 
-    def rename_value(value: object) -> Any:
+    def rename_value(value: object) -> object:
         if isinstance(value, FloatExpr):
             return env.numbers.make_float(value.operation, *map(rename_value, value.arguments))
         return env.torch_api.merge_symbols(value) if isinstance(value, Condition) else env.simplify(value)
@@ -125,7 +126,7 @@ def rename_symbols(mode: FakeTensorMode, value: Any) -> Any:
         shape, stride = tuple(map(rename, spec.shape)), tuple(map(rename, spec.stride))
         return spec.as_view(shape, stride, rename(spec.offset))
 
-    def of_leaf(leaf: Any) -> Any:
+    def of_leaf(leaf: Any) -> object:
         if not isinstance(leaf, torch.Tensor):
             node = leaf.node
             return rename(node).symbolic if type(node) is SymNode else leaf
@@ -163,6 +164,31 @@ ENDS = ("placeholder", "output")
 NOTHING: dict[str, Any] = {}
 
 
+class LateEntry:
+    """A context in which a mode may be entered, once."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._entered: Any = None
+
+    def __enter__(self) -> None:
+        guard_exit(self, self.leave)
+
+    @GuardedExit
+    def __exit__(self, *exception: object) -> None:
+        self.leave()
+
+    def enter(self) -> None:
+        if self._entered is None:
+            self._entered = _torch.FakeModeEntry(self._mode)
+            self._entered.enter(self._mode.patch_scopes)
+
+    def leave(self) -> None:
+        """May be called twice."""
+        if self._entered is not None:
+            self._entered.leave()
+
+
 class FakeTensorProp(torch.fx.Interpreter):
     """Runs a graph module on stand-ins and writes into each node's `meta["val"]` what it gives.
 
@@ -190,7 +216,7 @@ class FakeTensorProp(torch.fx.Interpreter):
         self._odd: set[Node] = set()
         self._odd_for_autograd: set[Node] = set()
         self._exposed: set[Node] = set()
-        self._waiting: ExitStack | None = None
+        self._entry: LateEntry | None = None
         self._writes = self._moves = self._is_alone = self._grad = False
         if outer is None:
             self._mode.epoch += 1  # symbols that data decides are not taken from an earlier run
@@ -231,8 +257,8 @@ class FakeTensorProp(torch.fx.Interpreter):
                     constants[node.target] = in_stand_ins(self._mode, value)
         self._constants = constants
 
-    def _convert(self, value: object) -> Any:
-        def convert(part: object) -> Any:
+    def _convert(self, value: object) -> object:
+        def convert(part: object) -> object:
             return self._mode.from_tensor(part) if isinstance(part, torch.Tensor) else part
 
         if isinstance(value, torch.Tensor):
@@ -252,8 +278,8 @@ class FakeTensorProp(torch.fx.Interpreter):
         Entering the mode costs as much as running dozens of nodes. `lazily`, it waits for the first that needs it.
         """
         grad_enabled = torch.is_grad_enabled()
-        with ExitStack() as stack:
-            self._waiting = stack
+        self._entry = LateEntry(self._mode)
+        with to_the_end(self._state.give_back), self._entry:
             if not lazily:
                 self._enter_mode()
             self._note_surroundings()
@@ -262,14 +288,10 @@ class FakeTensorProp(torch.fx.Interpreter):
             except BaseException:
                 torch.set_grad_enabled(grad_enabled)
                 raise
-            finally:
-                self._waiting = None
-                to_the_end(self._state.give_back)
 
     def _enter_mode(self) -> None:
-        if self._waiting is not None:
-            self._waiting.enter_context(self._mode)
-            self._waiting = None
+        if self._entry is not None:
+            self._entry.enter()
 
     def _note_surroundings(self) -> None:
         """What decides whether the mode can be asked without a way through C++."""
@@ -339,13 +361,13 @@ class FakeTensorProp(torch.fx.Interpreter):
             self._note_surroundings()  # it may have entered a mode, or switched autocast on
         return in_stand_ins(self._mode, value)
 
-    def _direct_kwargs(self, node: Node, odd: set[Node]) -> dict[str, Any] | None:
+    def _direct_kwargs(self, node: Node, odd: set[Node]) -> dict[str, object] | None:
         values = direct_arguments(node.kwargs.values(), self.env, odd)
         if values is None or type(node.kwargs.get("device")) is str:
             return None
         return dict(zip(node.kwargs, values, strict=True))
 
-    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+    def get_attr(self, target: Any, args: object, kwargs: object) -> object:
         value = self.fetch_attr(target)
         return self._state.borrow(value) if isinstance(value, torch.nn.Module) else value
 
@@ -359,7 +381,7 @@ class FakeTensorProp(torch.fx.Interpreter):
             return self._invoke_subgraph(*args)
         return target(*wrap_subgraphs(args, self._propagate_inside), **kwargs)
 
-    def _invoke_subgraph(self, subgraph: Any, identifier: Any, *operands: Any) -> Any:
+    def _invoke_subgraph(self, subgraph: Any, identifier: object, *operands: Any) -> Any:
         if identifier in self._subgraphs.seen:
             answer = self._subgraphs.recall(self._mode, identifier, operands)
             return subgraph(*operands) if answer is None else answer
@@ -374,7 +396,7 @@ class FakeTensorProp(torch.fx.Interpreter):
 
     # --- what is written -----------------------------------------------------------------------------------------
 
-    def _rename_symbols(self, node: Node, value: object) -> Any:
+    def _rename_symbols(self, node: Node, value: object) -> object:
         """The value, symbols that data decides under the names that they had in the run before."""
         env = self._mode.shape_env
         if env is None or node.op == "placeholder":

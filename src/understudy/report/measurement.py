@@ -31,20 +31,8 @@ class Birth:
     """A storage, or scratch memory, that was allocated: where, and what it turned out to be."""
 
     __slots__ = (
-        "category",
-        "device",
-        "died_in",
-        "is_updated",
-        "line",
-        "module",
-        "nbytes",
-        "operator",
-        "owner",
-        "phase",
-        "root_calls",
-        "shape",
-        "step",
-        "survived",
+        "category", "died_in", "is_updated", "line", "module", "nbytes", "operator", "owner", "phase", "root_calls",
+        "shape", "step", "survived", "device",
     )  # fmt: skip
 
     nbytes: int

@@ -56,6 +56,7 @@ class Recorder:
         self.facts = RunFacts()
         self._stack = ExitStack()
         self.machine: Machine | None = None
+        """Where a card is simulated."""
         self.mode: ObservedMode
         self.memory: MachineMemory
         self.measurement: Measurement
@@ -76,15 +77,16 @@ class Recorder:
         return self
 
     def _begin(self, stack: ExitStack) -> tuple[ObservedMode, MachineMemory]:
+        options = self.options
         if self.card is not None:
-            options = self.options
             simulation = simulate(
-                self.card, count=self.count, settings=options.settings, context=options.context, on_oom=options.oom
-            )
+                self.card, count=self.count, settings=options.settings, context=options.context, on_oom=options.oom,
+                answers=options.answers,
+            )  # fmt: skip
             self.machine = stack.enter_context(simulation)
             return self.machine.mode, self.machine.memory
         memory = MachineMemory()
-        mode = ObservedMode(allow_non_fake_inputs=True)
+        mode = ObservedMode(allow_non_fake_inputs=True, answers=options.answers)
         mode.add_listener(memory)
         stack.enter_context(mode)
         return mode, memory
@@ -93,9 +95,12 @@ class Recorder:
         self._stack.__exit__(*exception)
 
     def rehearsal(self) -> Rehearsal:
-        if self.machine is not None:
-            self.facts.assumptions[:] = [*self.machine.notes, *_describe_unknowns(self.machine)]
         options = VerdictOptions(self.options.margin, self.options.budget)
+        if self.mode.answers is not None:
+            self.facts.answers = [given.to_record() for given in self.mode.answers.given]
+        if self.machine is not None:
+            noted = self.facts.assumptions
+            noted += [note for note in (*self.machine.notes, *_describe_unknowns(self.machine)) if note not in noted]
         return summarise(self.measurement, self.memory, self.card, options, self.facts)
 
 

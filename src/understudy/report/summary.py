@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import platform
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from understudy.report.rehearsal import (
     Peak,
     PhaseRow,
     Rehearsal,
+    Span,
     TimeEstimate,
     Timeline,
 )
@@ -39,6 +41,7 @@ GiB = 1 << 30
 POINTS = 2000
 """Of the timeline, at most about as many."""
 CONTRIBUTORS = 30
+SPANS = 2000
 STATED_ERROR = 0.02
 """Of reserved memory on cards, as a part of it: within this of the limit, a run is tight."""
 
@@ -388,6 +391,7 @@ def _timeline(measurement: Measurement, totals: DeviceTotals) -> Timeline:
     live = dict.fromkeys(CATEGORIES, 0)
     seen: set[int] = set()
     line = Timeline(bytes={name: [] for name in CATEGORIES})
+    moments: list[int] = []
     best, best_total, best_event, peak_index = dict(live), -1, 0, 0
     for index, birth in enumerate(measurement.events):
         if birth.device is totals:
@@ -402,8 +406,38 @@ def _timeline(measurement: Measurement, totals: DeviceTotals) -> Timeline:
             peak_index = len(line.operators)
         if (index + 1) % stretch == 0 or index + 1 == len(measurement.events):
             _add_point(line, measurement, best, best_event)
+            moments.append(best_event)
             best_total = -1
-    return Timeline(line.operators, line.steps, line.phases, line.bytes, peak_index)
+    spans = _spans(measurement, totals, moments)
+    return Timeline(line.operators, line.steps, line.phases, line.bytes, peak_index, spans)
+
+
+def _spans(measurement: Measurement, totals: DeviceTotals, moments: list[int]) -> list[Span]:
+    """What was alive between points, whose events are `moments`; what died before the next point is in none."""
+    born: dict[int, int] = {}
+    groups: dict[tuple[int, int, str, str, LinePlace | None], list[int]] = defaultdict(list)
+
+    def close(birth: Birth, death: int) -> None:
+        start, end = bisect_left(moments, born.pop(id(birth))), bisect_left(moments, death)
+        if start < end:
+            key = (start, end, category_of(birth, measurement), _module_path(birth), birth.line)
+            groups[key].append(birth.nbytes)
+
+    last: dict[int, Birth] = {}
+    for index, birth in enumerate(measurement.events):
+        if birth.device is totals:
+            if id(birth) in born:
+                close(birth, index)
+            else:
+                born[id(birth)] = index
+                last[id(birth)] = birth
+    for number in list(born):
+        close(last[number], len(measurement.events))
+    largest = sorted(groups.items(), key=lambda item: -sum(item[1]))[:SPANS]
+    return [
+        Span(start, end, sum(sizes), len(sizes), category, module, _line_text(line))
+        for (start, end, category, module, line), sizes in largest
+    ]
 
 
 def _add_point(line: Timeline, measurement: Measurement, live: dict[str, int], event: int) -> None:

@@ -7,14 +7,14 @@ write.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from understudy.contexts import contextmanager
 from understudy.errors import Context, GuardOnDataDependentSymNode, GuardsFrozen
-from understudy.lines import user_frames, user_line
+from understudy.lines import is_asked_by_operator, user_frames, user_line
 from understudy.shapes.algebra import conditions
 from understudy.shapes.algebra.conditions import Condition, separate
 from understudy.shapes.algebra.expr import Expr
@@ -230,7 +230,9 @@ class Decisions:
         self._learn(condition)
         if shorter is not condition and isinstance(shorter, Condition) and shorter.kind == "eq":
             self._learn(shorter)  # said like that, it may teach more
-        guard = Guard(shorter, user_line(), is_specialisation, definitions=self.definitions)
+        guard = Guard(
+            shorter, user_line(), is_specialisation, is_of_operator=is_asked_by_operator(), definitions=self.definitions
+        )
         self.env.guards.append(guard)
         self._report_specialisations(guard, condition.symbols)
 
@@ -468,7 +470,7 @@ def find_names(env: ShapeEnv, symbols: set[Expr]) -> dict[Expr, str]:
     return found
 
 
-def list_parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def list_parts(name: str, value: Any) -> Iterator[tuple[str, object]]:
     """What a variable holds: items of lists, tuples and dicts, attributes of objects; each with the way to write it."""
     if type(value) in (list, tuple):
         pairs = [(f"{name}[{position}]", part) for position, part in enumerate(value[:MANY])]
@@ -498,7 +500,7 @@ def list_symbols(env: ShapeEnv, name: str, value: Any) -> Iterator[tuple[Expr, s
             yield from find_symbol(env, read.node, f"{name}.item()")
 
 
-def find_symbol(env: ShapeEnv, node: Any, text: str) -> Iterator[tuple[Expr, str]]:
+def find_symbol(env: ShapeEnv, node: int | SymNode, text: str) -> Iterator[tuple[Expr, str]]:
     if type(node) is not SymNode or node.shape_env is not env:
         return
     value = node.value

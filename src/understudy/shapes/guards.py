@@ -13,12 +13,14 @@ from understudy.shapes.node import Scalar, Size
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A condition on sizes under which the recorded answers hold. `is_refused_else`: by the operator that it is about."""
+    """A condition on sizes under which the recorded answers hold. `is_refused_else`: by the operator that it is about.
+    `is_of_operator`: it was asked about the result of an operator, not by the program."""
 
     condition: AnyCondition
     line: str = ""
     is_specialisation: bool = False
     is_refused_else: bool = False
+    is_of_operator: bool = field(default=False, compare=False)
     definitions: Mapping[Expr, FloatExpr] = field(default_factory=dict, repr=False, compare=False)
 
     def holds(self, values: Mapping[Expr, int]) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from understudy.contexts import contextmanager
 from understudy.errors import ConstraintViolationError
 from understudy.lines import user_line
 from understudy.shapes.algebra import conditions
@@ -146,7 +146,7 @@ class Symbols:
         )
 
     def create_unspecified_symint_and_symbol(
-        self, value: int, source: object, dynamic_dim: Any = None, excluded_value: int | None = None
+        self, value: int, source: object, dynamic_dim: object = None, excluded_value: int | None = None
     ) -> Any:
         """The `SymInt` of such a number."""
         return self.create_symintnode(self.create_unspecified_symbol(value, source, dynamic_dim), hint=value)

@@ -7,6 +7,9 @@
     storages         every storage from birth to death, and every operator: a mode that tells listeners
     sharding         DTensor in such a mode
     memory           listeners that allocate: simulated cards, and the memory of the machine
+    scripts          a script as `python script.py` runs it, ended after some steps
+    overlay          files that a script writes, kept away from the disk
+    libraries        transformers, safetensors, trackers, the network, while a script is rehearsed
     workspaces       memory besides that of tensors: workspaces of cuBLAS, scratch memory of kernels
     machine          a simulated machine: its devices and streams
     cuda_objects     streams, events, generators, properties

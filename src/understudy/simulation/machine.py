@@ -11,8 +11,6 @@ Which machine is simulated just now: `ACTIVE.machine`. There is one for all thre
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +22,7 @@ from understudy.simulation.catalogue import Card, read_software
 from understudy.simulation.memory import DeviceMemory, MachineMemory, OnOOM
 from understudy.simulation.storages import ObservedMode, StorageRecord
 from understudy.simulation.workspaces import ScratchMemory, Workspaces
+from understudy.spec.error_context import with_line
 
 SETTINGS_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """The first that is set is read, as torch does."""
@@ -43,19 +42,22 @@ class CardMemory(MachineMemory):
     def on_birth(self, storage: StorageRecord) -> None:
         if storage.device.type == "cuda" and storage.device not in self._by_device:
             count = len(self.devices)
-            raise InvalidDeviceError(
+            error = InvalidDeviceError(
                 f"CUDA error: invalid device ordinal: {storage.device} was named, and the simulated machine has {count} "
                 f"device{'s' * (count != 1)}: cuda:0{f' to cuda:{count - 1}' if count > 1 else ''}"
             )
+            hint = f'name another device, or simulate more of them: understudy.simulate("{storage.device.index + 1}x...")'
+            raise with_line(error, "a tensor on", storage.device, hint)
         super().on_birth(storage)
 
 
 class Machine:
-    """`on_oom`, `context`: see `memory`. `settings`: in place of the environment's PYTORCH_CUDA_ALLOC_CONF."""
+    """`on_oom`, `context`: see `memory`. `settings`: in place of the environment's PYTORCH_CUDA_ALLOC_CONF.
+    `answers`: the policy for reads of data that is not there."""
 
     def __init__(
         self, card: Card, count: int = 1, *, settings: str | None = None, on_oom: OnOOM = "raise",
-        context: int | None = None,
+        context: int | None = None, answers: Any = "error",
     ) -> None:  # fmt: skip
         self.card = card
         self.count = 0 if card.kind == "cpu" else count
@@ -63,7 +65,7 @@ class Machine:
         self.notes: list[str] = []
         parsed = AllocatorSettings.parse(_environment_settings() if settings is None else settings)
         self.memory = CardMemory(card, count, parsed, on_oom, context)
-        self.mode = ObservedMode(allow_non_fake_inputs=True)
+        self.mode = ObservedMode(allow_non_fake_inputs=True, answers=answers)
         self.mode.device_facts = card.facts()
         self.mode.add_listener(self.memory)
         if self.count:
@@ -73,10 +75,10 @@ class Machine:
             self.mode.add_listener(self.scratch)
         self.generators: list[torch.Generator] = []
         """The default generator of each device."""
-        self.moved_modules: Any = None
+        self.moved_modules: Any = None  # a MovedModules, of a module that imports this one
         """What gives real modules their tensors back."""
         self.has_process_group = False
-        self.is_initialized = False
+        self._is_initialized = False
         self._visible: int | None = None
         self._current = 0
         self._streams: dict[int, int] = {}
@@ -90,7 +92,12 @@ class Machine:
         if not self.device_count:
             raise RuntimeError("No CUDA GPUs are available: CUDA_VISIBLE_DEVICES hides those of the simulated machine")
         self._visible = self.device_count
-        self.is_initialized = True
+        self._is_initialized = True
+
+    @property
+    def is_initialized(self) -> bool:
+        """Stand-ins come into being without a question to the driver."""
+        return self._is_initialized or any(memory.capped.reserved for memory in self.memory.devices)
 
     @property
     def device_count(self) -> int:
@@ -131,6 +138,7 @@ class Machine:
         """That of a simulated NCCL, if the program has not ended it."""
         if self.has_process_group and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+        self.has_process_group = False
 
     # --- streams -------------------------------------------------------------------------------------------
 
@@ -182,22 +190,6 @@ def machine() -> Machine:
     """The one that is simulated: for patches, which are in force only then."""
     assert ACTIVE.machine is not None
     return ACTIVE.machine
-
-
-@contextmanager
-def make_active(machine: Machine) -> Iterator[Machine]:
-    if ACTIVE.machine is not None:
-        raise SimulationError(
-            f"{ACTIVE.machine.card} is simulated already: leave that simulation first, or name several cards at once "
-            'as in understudy.simulate("2xh100")'
-        )
-    ACTIVE.machine = machine
-    try:
-        native.current_indices["cuda"] = machine.current_device
-        yield machine
-    finally:
-        native.current_indices.pop("cuda", None)
-        ACTIVE.machine = None
 
 
 def nested(flat: dict[str, int]) -> dict[str, Any]:

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +37,7 @@ from understudy.capture.higher_order.transforms import (
     transform_operator,
     with_gradients,
 )
+from understudy.contexts import contextmanager
 from understudy.errors import Context, UnsupportedMutationAliasingException
 from understudy.fake.higher_order import mismatch, no_symbols_to_bind
 from understudy.fake.mode import FakeTensorMode

@@ -17,7 +17,6 @@ import functools
 import random
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -40,6 +39,7 @@ from understudy.capture.repeated_layers.comparison import (
 from understudy.capture.repeated_layers.interception import InterceptedCalls, LayerFamily
 from understudy.capture.repeated_layers.object_state import COMPARED, NotComparable
 from understudy.capture.repeated_layers.replay import LayerPlan, describe_function
+from understudy.contexts import contextmanager
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.borrowed_state import parts_in

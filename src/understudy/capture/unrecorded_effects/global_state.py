@@ -182,13 +182,14 @@ def record_as_subclass(original: Function) -> Function:
 @patch("torch.autograd.Function.apply", during=RECORDING)
 def apply_to_fakes(original: Any) -> Any:
     """An argument may be a real tensor that has a fake in the trace."""
+    of_any_class = _torch.function_of_class_method(original)
 
     @functools.wraps(original)
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         tracer = active_tracer()
         if tracer is not None and tracer.strays is not None:
             args, kwargs = tracer.strays.replace(args, kwargs)
-        return original.__func__(cls, *args, **kwargs)
+        return of_any_class(cls, *args, **kwargs)
 
     return classmethod(apply)
 

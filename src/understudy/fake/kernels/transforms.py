@@ -11,12 +11,12 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from understudy import _torch
+from understudy.contexts import contextmanager
 from understudy.ops.shared.batching import batching_rule
 from understudy.ops.shared.decompositions import has_symbolic_sizes, under_transforms
 from understudy.spec.call import flat

@@ -8,16 +8,19 @@ shape environment, the answer is an unbacked symbol.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from understudy import _torch
+from understudy.contexts import contextmanager
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch, UnderstudyError
 from understudy.fake.inputs import handler
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
+from understudy.fake.values.answers import answer_item, answer_size
+from understudy.fake.values.ranges import range_of
 from understudy.ops.indexing.advanced import check_masks
 from understudy.ops.nn.losses import ctc_losses
 from understudy.ops.registry import Trait
@@ -39,6 +42,7 @@ from understudy.spec.call import flat, map_structure
 from understudy.spec.error_context import with_line
 
 if TYPE_CHECKING:
+    from understudy._torch import OpOverload
     from understudy.fake.mode import FakeTensorMode
 
 aten = torch.ops.aten
@@ -59,7 +63,7 @@ def is_known(fake: FakeTensor) -> bool:
     return fake._known is not None and fake._known.content is not None
 
 
-def _compute_on_values(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any, inputs: list[FakeTensor]) -> Any:
+def _compute_on_values(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any, inputs: list[FakeTensor]) -> object:
     """Run the operator on the values."""
     real_args, real_kwargs = map_structure(mode.value_of, FakeTensor, (tuple(args), dict(kwargs)))
     with _torch.no_modes(), torch.no_grad():
@@ -95,7 +99,7 @@ def check_masks_of(func: Any, fake: FakeTensor, indices: Any) -> None:
 
 
 @answer_from_values("index.Tensor")
-def _index(mode: FakeTensorMode, x: FakeTensor, indices: list[FakeTensor | None]) -> Any:
+def _index(mode: FakeTensorMode, x: FakeTensor, indices: list[FakeTensor | None]) -> torch.Tensor:
     """Masks among the indices become positions."""
     check_masks_of(aten.index.Tensor, x, indices)
     expanded: list[FakeTensor | None] = []
@@ -120,14 +124,34 @@ def _masked_select(mode: FakeTensorMode, x: FakeTensor, mask: FakeTensor) -> Any
         return aten.index.Tensor(x, [mask])
 
 
+@answer_from_values("allclose")
+def _allclose(mode: FakeTensorMode, a: FakeTensor, b: FakeTensor, *args: Any, **kwargs: Any) -> Any:
+    with mode:
+        close: Any = torch.isclose(a, b, *args, **kwargs).all()
+    answer = answer_item(mode, close, "allclose")
+    return answer if answer is NotImplemented else bool(answer)
+
+
+@answer_from_values("is_nonzero")
+def _is_nonzero(mode: FakeTensorMode, x: FakeTensor) -> Any:
+    answer = answer_item(mode, x)
+    return answer if answer is NotImplemented or x._spec.numel != 1 else bool(answer)
+
+
 @answer_from_values("_pack_padded_sequence")
 def _pack_padded_sequence(mode: FakeTensorMode, x: FakeTensor, lengths: FakeTensor, batch_first: bool) -> Any:
-    if not is_known(lengths):
-        return NotImplemented
     spec = x._spec
+    known = mode.value_of(lengths)
+    if known is None:
+        if mode.answers is None:
+            return NotImplemented
+        longest = int(spec.shape[1 if batch_first else 0])
+        answer = answer_size(mode, aten._pack_padded_sequence.default, lengths, 1, longest)
+        with _torch.PastDispatch():
+            known = torch.full(lengths._spec.shape, answer, dtype=torch.int64, device="cpu")
     with _torch.no_modes(), torch.no_grad():
         steps = torch.empty(spec.shape[:2])
-        data, sizes = aten._pack_padded_sequence.default(steps, mode.value_of(lengths), batch_first)
+        data, sizes = aten._pack_padded_sequence.default(steps, known, batch_first)
     packed = make_new(mode, spec.like((data.shape[0], *spec.shape[2:])))
     return packed, readable(mode, sizes)
 
@@ -142,11 +166,11 @@ def readable(mode: FakeTensorMode, real: torch.Tensor) -> FakeTensor:
     return fake
 
 
-def with_tensors_of_lengths(args: Any, kwargs: Any) -> tuple[Any, Any]:
+def with_tensors_of_lengths(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Any, Any]:
     """The arguments of `torch.ctc_loss` with tensors in the place of lists of lengths: of these, C++ makes tensors past
     every dispatch, which nobody could tell what is in them."""
 
-    def as_tensor(value: Any) -> Any:
+    def as_tensor(value: object) -> object:
         is_list = isinstance(value, (list, tuple)) and all(type(part) is int for part in value)
         return torch.tensor(value, dtype=torch.int64) if is_list else value
 
@@ -157,7 +181,7 @@ def with_tensors_of_lengths(args: Any, kwargs: Any) -> tuple[Any, Any]:
 def _ctc_loss(
     mode: FakeTensorMode, log_probs: FakeTensor, targets: FakeTensor, input_lengths: Any, target_lengths: Any,
     blank: int = 0, zero_infinity: bool = False,
-) -> Any:  # fmt: skip
+) -> tuple[object, ...]:  # fmt: skip
     counts = [
         len(x) if isinstance(x, (list, tuple)) else x._spec.numel for x in (input_lengths, target_lengths)
     ]
@@ -168,7 +192,7 @@ def _ctc_loss(
     return tuple(make_new(mode, spec) for spec in losses)
 
 
-def _numbers_of(mode: FakeTensorMode, lengths: Any) -> Any:
+def _numbers_of(mode: FakeTensorMode, lengths: object) -> Any:
     """None if nobody knows them."""
     if not isinstance(lengths, FakeTensor):
         return lengths
@@ -182,7 +206,7 @@ def _numbers_of(mode: FakeTensorMode, lengths: Any) -> Any:
 MASKS = (torch.bool, torch.uint8)
 
 
-def symbolic_item(mode: FakeTensorMode, func: Any, fake: FakeTensor) -> Any:
+def symbolic_item(mode: FakeTensorMode, func: OpOverload, fake: FakeTensor) -> Any:
     """`.item()`: a symbol of the tensor's kind, NotImplemented if the mode makes none."""
     env = mode.shape_env
     if env is None or not env.settings.allow_scalar_outputs:
@@ -201,17 +225,28 @@ def symbolic_item(mode: FakeTensorMode, func: Any, fake: FakeTensor) -> Any:
     return fake.item_memo
 
 
+def _makes_sizes(mode: FakeTensorMode) -> bool:
+    """Whether sizes that depend on data are made up, as numbers or as symbols."""
+    return mode.shape_env is not None or mode.answers is not None
+
+
 def fresh_size(
-    mode: FakeTensorMode, func: Any, fake: FakeTensor, *question: Any, low: int = 0, high: Any = None
+    mode: FakeTensorMode, func: object, fake: FakeTensor, *question: Any, low: int = 0, high: Any = None
 ) -> Any:
     """The size that a data-dependent operator gives on this tensor: a node, NotImplemented if the mode makes none.
 
     `question` names what is counted: the same question of the same tensor has the same answer.
     """
     env = mode.shape_env
+    most = high if type(high) is int else None
+    if mode.answers is not None and not fake._spec.is_symbolic:
+        found = fake.recall_size(question)
+        if found is None:
+            found = answer_size(mode, func, fake, low, most)
+            fake.remember_size(question, found)
+        return found
     if env is None or not env.settings.allow_dynamic_output_shape_ops:
         return NotImplemented
-    most = high if type(high) is int else None
     if most is not None and most <= low:
         return most
     found = fake.recall_size(question)
@@ -222,7 +257,7 @@ def fresh_size(
 
 
 @contextmanager
-def add_context(func: Any, *fakes: FakeTensor | None) -> Iterator[None]:
+def add_context(func: object, *fakes: FakeTensor | None) -> Iterator[None]:
     """Refusals inside get their context: the call, and the line that made it."""
     try:
         yield
@@ -232,7 +267,7 @@ def add_context(func: Any, *fakes: FakeTensor | None) -> Iterator[None]:
 
 
 @handler("aten::nonzero")
-def nonzero(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def nonzero(mode: FakeTensorMode, func: Any, args: Any, kwargs: dict[str, object]) -> object:
     spec = args[0]._spec
     with add_context(func, args[0]):
         check_cpu_dtype("nonzero", spec, NUMBERS | BOOL | COMPLEX_HALF)
@@ -261,13 +296,14 @@ def masked_select(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> An
 def index(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     """A mask among the indices stands for the positions where it is true."""
     indices = args[1]
-    if mode.shape_env is None or not any(i is not None and i.dtype in MASKS for i in indices):
+    if not _makes_sizes(mode) or not any(i is not None and i.dtype in MASKS for i in indices):
         return NotImplemented
     check_masks_of(func, args[0], indices)
     expanded: list[Any] = []
     # What is put into a tensor is nowhere in the result: how many positions there are is then nobody's concern.
     is_put = "index_put" in func.name()
-    births = mode.shape_env.ignore_fresh_unbacked_symbols() if is_put else nullcontext()
+    has_symbols = is_put and mode.shape_env is not None
+    births = mode.shape_env.ignore_fresh_unbacked_symbols() if has_symbols else nullcontext()
     with mode, births:
         for entry in indices:
             is_mask = entry is not None and entry.dtype in MASKS
@@ -276,7 +312,7 @@ def index(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @handler("aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::unique_dim_consecutive")
-def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> tuple[object, ...]:
     fake, spec = args[0], args[0]._spec
     names = _torch.argument_names(func)
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -287,13 +323,16 @@ def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
             if not spec.ndim:
                 raise DimensionError(f"unique: {spec} has no dimension {dim}")
             dim = wrap_dim(dim, spec.ndim)
-    if mode.shape_env is not None and dim is not None and spec.shape[dim] == 0:
+    if _makes_sizes(mode) and dim is not None and spec.shape[dim] == 0:
         # There is nothing to compare: the kernel makes a fresh tensor, and does not move its dimensions.
         integers = spec.like((0,), dtype=torch.int64)
         return make_new(mode, spec.like()), make_new(mode, integers), make_new(mode, integers)
-    if mode.shape_env is not None and dim is not None and any(type(size) is int and size == 0 for size in spec.shape):
+    if _makes_sizes(mode) and dim is not None and any(type(size) is int and size == 0 for size in spec.shape):
         raise with_line(ShapeMismatch(f"{func}: there is nothing in the slices of {spec} to compare"), str(func), spec)
     among = spec.numel if dim is None else spec.shape[dim]
+    if mode.answers is not None and dim is None and not spec.is_symbolic and spec.dtype in INTEGERS | BOOL | UNSIGNED:
+        values = range_of(fake)
+        among = min(among, int(values.high - values.low + 1))
     count = fresh_size(mode, func, fake, "consecutive" in func.name(), "unique", dim, high=among)
     if count is NotImplemented:
         return NotImplemented
@@ -329,8 +368,16 @@ def repeat_interleave(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -
             raise ShapeMismatch(f"repeat_interleave: how often is told by one dimension, not by {repeats._spec}")
         check_any_dtype("repeat_interleave", repeats._spec, (torch.int64, torch.int32))
     size = kwargs.get("output_size")
-    count = from_torch(size) if size is not None else fresh_size(mode, func, repeats, "sum")
+    count = from_torch(size) if size is not None else fresh_size(mode, func, repeats, "sum", high=_total(mode, repeats))
     return NotImplemented if count is NotImplemented else make_new(mode, repeats._spec.like((count,)))
+
+
+def _total(mode: FakeTensorMode, repeats: FakeTensor) -> int | None:
+    """How many elements there are at most if each is repeated as often as is known, or once."""
+    high = range_of(repeats).high
+    if mode.answers is None or repeats._spec.is_symbolic:
+        return None
+    return int(repeats._spec.numel) * (int(high) if high < 1 << 20 else 1)
 
 
 @handler("aten::bincount")
@@ -358,16 +405,18 @@ def _check_counted(spec: TensorSpec, weights: TensorSpec | None, least: int) -> 
 
 
 @handler("aten::_ctc_loss.Tensor")
-def ctc_loss(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def ctc_loss(mode: FakeTensorMode, func: Any, args: Any, kwargs: object) -> Any:
     """The losses, and a table of two columns for each step of the longest target, and one more."""
     log_probs, _, input_lengths, target_lengths = args[:4]
-    if mode.shape_env is None or is_known(target_lengths) or log_probs._spec.ndim != 3:
+    if not _makes_sizes(mode) or is_known(target_lengths) or log_probs._spec.ndim != 3:
         return NotImplemented
     with add_context(func, *args[:4]):
         for lengths in (input_lengths._spec, target_lengths._spec):
             if lengths.ndim != 1 or lengths.shape[0] != log_probs._spec.shape[1]:
                 raise ShapeMismatch(f"ctc_loss: {lengths} are no lengths for the batch of {log_probs._spec}")
-    columns = fresh_size(mode, func, target_lengths, "columns", low=1)
+    targets = args[1]._spec
+    longest = targets.shape[-1] if targets.ndim == 2 else targets.numel
+    columns = fresh_size(mode, func, target_lengths, "columns", low=1, high=2 * longest + 1)
     if columns is NotImplemented:
         return NotImplemented
     spec = log_probs._spec
@@ -385,12 +434,12 @@ def symbolic_list(mode: FakeTensorMode, fake: FakeTensor) -> Any:
         return _nested_list(fake)
 
 
-def _nested_list(fake: Any) -> Any:
+def _nested_list(fake: torch.Tensor) -> Any:
     return [_nested_list(part) for part in fake.unbind()] if fake.ndim else fake.item()
 
 
 @handler("aten::sym_constrain_range")
-def constrain_number(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def constrain_number(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """A promise about a number that data decides."""
     if isinstance(args[0], (int, torch.SymInt)):
         constrain_range(args[0], min=kwargs.get("min"), max=kwargs.get("max"))

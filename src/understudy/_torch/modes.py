@@ -1,0 +1,345 @@
+"""The modes of a thread: entering and leaving them in order, whatever happens, and taking them out for a moment."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._ops as _ops
+import torch.utils._python_dispatch as _modes
+from torch._C import DispatchKey
+
+from understudy.contexts import GuardedExit, guard_exit
+from understudy.patching import ANY_MODE, RECORDING, Hold, combine
+
+FAKE = torch._C._TorchDispatchModeKey.FAKE
+PROXY = torch._C._TorchDispatchModeKey.PROXY
+_PRE_DISPATCH = DispatchKey.PreDispatch
+_count_dispatch_modes, _dispatch_mode = torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_mode
+count_function_modes = torch._C._len_torch_function_stack
+active_fake_mode: Callable[[], Any] = functools.partial(torch._C._get_dispatch_mode, FAKE)
+
+
+def open_spare_autocast(is_open: bool) -> bool:
+    """Let calls on stand-ins reach the spare autocast kernels in this thread; gives what was before."""
+    before = torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.AutocastIPU)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(DispatchKey.AutocastIPU, not is_open)
+    return not before
+
+
+class Entered(threading.local):
+    """The fake modes, and the recorders, that this thread has entered and not left, from outer to inner."""
+
+    def __init__(self) -> None:
+        self.fakes: list[FakeModeEntry] = []
+        self.recorders: list[RecorderEntry] = []
+
+
+ENTERED = Entered()
+
+
+class ModeEntry:
+    """One entry into a mode: it is left once, however often that is done, since an interrupt may come at any line.
+
+    What is left before those that were entered after it goes from among them: none of them comes back to it.
+    """
+
+    __slots__ = ("_hold", "_previous", "mode")
+
+    def __init__(self, mode: Any) -> None:
+        self.mode, self._hold = mode, Hold()
+        self._previous: Any = None
+
+    def among(self) -> list[Any]:
+        """The entries of this thread among which it is."""
+        raise NotImplementedError
+
+    def is_innermost(self) -> bool:
+        entries = self.among()
+        return bool(entries) and entries[-1] is self
+
+    def leave(self) -> None:
+        entries = self.among()
+        if any(entry is self for entry in entries):
+            position = next(i for i, entry in enumerate(entries) if entry is self)
+            if position == len(entries) - 1:
+                self._restore()
+            else:
+                entries[position + 1]._previous = self._previous
+            entries[:] = [entry for entry in entries if entry is not self]
+        self._hold.leave()
+
+    def _restore(self) -> None:
+        raise NotImplementedError
+
+    def __del__(self) -> None:
+        # A thread that ends inside of the mode; another one can restore nothing of it but the patches.
+        if (hold := getattr(self, "_hold", None)) is not None:
+            hold.leave()
+
+
+def latest_entry(entries: list[Any], mode: Any) -> Any:
+    """The last entry of a mode; None if this thread is not in it."""
+    return next((entry for entry in reversed(entries) if entry.mode is mode), None)
+
+
+class FakeModeEntry(ModeEntry):
+    """One entry into a fake mode, and what was there before. `_is_inner`: the mode is active already, and stays so."""
+
+    __slots__ = ("_is_inner",)
+
+    def __init__(self, mode: Any) -> None:
+        super().__init__(mode)
+        self._is_inner = _dispatch_mode(FAKE) is mode
+
+    def among(self) -> list[Any]:
+        return ENTERED.fakes
+
+    def is_innermost(self) -> bool:
+        """Also beside torch's own mode, which has the same place."""
+        return super().is_innermost() and _dispatch_mode(FAKE) in (self.mode, None)
+
+    def enter(self, scopes: int) -> None:
+        """Put the mode into the slot for fake modes of this thread, with the patches of these scopes."""
+        if self._is_inner:
+            ENTERED.fakes.append(self)
+            return
+        self._hold.enter(scopes)
+        is_open = not torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.AutocastIPU)
+        self._previous = _dispatch_mode(FAKE), torch._C._only_lift_cpu_tensors(), is_open
+        ENTERED.fakes.append(self)
+        torch._C._unset_dispatch_mode(FAKE)
+        open_spare_autocast(True)
+        # torch.tensor(..., device="cuda") then makes a CPU tensor and moves it through the dispatcher.
+        torch._C._set_only_lift_cpu_tensors(True)
+        _modes._push_on_torch_dispatch_stack(self.mode)
+
+    def leave(self) -> None:
+        if self._is_inner:
+            ENTERED.fakes[:] = [entry for entry in ENTERED.fakes if entry is not self]
+        else:
+            super().leave()
+
+    def _restore(self) -> None:
+        previous, only_lift, is_open = self._previous
+        foreign = _dispatch_mode(FAKE)
+        if foreign is not None and foreign is not self.mode:  # torch's own mode, which is left later
+            _forget_mode(foreign, self.mode, previous, only_lift)
+            open_spare_autocast(is_open)
+            return
+        torch._C._unset_dispatch_mode(FAKE)
+        open_spare_autocast(is_open)
+        torch._C._set_only_lift_cpu_tensors(only_lift)
+        if previous is not None:
+            torch._C._set_dispatch_mode(previous)
+
+
+def _forget_mode(foreign: Any, ended: Any, previous: Any, only_lift: bool) -> None:
+    """What torch's own mode comes back to when it is left: the mode, and whether only CPU tensors are lifted."""
+    stack: list[Any] = getattr(foreign, "enter_stack", [])
+    for position, (is_entered, before, _) in enumerate(stack):
+        if before is ended:
+            stack[position] = is_entered, previous, only_lift
+
+
+# --- recorders ------------------------------------------------------------------------------------------------
+
+class PlaceAboveAutograd:
+    """torch has one place above autograd for all threads: recorders of several threads take turns."""
+
+    def __init__(self) -> None:
+        self._threads: dict[int, int] = {}
+        """By the identity of an entry."""
+        self._changed = threading.Condition()
+
+    def take(self, entry: object) -> None:
+        me = threading.get_ident()
+        with self._changed:
+            self._changed.wait_for(lambda: all(thread == me for thread in self._threads.values()))
+            self._threads[id(entry)] = me
+
+    def give(self, entry: object) -> None:
+        """Does nothing if it has not been taken."""
+        if id(entry) in self._threads:
+            with self._changed:
+                self._threads.pop(id(entry), None)
+                self._changed.notify_all()
+
+
+_ABOVE_AUTOGRAD = PlaceAboveAutograd()
+
+
+def is_recorded_above_autograd() -> bool:
+    """Whether calls of this thread reach a recorder before autograd sees them."""
+    return bool(torch._C._dispatch_tls_is_dispatch_key_included(_PRE_DISPATCH))
+
+
+def active_recorder() -> Any:
+    """The recorder of this thread, below autograd or above it; None if there is none."""
+    below = torch._C._get_dispatch_mode(PROXY)
+    if below is None and is_recorded_above_autograd():
+        return _ops._get_dispatch_mode_pre_dispatch(PROXY)
+    return below
+
+
+class RecorderEntry(ModeEntry):
+    """One entry of a recorder, and the one that was there before. `also`: what else is done when it is left."""
+
+    __slots__ = ("_also",)
+
+    def __init__(self, mode: Any, also: Callable[[], None] | None = None) -> None:
+        super().__init__(mode)
+        self._also = also
+
+    def among(self) -> list[Any]:
+        return ENTERED.recorders
+
+    def enter(self) -> None:
+        if self.mode.__dict__.get("_dispatch_key") is _PRE_DISPATCH:
+            _ABOVE_AUTOGRAD.take(self)
+        self._hold.enter(_WHILE_RECORDING)
+        self._previous = _innermost_recorder()
+        ENTERED.recorders.append(self)
+        _take_recorder()
+        _modes._push_mode(self.mode)
+
+    def _restore(self) -> None:
+        _take_recorder()
+        if self._previous is not None:
+            _modes._push_mode(self._previous)
+
+    def leave(self) -> None:
+        super().leave()
+        if self._also is not None:
+            self._also()
+        _ABOVE_AUTOGRAD.give(self)
+
+    def __del__(self) -> None:
+        super().__del__()
+        _ABOVE_AUTOGRAD.give(self)
+
+
+_WHILE_RECORDING = combine(ANY_MODE, RECORDING)
+
+
+def _innermost_recorder() -> Any:
+    """The one that `_take_recorder` takes."""
+    found = _ops._get_dispatch_mode_pre_dispatch(PROXY) if is_recorded_above_autograd() else None
+    return torch._C._get_dispatch_mode(PROXY) if found is None else found
+
+
+def _take_recorder() -> Any:
+    if is_recorded_above_autograd():
+        found = _ops.unset_mode_pre_dispatch(PROXY)
+        if found is not None:
+            return found
+    return torch._C._unset_dispatch_mode(PROXY)
+
+
+# --- taken out for a moment -----------------------------------------------------------------------------------
+
+
+def dispatch_modes() -> list[Any]:
+    """The dispatch modes of this thread, the one asked last first."""
+    return list(_modes._get_current_dispatch_mode_stack())
+
+
+class no_modes:
+    """Real torch for a moment: no dispatch mode of this thread is asked."""
+
+    __slots__ = ("_taken",)
+
+    def __enter__(self) -> None:
+        above, below = _ops.mode_stack_state_for_pre_dispatch(), dispatch_modes()
+        self._taken = [*below, *(mode for mode in (above.get(0), above.get(1), above._schema_check_mode) if mode)]
+        guard_exit(self, self._put_back)
+        _pop_all()
+
+    @GuardedExit
+    def __exit__(self, *exception: object) -> None:
+        self._put_back()
+
+    def _put_back(self) -> None:
+        """What was entered meanwhile has been left; an interrupt may have come before all were taken out."""
+        taken = self._taken
+        if taken:
+            _pop_all()
+            for mode in taken:
+                _modes._push_mode(mode)
+            self._taken = []
+
+
+def _pop_all() -> None:
+    while _ops._len_torch_dispatch_stack_pre_dispatch():
+        _ops._pop_mode_from_pre_dispatch()
+    while _count_dispatch_modes():
+        _modes._pop_mode()
+
+
+class without_fake_mode:
+    """Take the active fake mode out for a moment; gives it."""
+
+    __slots__ = ("_previous",)
+
+    def __enter__(self) -> Any:
+        self._previous = _dispatch_mode(FAKE)
+        guard_exit(self, self._put_back)
+        torch._C._unset_dispatch_mode(FAKE)
+        return self._previous
+
+    @GuardedExit
+    def __exit__(self, *exception: object) -> None:
+        self._put_back()
+
+    def _put_back(self) -> None:
+        if self._previous is not None and _dispatch_mode(FAKE) is None:
+            torch._C._set_dispatch_mode(self._previous)
+        self._previous = None
+
+
+class without_recorder:
+    """Take the active recorder out for a moment; gives it."""
+
+    __slots__ = ("_previous",)
+
+    def __enter__(self) -> Any:
+        self._previous = _innermost_recorder()
+        guard_exit(self, self._put_back)
+        _take_recorder()
+        return self._previous
+
+    @GuardedExit
+    def __exit__(self, *exception: object) -> None:
+        self._put_back()
+
+    def _put_back(self) -> None:
+        previous = self._previous
+        if previous is not None and previous not in (_innermost_recorder(), _dispatch_mode(PROXY)):
+            _modes._push_mode(previous)
+        self._previous = None
+
+
+class function_mode:
+    """A mode for torch functions, entered."""
+
+    __slots__ = ("_depth", "_mode")
+
+    def __init__(self, mode: Any) -> None:
+        self._mode = mode
+
+    def __enter__(self) -> Any:
+        self._depth = count_function_modes()
+        guard_exit(self, self._leave)
+        torch._C._push_on_torch_function_stack(self._mode)
+        return self._mode
+
+    @GuardedExit
+    def __exit__(self, *exception: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        while count_function_modes() > self._depth:
+            torch._C._pop_torch_function_stack()

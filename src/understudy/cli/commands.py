@@ -1,0 +1,45 @@
+"""What a command is, and how wrong input ends one."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+USAGE = 2
+"""The exit code for wrong input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`takes_program`: what follows the first argument that is no option of its own belongs to another program."""
+
+    name: str
+    summary: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+    takes_program: bool = False
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    def takes_value(self, option: str) -> bool:
+        """Whether the argument after this option is its value."""
+        action = self._option_string_actions.get(option)
+        return action is not None and action.nargs is None and not isinstance(action.const, bool)
+
+    def split_program(self, arguments: list[str]) -> tuple[list[str], list[str]]:
+        """The command's own options, and the program with its arguments, from its name or from -m on."""
+        position = 0
+        while position < len(arguments):
+            argument = arguments[position]
+            if argument == "-m" or argument == "--" or not argument.startswith("-"):
+                break
+            position += 2 if self.takes_value(argument) else 1
+        program = arguments[position:]
+        return arguments[:position], program[1:] if program[:1] == ["--"] else program

@@ -1,0 +1,324 @@
+"""understudy run: a script, rehearsed on a card that is not here."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import re
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+from understudy.cli.commands import Command
+from understudy.cli.reports import FORMATS, write_files
+from understudy.errors import UnderstudyError
+from understudy.simulation.catalogue import Card, list_cards, parse_devices, read_cards
+
+if TYPE_CHECKING:
+    from understudy.report.rehearsal import Rehearsal
+    from understudy.report.runs import Recorder
+    from understudy.simulation.scripts import ScriptResult
+
+FAILED, DOES_NOT_FIT, INTERRUPTED = 1, 3, 130
+ANSWERS = ("plausible", "worst", "error", "symbol")
+
+
+class UsageError(UnderstudyError, ValueError):
+    """Wrong input."""
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "understudy run [options] script.py [arguments]  |  understudy run [options] -m module [arguments]"
+    parser.epilog = "Exit code: 0 fits or tight, 3 does not fit, 1 the script failed, 130 interrupted, 2 wrong input."
+    add = parser.add_argument
+    add("--device", metavar="D", help='cards ("h100", "8xa100-80g", "h100,4090"), or all; without it, the CPU')
+    add("--cards", metavar="FILE", help="a TOML file with cards of your own")
+    add("--steps", metavar="N", type=_count, default=2, help="optimizer steps after which the script is ended (2)")
+    add("--budget", metavar="SIZE", type=_size, help="what the run may reserve, as in 40GiB; over it is exit code 3")
+    add("--json", metavar="FILE", help="all that was measured, as JSON")
+    for name, (_, text) in FORMATS.items():
+        add(f"--{name}", metavar="FILE", help=text)
+    add("--snapshot", metavar="FILE", help="torch's memory snapshot of the card, for its viewer and `understudy replay`")
+    add("--answers", metavar="POLICY", default="plausible", help=f"for reads of data: {', '.join(ANSWERS)} (plausible)")
+    add("--oom", choices=("record", "raise"), default="record", help="raise: the script gets the card's error")
+    add("--strict", action="store_true", help="tight is exit code 3, too")
+    add("--margin", metavar="PART", type=_part, help="of reserved memory within which a run is tight (0.02)")
+    add("--context", metavar="SIZE", type=_size, help="memory outside of the allocator, instead of the catalogue's")
+    add("--write", action="store_true", help="let the script write files and use the network")
+    add("--quiet", action="store_true", help="the verdict alone, without the script's output")
+
+
+# --- input, checked before torch is imported ----------------------------------------------------------------------------
+
+UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
+         "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}  # fmt: skip
+
+
+def _size(text: str) -> int:
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text.lower())
+    if found is None or found[2] not in UNITS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: write 40GiB, 512MiB")
+    return round(float(found[1]) * UNITS[found[2]])
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of steps: 1, 2, …")
+    return int(text)
+
+
+def _part(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no part of memory: 0.02 is two percent")
+    return value
+
+
+def _check(options: argparse.Namespace) -> list[tuple[Card | None, int]]:
+    """The devices that are meant."""
+    if not options.program:
+        raise UsageError("no script is named: understudy run [options] script.py [arguments]")
+    if options.program[0] == "-m":
+        if len(options.program) < 2:
+            raise UsageError("-m needs the name of a module")
+    elif not os.path.isfile(options.program[0]):
+        what = "it is a folder" if os.path.isdir(options.program[0]) else "there is no such file"
+        raise UsageError(f"can't run {options.program[0]!r}: {what}{_near_files(options.program[0])}")
+    if options.answers not in ANSWERS:
+        raise UsageError(f"--answers {options.answers!r}: there are {', '.join(ANSWERS)}")
+    for name in ("json", "snapshot", *FORMATS):
+        path = getattr(options, name)
+        if path and not os.path.isdir(os.path.dirname(os.path.abspath(path))):
+            raise UsageError(f"--{name} {path!r}: there is no such folder")
+    if options.snapshot and options.device in (None, "all"):
+        raise UsageError("--snapshot is of one card: --device says which")
+    own = read_cards(options.cards) if options.cards else ()
+    if options.device is None:
+        return [(None, 1)]
+    if options.device == "all":
+        return [(card, 1) for card in (*own, *list_cards()) if card.kind != "cpu"]
+    return [parse_devices(name, own) for name in options.device.split(",")]
+
+
+def _near_files(path: str) -> str:
+    folder = os.path.dirname(path) or "."
+    names = [name for name in os.listdir(folder) if name.endswith(".py")] if os.path.isdir(folder) else []
+    near = difflib.get_close_matches(os.path.basename(path), names, n=1)
+    return f": did you mean {os.path.join(os.path.dirname(path), near[0])}?" if near else ""
+
+
+# --- the run ---------------------------------------------------------------------------------------------------------
+
+
+def _run(options: argparse.Namespace) -> int:
+    devices = _check(options)
+    if len(devices) > 1:
+        return _run_on_all(options, devices)
+    rehearsal, result = _rehearse(options, *devices[0])
+    if result.error:
+        print(result.error, end="", file=sys.stderr)
+    _write(options, rehearsal.to_json())
+    write_files(rehearsal, options)
+    print(rehearsal.headline if options.quiet else _report(rehearsal))
+    return _exit_code(options, rehearsal.verdict, result.exit_code, result.error)
+
+
+def _write(options: argparse.Namespace, text: str) -> None:
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+
+
+def _exit_code(options: argparse.Namespace, verdict: str, code: int, error: str = "") -> int:
+    if code == INTERRUPTED:
+        return INTERRUPTED
+    if code:
+        if not error:
+            print(f"understudy run: the script ended with exit code {code}", file=sys.stderr)
+        return FAILED
+    return DOES_NOT_FIT if verdict == "does not fit" or (verdict == "tight" and options.strict) else 0
+
+
+def _rehearse(options: argparse.Namespace, card: Card | None, count: int) -> tuple[Rehearsal, ScriptResult]:
+    # why: torch is imported only once the input is known to be right
+    from understudy.report.runs import Recorder, RehearsalOptions
+    from understudy.simulation.scripts import Script, run_script  # why: as above
+
+    given = {"margin": options.margin} if options.margin is not None else {}
+    wanted = RehearsalOptions(
+        context=options.context, budget=options.budget, oom=options.oom, answers=options.answers, **given
+    )
+    recorder = Recorder(card, wanted)
+    recorder.count = count
+    is_module = options.program[0] == "-m"
+    name, *arguments = options.program[1:] if is_module else options.program
+    script = Script(name, tuple(arguments), is_module)
+    with recorder, _progress(options, recorder), _output(options), _history(options, recorder):
+        result = run_script(
+            script, mode=recorder.mode, steps=options.steps, allow_writes=options.write, notes=recorder.facts.assumptions
+        )
+    recorder.facts.steps = result.steps
+    recorder.facts.writes = [write.to_record() for write in result.writes]
+    return recorder.rehearsal(), result
+
+
+@contextmanager
+def _history(options: argparse.Namespace, recorder: Recorder) -> Iterator[None]:
+    """The trace of the first card, with the lines of the program, written as torch's memory snapshot."""
+    if not options.snapshot:
+        yield
+        return
+    from understudy.report.exports import describe_frames, write_snapshot  # why: torch is imported by now
+
+    memory = recorder.memory.devices[0]
+    memory.capped.frames = describe_frames
+    memory.capped.record_history()
+    try:
+        yield
+    finally:
+        write_snapshot(memory.unlimited, options.snapshot)
+
+
+@contextmanager
+def _output(options: argparse.Namespace) -> Iterator[None]:
+    if not options.quiet:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        yield
+
+
+@contextmanager
+def _progress(options: argparse.Namespace, recorder: Recorder) -> Iterator[None]:
+    """On terminals, a line that says how far the run is."""
+    if options.quiet or not sys.stderr.isatty():
+        yield
+        return
+    ended = threading.Event()
+
+    def show() -> None:
+        before, since = 0, time.monotonic()
+        while not ended.wait(0.5):
+            count, now = recorder.measurement.operators, time.monotonic()
+            live = max((totals.live for totals in list(recorder.measurement.devices.values())), default=0)
+            rate = (count - before) / (now - since)
+            line = f"step {recorder.measurement.places.step}, {count:,} operators, {rate:,.0f}/s, {live / (1 << 30):.2f} GiB"
+            sys.stderr.write(f"\r\x1b[K{line}")
+            sys.stderr.flush()
+            before, since = count, now
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
+
+
+def _report(rehearsal: Rehearsal) -> str:
+    lines = [str(rehearsal).rstrip()]
+    if rehearsal.answers:
+        lines += ["", "Reads of data, answered:"]
+        lines += [f"  {_answer_line(entry)}" for entry in rehearsal.answers[:MOST_LISTED]]
+        lines += _more(rehearsal.answers)
+    if rehearsal.writes:
+        lines += ["", "Not written (--write allows it):"]
+        lines += [f"  {entry['what']} {entry['target']}" for entry in rehearsal.writes[:MOST_LISTED]]
+        lines += _more(rehearsal.writes)
+    return "\n".join(lines)
+
+
+MOST_LISTED = 8
+
+
+def _more(entries: list[dict[str, Any]]) -> list[str]:
+    return [f"  … {len(entries) - MOST_LISTED} more, in --json"] if len(entries) > MOST_LISTED else []
+
+
+def _answer_line(entry: dict[str, Any]) -> str:
+    times = f", {entry['count']:,} times" if entry["count"] > 1 else ""
+    place = str(entry["line"]).split(": ")[0]
+    return f"{place}: {entry['read']} of {entry['tensor']} → {entry['answer']!r}{times}"
+
+
+# --- all cards ---------------------------------------------------------------------------------------------------------
+
+
+def _run_on_all(options: argparse.Namespace, devices: list[tuple[Card | None, int]]) -> int:
+    """One process for each card: what a script leaves behind in its modules belongs to one run."""
+    rows: list[dict[str, Any]] = []
+    codes: list[int] = []
+    import understudy.report.runs  # noqa: F401  # why: once, for all processes
+
+    for position, (card, count) in enumerate(devices):
+        row, code = _run_in_fork(options, card, count, is_shown=position == 0)
+        codes.append(code)
+        if row is None:
+            return code
+        rows.append(row)
+    _write(options, json.dumps(rows, indent=2))
+    print(_table(rows))
+    return max(codes)
+
+
+def _run_in_fork(
+    options: argparse.Namespace, card: Card | None, count: int, is_shown: bool
+) -> tuple[dict[str, Any] | None, int]:
+    with tempfile.TemporaryDirectory(prefix="understudy-") as folder:
+        file = os.path.join(folder, "rehearsal.json")
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            os._exit(_run_as_child(options, card, count, file, is_shown))
+        _, status = os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        if not os.path.exists(file):
+            return None, code
+        with open(file, encoding="utf-8") as written:
+            return json.load(written), code
+
+
+def _run_as_child(options: argparse.Namespace, card: Card | None, count: int, file: str, is_shown: bool) -> int:
+    code = FAILED
+    try:
+        quiet = argparse.Namespace(**{**vars(options), "quiet": options.quiet or not is_shown})
+        rehearsal, result = _rehearse(quiet, card, count)
+        if result.error:
+            print(result.error, end="", file=sys.stderr)
+        code = _exit_code(options, rehearsal.verdict, result.exit_code, result.error)
+        if code in (0, DOES_NOT_FIT):
+            with open(file, "w", encoding="utf-8") as written:
+                written.write(rehearsal.to_json())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return code
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    lines = [f"{'device':<12}{'verdict':<14}{'reserved':>10}{'of GiB':>9}{'used':>7}  peak"]
+    for row in rows:
+        device, peak = row["device"], row["peak"]
+        limit = device["memory_bytes"] or 1
+        where = ", ".join(part for part in (peak["phase"], peak["module"]) if part)
+        used = f"{peak['reserved_bytes'] / limit:.0%}"
+        lines.append(
+            f"{device['key']:<12}{row['verdict']:<14}{peak['reserved_bytes'] / (1 << 30):>10.2f}"
+            f"{limit / (1 << 30):>9.2f}{used:>7}  {where}"
+        )
+    return "\n".join(lines)
+
+
+COMMAND = Command("run", "Rehearse a script on a card that is not here.", _add_arguments, _run, takes_program=True)

@@ -1,0 +1,278 @@
+"""The inputs of an export: which of their dimensions are asked to vary, and what the program assumed of them.
+
+    Inputs           the leaves of the arguments, with their names, and what is asked for each
+    read_inputs      from what `export` is given, in all of torch's forms and in ours
+    guard_code       each guard as the code that `ep.module()` checks, with the line that made it
+    guards_of        the guards of a program
+    check_inputs     which of them some inputs break
+    check_requests   whether the dimensions that were asked to vary do
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from understudy import _torch
+from understudy.errors import ConstraintViolationError
+from understudy.shapes.checking import InputCode, bind_inputs, describe_inputs, read_symbols
+from understudy.shapes.env import ShapeEnv
+from understudy.shapes.guards import holds_at
+from understudy.shapes.input_dims import Dim
+
+NAME = re.compile(r"[^a-zA-Z0-9]")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The arguments of a program, flat."""
+
+    leaves: list[Any]
+    names: list[str]
+    """What the placeholders are called: `x`, or `x_0` for a part of it."""
+    paths: list[str]
+    """Where the leaf stands among the arguments of the exported module: `L['x'][0]`."""
+    requests: list[Any]
+    """For each leaf: None, an entry for each dimension of a tensor, or what is asked for a number."""
+    in_spec: Any
+    forward_names: list[str]
+    verify: Callable[[Any], None]
+    """What `AdditionalInputs` wants to ask the finished program."""
+
+    @property
+    def is_dynamic(self) -> bool:
+        return any(request is not None for request in self.requests)
+
+
+def read_inputs(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any
+) -> Inputs:
+    arguments = _torch.bind_arguments(model, args, kwargs)
+    verify: Callable[[Any], None] = lambda program: None  # noqa: E731
+    if isinstance(dynamic_shapes, (torch.export.AdditionalInputs, torch.export.ShapesCollection)):
+        verify = getattr(dynamic_shapes, "verify", verify)
+        collected: Any = dynamic_shapes
+        dynamic_shapes = collected.dynamic_shapes(model, args, dict(kwargs))
+    leaves, in_spec = _torch.tree_flatten((args, dict(kwargs)))
+    with_paths = _torch.flatten_with_paths(arguments)
+    names = ["_".join(map(_key_name, path)).lower() for path, _ in with_paths]
+    forward_names = _forward_names(arguments, args)
+    given = dict(zip(forward_names, (*args, *kwargs.values()), strict=True))
+    paths = ["L" + _torch.key_text(path) for path, _ in _torch.flatten_with_paths(given)]
+    requests = _read_requests(arguments, dynamic_shapes, leaves)
+    return Inputs(leaves, names, paths, requests, in_spec, forward_names, verify)
+
+
+def _forward_names(arguments: Mapping[str, Any], args: tuple[Any, ...]) -> list[str]:
+    """The names of the arguments; `*args` has one name for each."""
+    count = len(args)
+    names: list[str] = []
+    for name, value in arguments.items():
+        if len(names) < count and isinstance(value, tuple) and not any(value is arg for arg in args):
+            names.extend(f"{name}_{position}" for position in range(len(value)))
+        else:
+            names.append(name)
+    return names
+
+
+def _key_name(key: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return NAME.sub("_", str(getattr(key, attribute)))
+    return NAME.sub("_", str(key))
+
+
+def _read_requests(arguments: dict[str, Any], dynamic_shapes: Any, leaves: Sequence[Any]) -> list[Any]:
+    if not dynamic_shapes:
+        return [None] * len(leaves)
+    if isinstance(dynamic_shapes, Mapping):
+        dynamic_shapes = dict(dynamic_shapes)
+        inner = [name for name, value in arguments.items() if isinstance(value, dict) and name not in dynamic_shapes]
+        if len(inner) == 1 and set(dynamic_shapes) & set(arguments[inner[0]]):
+            raise ValueError(f"dynamic_shapes names arguments inside of {inner[0]!r}: write {{{inner[0]!r}: {{…}}}}")
+    dynamic_shapes = _in_words_of_torch(dynamic_shapes, {})
+    _torch.check_dynamic_shapes(arguments, dynamic_shapes)
+    asked = _torch.flatten_shapes(arguments, dynamic_shapes)
+    return [_request_for(leaf, one) for leaf, one in zip(leaves, asked, strict=True)]
+
+
+def _in_words_of_torch(asked: Any, known: dict[str, Any]) -> Any:
+    """`understudy.Dim` and names of dimensions as `torch.export.Dim`, the same one for the same name."""
+    if isinstance(asked, Dim):
+        if asked.name not in known:
+            known[asked.name] = torch.export.Dim(asked.name, min=asked.min, max=asked.max)
+        return known[asked.name]
+    if isinstance(asked, str):
+        return _in_words_of_torch(Dim(asked), known)
+    if isinstance(asked, Mapping):
+        return {key: _in_words_of_torch(value, known) for key, value in asked.items()}
+    if type(asked) in (list, tuple):
+        return type(asked)(_in_words_of_torch(value, known) for value in asked)
+    return asked
+
+
+def _request_for(leaf: Any, asked: Any) -> Any:
+    if asked is None:
+        return None
+    if not isinstance(leaf, torch.Tensor):
+        return None if getattr(getattr(asked, "type", None), "name", "") == "STATIC" else asked
+    entries = asked if isinstance(asked, Mapping) else dict(enumerate(asked))
+    by_dim = {dim % leaf.ndim: entry for dim, entry in entries.items() if entry is not None}
+    return {dim: entry for dim, entry in by_dim.items() if not isinstance(entry, int)} or None
+
+
+# --- guards ---------------------------------------------------------------------------------------------------------
+
+BECAUSE = " or (not 'because "
+
+
+@dataclass(frozen=True, slots=True)
+class GuardRecord:
+    """A condition on the inputs of a program, with the line that made it."""
+
+    condition: str
+    line: str
+    code: str
+    """As the program keeps it, and as it is saved: `L['x'].size(0) % 2 == 0 or (not 'because model.py:3: …')`."""
+
+    def __str__(self) -> str:
+        return f"{self.condition}    because {self.line}" if self.line else self.condition
+
+
+def guard_code(
+    env: ShapeEnv | None, vals: Sequence[Any], paths: Sequence[str], guard_zero_one: bool = True
+) -> list[GuardRecord]:
+    """What the program assumed of its inputs, besides the sizes and ranges that their values tell themselves.
+
+    Operators look at sizes of 0 and 1 by themselves whenever they run: what was asked about their results is no guard of
+    the program, as far as it tells nothing but these apart. What the program asks is one, unless `guard_zero_one` is off.
+    """
+    if env is None:
+        return []
+    sized = [(val, path) for val, path in zip(vals, paths, strict=True) if isinstance(val, (torch.Tensor, torch.SymInt))]
+    inputs = describe_inputs([val for val, _ in sized], [path for _, path in sized])
+    code = InputCode(read_symbols(bind_inputs(inputs)), env.definitions)
+    records = []
+    for required in env.checks.choose_requirements(inputs, _simplified=True):
+        if (required.is_of_operator or not guard_zero_one) and _tells_zero_one_apart(required.condition):
+            continue
+        text = required.write_code(code)
+        records.append(GuardRecord(_condition_of(text), required.why, _with_line(text, required.why)))
+    return list(dict.fromkeys(records))
+
+
+EXAMPLES = (2, 3, 4, 5, 7, 8, 16, 31, 1009, (1 << 20) + 7)
+
+
+def _tells_zero_one_apart(condition: Any) -> bool:
+    """Whether a condition holds at every example of sizes that are neither 0 nor 1."""
+    symbols = list(condition.symbols)
+    if len(symbols) > 2:
+        return False
+    return all(
+        holds_at(condition, dict(zip(symbols, sizes, strict=True)))
+        for sizes in itertools.product(EXAMPLES, repeat=len(symbols))
+    )
+
+
+def _condition_of(code: str) -> str:
+    """`L['x'].size(0) > 3` as `x.size(0) > 3`."""
+    return code.replace("L['", "").replace("']", "")
+
+
+def _with_line(code: str, line: str) -> str:
+    """Text that says why is part of the code, so that it is saved with it and shown where the guard fails."""
+    if not line:
+        return code
+    plain = line.replace("\\", "/").replace("'", "`").replace('"', "`").replace("\n", " ")
+    return f"{code}{BECAUSE}{plain}')"
+
+
+def guards_of(program: ExportedProgram) -> list[GuardRecord]:
+    """What a program assumes of its inputs, each with the line that made it; of a program from a file, too."""
+    records = []
+    for code in program._guards_code:
+        condition, _, line = code.partition(BECAUSE)
+        records.append(GuardRecord(_condition_of(condition), line.removesuffix("')"), code))
+    return records
+
+
+def check_inputs(program: ExportedProgram, *args: Any, **kwargs: Any) -> list[str]:
+    """What these inputs break of the program's sizes, ranges and guards; nothing if it may run on them."""
+    module = program.module()
+    leaves, _ = _torch.tree_flatten((args, kwargs))
+    guards = getattr(module, "_guards_fn", None)
+    if guards is None:
+        return []
+    return _torch.broken_guards(guards, leaves)
+
+
+# --- what was asked, and is not so -----------------------------------------------------------------------------------
+
+
+def check_requests(env: ShapeEnv | None, inputs: Inputs) -> None:
+    """Raise one error for all dimensions that were asked to vary and that the program fixes."""
+    if env is None:
+        return
+    broken: list[str] = []
+    known: dict[Any, str] = {}
+    for place in env.inputs.sizes:
+        if place.what not in ("size", "number") or place.source not in inputs.names:
+            continue
+        request = inputs.requests[inputs.names.index(place.source)]
+        asked = request.get(place.dim) if isinstance(request, dict) else request
+        if asked is None or _may_be_fixed(asked):
+            continue
+        value = env.simplify(getattr(place.size, "value", place.size))
+        if isinstance(value, int):
+            broken.append(_fixed(env, place, asked, value))
+        elif (name := _name_of(asked)) and (other := known.setdefault(value, name)) != name:
+            broken.append(_equal(env, place, name, other))
+    if broken:
+        count = f"{len(broken)} of the dimensions that were" if len(broken) > 1 else "a dimension that was"
+        raise ConstraintViolationError("\n".join([f"the program fixes {count} asked to vary:", *dict.fromkeys(broken)]))
+
+
+def _may_be_fixed(asked: Any) -> bool:
+    return getattr(getattr(asked, "type", None), "name", "") in ("AUTO", "STATIC")
+
+
+def _name_of(asked: Any) -> str:
+    return str(getattr(asked, "__name__", "") or "")
+
+
+def _fixed(env: ShapeEnv, place: Any, asked: Any, number: int) -> str:
+    symbol = getattr(place.size, "value", place.size)
+    line = next(
+        (s.line or s.reason for s in env.specialisations if s.number == number and str(symbol) in (s.what, str(symbol))), ""
+    )
+    guard = next(
+        (g for g in env.guards if g.is_specialisation and symbol in g.condition.symbols), None
+    )
+    condition = guard.text if guard is not None else f"{symbol} == {number}"
+    line = guard.line if guard is not None and guard.line else line
+    called = _name_of(asked) or f"dimension {place.dim}"
+    return (
+        f"  {place.text}, asked to vary as {called}, is always {number}\n"
+        f"    condition:  {condition}\n"
+        + (f"    because:    {line}\n" if line else "")
+        + f"    ways out:   leave dimension {place.dim} of {place.source} out of dynamic_shapes (or Dim.STATIC), "
+        "or write that line so that it holds for every size"
+    )
+
+
+def _equal(env: ShapeEnv, place: Any, name: str, other: str) -> str:
+    symbol = getattr(place.size, "value", place.size)
+    guard = next((g for g in env.guards if getattr(symbol, "symbols", {symbol}) & set(g.condition.symbols)), None)
+    return (
+        f"  {place.text}, asked to vary as {name}, is always equal to {other}\n"
+        + (f"    condition:  {guard.text}\n" if guard else "")
+        + (f"    because:    {guard.line}\n" if guard and guard.line else "")
+        + f"    ways out:   use one name for both, or write that line so that it holds where {name} and {other} differ"
+    )

@@ -1,0 +1,477 @@
+"""export: an ExportedProgram of torch, from one capture.
+
+    export              the function of the users
+    Recording           the model, run once
+    Program             the exported program: torch's class, whose decompositions take our path
+    accelerate_export   `torch.export.export` and `torch.onnx.export` on our capture, for code that calls them
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import InputKind, InputSpec
+from torch.fx import GraphModule, Node
+
+from understudy import _torch
+from understudy.capture.make_fx import Capture, Options, TracingMode
+from understudy.exporting.functionalisation import FunctionalTable, functionalise
+from understudy.exporting.inputs import GuardRecord, Inputs, check_requests, guard_code, read_inputs
+from understudy.exporting.interop import TorchValues, convert_values
+from understudy.exporting.signature import (
+    Lifted,
+    ModelState,
+    check_results,
+    lift,
+    lift_again,
+    make_signature,
+    wrap_regions,
+)
+from understudy.fake.mode import FakeTensorMode
+from understudy.fake.torch_api import maybe_get_fake_mode
+from understudy.patching import ACCELERATION, EXPORTING, active, patch
+from understudy.shapes.env import ShapeEnv
+
+Table = Mapping[Any, Callable[..., Any]]
+
+
+def export(
+    model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, *,
+    dynamic_shapes: Any = None, decompositions: Table | None = None, strict: bool = False,
+    preserve_module_call_signature: Sequence[str] = (), prefer_deferred_runtime_asserts_over_guards: bool = False,
+    guard_zero_one: bool = True,
+) -> ExportedProgram:  # fmt: skip
+    """The program that `torch.export.export` gives for a model, much sooner.
+
+        batch, seq = dims("batch", "seq")
+        ep = export(model, (ids,), dynamic_shapes={"input_ids": {0: batch, 1: seq}})
+
+    `dynamic_shapes`: in any of torch's forms; `understudy.Dim` and names are taken as well.
+    `decompositions`: a table such as `torch.export.default_decompositions()`. The program is captured straight in the
+    decomposed dialect, without writes; without a table it is in torch's training dialect.
+    `guard_zero_one`: a program that asks whether a size is 0 or 1 is not run where the answer is another one. torch.export
+    runs it, on the path of its example; `False` does the same.
+    Everything else is as in `torch.export.export`. `strict=True` asks for TorchDynamo's analysis, and is refused.
+    """
+    _check_arguments(model, args, strict)
+    table = None if decompositions is None else _torch.materialise_table(decompositions)
+    inputs = read_inputs(model, tuple(args), kwargs or {}, dynamic_shapes)
+    preserved = tuple(preserve_module_call_signature)
+    recording = Recording(model, inputs, prefer_deferred_runtime_asserts_over_guards, preserved, guard_zero_one)
+    program = recording.capture(table).finish((tuple(args), dict(kwargs or {})))
+    inputs.verify(program)
+    return program
+
+
+def _check_arguments(model: Any, args: Any, strict: bool) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(f"export: expected a torch.nn.Module, got {type(model).__name__}: put the function into a module")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError("export: a ScriptModule has no Python code to follow; export the module that it was made of")
+    if not isinstance(args, tuple):
+        raise ValueError(f"export: args is a tuple of example inputs, got {type(args).__name__}")
+    if strict:
+        raise ValueError(
+            "export(strict=True): that is TorchDynamo's analysis of the code, which is torch's own; use strict=False, or "
+            "torch.export.export(strict=True)"
+        )
+
+
+# --- flags that libraries ask for --------------------------------------------------------------------------------------
+
+
+@patch("torch.compiler._is_compiling_flag", during=EXPORTING)
+def say_compiling(original: bool) -> bool:
+    """`torch.compiler.is_compiling()`: libraries take paths that can be traced."""
+    return True
+
+
+@patch("torch.compiler._is_exporting_flag", during=EXPORTING)
+def say_exporting(original: bool) -> bool:
+    """`torch.compiler.is_exporting()`: libraries take their paths for exports."""
+    return True
+
+
+# --- the capture -----------------------------------------------------------------------------------------------------
+
+
+class Recording:
+    """One model, and the inputs with which it is recorded."""
+
+    def __init__(
+        self, model: torch.nn.Module, inputs: Inputs, defers_asserts: bool, preserved: tuple[str, ...],
+        guard_zero_one: bool,
+    ) -> None:  # fmt: skip
+        self.model, self.inputs = model, inputs
+        self.guard_zero_one = guard_zero_one
+        self.preserved = preserved
+        self.state = ModelState.of(model)
+        self.mode = self._choose_mode(defers_asserts)
+        self.fakes = self._make_fakes()
+        self.out_spec: Any = None
+        self.calls: dict[str, CallNotes] = {}
+
+    def _choose_mode(self, defers_asserts: bool) -> FakeTensorMode:
+        tensors = [*self.inputs.leaves, *self.state.parameters.values(), *self.state.buffers.values()]
+        found = next((mode for mode in map(maybe_get_fake_mode, tensors) if mode is not None), None)
+        if isinstance(found, FakeTensorMode) and (found.shape_env is not None or not self.inputs.is_dynamic):
+            return found
+        env = ShapeEnv(
+            duck_shape=False, specialize_zero_one=False, prefer_deferred_runtime_asserts_over_guards=defers_asserts
+        )
+        return FakeTensorMode(shape_env=env, allow_non_fake_inputs=True, allow_fallback_kernels=True)
+
+    def _make_fakes(self) -> list[Any]:
+        """A stand-in for each tensor, a symbol for each number that is asked to vary; what is else as it is."""
+        env, fakes = self.mode.shape_env, []
+        for leaf, name, request in zip(self.inputs.leaves, self.inputs.names, self.inputs.requests, strict=True):
+            if isinstance(leaf, torch.Tensor):
+                if self.mode.is_our_fake(leaf) and request is None:
+                    fakes.append(leaf)
+                else:
+                    context = request or {}
+                    fakes.append(self.mode.from_tensor(leaf, source=name, symbolic_context=context))
+            elif type(leaf) is int and request is not None and env is not None:
+                fakes.append(env.create_symint(leaf, name))
+            else:
+                fakes.append(leaf)
+        return fakes
+
+    def capture(self, table: Table | None) -> Captured:
+        """Run the model once. Without a table it is recorded above autograd, else below, without writes."""
+        is_training = table is None
+        options = _options(table)
+        if self.mode.shape_env is None:  # stand-ins of the user, all of whose sizes are numbers
+            options = replace(options, tracing_mode="fake")
+        given = [fake for fake in self.fakes if isinstance(fake, (torch.Tensor, torch.SymInt))]
+        is_grad_enabled = torch.is_grad_enabled()
+        with active(EXPORTING), torch.set_grad_enabled(is_grad_enabled and is_training):
+            capture = Capture(self._program(), options)
+            module = capture.run(tuple(given))
+        check_requests(self.mode.shape_env, self.inputs)
+        return Captured(self, module, is_training, is_grad_enabled)
+
+    def _program(self) -> Callable[..., Any]:
+        """The model as a function of the inputs that vary, which gives the leaves of the result."""
+        model, fakes, spec = self.model, self.fakes, self.inputs.in_spec
+
+        def run(*given: Any) -> tuple[Any, ...]:
+            remaining = iter(given)
+            leaves = [next(remaining) if isinstance(f, (torch.Tensor, torch.SymInt)) else f for f in fakes]
+            args, kwargs = _torch.tree_unflatten(leaves, spec)
+            with _copied_buffers(model), self._noted_calls():
+                result = model(*args, **kwargs)
+            flat, self.out_spec = _torch.tree_flatten(result)
+            check_results(flat)
+            return tuple(flat)
+
+        run._orig_mod = model  # type: ignore[attr-defined]  # whose parameters keep their names
+        return run
+
+    @contextmanager
+    def _noted_calls(self) -> Iterator[None]:
+        """What the modules whose signatures are to be preserved are called with, and give."""
+        hooks = []
+        for path in self.preserved:
+            notes = self.calls[path] = CallNotes()
+            module = self.model.get_submodule(path)
+            hooks.append(module.register_forward_pre_hook(notes.enter, with_kwargs=True))
+            hooks.append(module.register_forward_hook(notes.leave, with_kwargs=True))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def _options(table: Table | None) -> Options:
+    if table is None:
+        return Options(
+            tracing_mode="symbolic", allow_non_fake_inputs=True, pre_dispatch=True, record_module_stack=True,
+            keeps_parts=False,
+        )  # fmt: skip
+    return Options(
+        decomposition_table=FunctionalTable(table), tracing_mode="symbolic", allow_non_fake_inputs=True,
+        record_module_stack=True, whole=_torch.WholeComposites(table),
+    )  # fmt: skip
+
+
+@contextmanager
+def _copied_buffers(model: torch.nn.Module) -> Iterator[None]:
+    """A buffer that is assigned to is written to: `self.count = self.count + 1`."""
+    tables = [(module, dict(module._buffers)) for module in model.modules() if module._buffers]
+    yield
+    for module, before in tables:
+        for name, tensor in before.items():
+            now = module._buffers.get(name)
+            if now is not tensor and tensor is not None and now is not None:
+                tensor.copy_(now)
+
+
+class CallNotes:
+    """The inputs and outputs of one module, as they were recorded."""
+
+    def __init__(self) -> None:
+        self.inputs: list[Any] = []
+        self.outputs: list[Any] = []
+        self.in_spec: Any = None
+        self.out_spec: Any = None
+
+    def enter(self, module: Any, args: Any, kwargs: Any) -> None:
+        if self.in_spec is None:
+            leaves, self.in_spec = _torch.tree_flatten((args, kwargs))
+            self.inputs = list(map(_recorded, leaves))
+
+    def leave(self, module: Any, args: Any, kwargs: Any, result: Any) -> None:
+        if self.out_spec is None:
+            leaves, self.out_spec = _torch.tree_flatten(result)
+            self.outputs = list(map(_recorded, leaves))
+
+    def signature(self) -> ModuleCallSignature:
+        return ModuleCallSignature(
+            inputs=list(map(_call_argument, self.inputs)), outputs=list(map(_call_argument, self.outputs)),
+            in_spec=self.in_spec, out_spec=self.out_spec,
+        )  # fmt: skip
+
+
+def _recorded(leaf: Any) -> Any:
+    """The node of a value, while it is recorded; anything else as it is."""
+    recorder = _torch.active_recorder()
+    if recorder is not None and isinstance(leaf, (torch.Tensor, torch.SymInt)):
+        return recorder.tracer.argument(leaf)
+    return leaf
+
+
+def _call_argument(value: Any) -> Any:
+    from torch.export.graph_signature import (  # why: only where signatures are preserved
+        ConstantArgument,
+        TensorArgument,
+    )
+
+    return TensorArgument(value.name) if isinstance(value, Node) else ConstantArgument("", value)
+
+
+# --- the program -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Captured:
+    """A captured graph, on the way to a program."""
+
+    recording: Recording
+    module: GraphModule
+    is_training: bool
+    is_grad_enabled: bool
+
+    def finish(self, example: tuple[Any, Any]) -> Program:
+        recording, module = self.recording, self.module
+        state = recording.state
+        inputs = list(zip(recording.inputs.names, recording.fakes, strict=True))
+        with _torch.no_modes():
+            lifted = lift(module, state, inputs, stand_ins(recording.mode))
+            written = {} if self.is_training else functionalise(module.graph)
+            if self.is_training:
+                wrap_regions(module, self.is_grad_enabled)
+            _complete_metadata(module)
+            signature = make_signature(module.graph, lifted, written)
+            return self._program(lifted, signature, example)
+
+    def _program(self, lifted: Lifted, signature: Any, example: tuple[Any, Any]) -> Program:
+        recording = self.recording
+        vals = [node.meta.get("val") for node in self.module.graph.find_nodes(op="placeholder")]
+        values = TorchValues()
+        env = recording.mode.shape_env
+        user_vals = vals[len(vals) - len(recording.fakes) :]
+        guards = guard_code(env, user_vals, recording.inputs.paths, recording.guard_zero_one)
+        convert_values(self.module, values)
+        return Program(
+            self.module, signature, state_dict=recording.state.state_dict(),
+            range_constraints=_range_constraints(values, user_vals), module_call_graph=self._calls(), example_inputs=example,
+            constants=lifted.constants, is_training=self.is_training, origin=Origin(recording.mode, vals, guards),
+        )  # fmt: skip
+
+    def _calls(self) -> list[ModuleCallEntry]:
+        recording = self.recording
+        signatures = {path: notes.signature() for path, notes in recording.calls.items() if notes.in_spec is not None}
+        root = ModuleCallSignature([], [], recording.inputs.in_spec, recording.out_spec, recording.inputs.forward_names)
+        entries = [
+            ModuleCallEntry(path, signatures.get(path))
+            for path, _ in recording.model.named_modules(remove_duplicate=False)
+        ]
+        entries[0].signature = root
+        return entries
+
+
+def stand_ins(mode: FakeTensorMode) -> Callable[[torch.Tensor], Any]:
+    """What stands for a tensor of the model, in this mode."""
+    return lambda tensor: tensor if mode.is_our_fake(tensor) else mode.from_tensor(tensor, static_shapes=True)
+
+
+def _complete_metadata(module: GraphModule) -> None:
+    """Every call says in which module it was made; inputs and outputs do not."""
+    stacks = (node.meta["nn_module_stack"] for node in module.graph.nodes if "nn_module_stack" in node.meta)
+    root = dict(list(next(stacks, {}).items())[:1])
+    for inner in module.modules():
+        if not isinstance(inner, GraphModule):
+            continue
+        for node in inner.graph.nodes:
+            if node.op in ("placeholder", "output"):
+                node.meta.pop("nn_module_stack", None)
+                node.meta.pop("stack_trace", None)
+            else:
+                node.meta.setdefault("nn_module_stack", root)
+                if node.op == "call_function":
+                    node.meta.setdefault("val", None)
+
+
+def _range_constraints(values: TorchValues, user_vals: Sequence[Any]) -> dict[Any, Any]:
+    """The ranges of the symbols, and those of sizes that are computed from them."""
+    sizes = [size for val in user_vals if isinstance(val, torch.Tensor) for size in val.shape]
+    converted = [values.convert(size) for size in (*sizes, *(v for v in user_vals if isinstance(v, torch.SymInt)))]
+    derived = {n.node.expr: values.symbols.range_of(n) for n in converted if isinstance(n, torch.SymInt)}
+    return {**derived, **values.symbols.ranges()}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What of the capture a program keeps: the mode and the stand-ins of its placeholders, and its guards."""
+
+    mode: FakeTensorMode
+    vals: list[Any]
+    guards: list[GuardRecord]
+
+
+class Program(ExportedProgram):
+    """An exported program whose capture is known."""
+
+    def __init__(
+        self, module: GraphModule, signature: Any, *, state_dict: Any, range_constraints: Any, module_call_graph: Any,
+        example_inputs: Any, constants: Any, is_training: bool, origin: Origin,
+    ) -> None:  # fmt: skip
+        graph = module.graph
+        graph.set_codegen(torch.fx.graph.CodeGen())
+        self._graph_module = _torch.lazy_graph_module(_submodules(module), graph, "GraphModule")
+        self._graph_signature = signature
+        self._state_dict = state_dict
+        self._range_constraints = range_constraints
+        self._module_call_graph = module_call_graph
+        self._example_inputs = example_inputs
+        self._constants = constants
+        self._verifiers = [_torch.training_verifier()] if is_training else [_torch.verifier()]
+        self._guards_code = [guard.code for guard in origin.guards]
+        self._origin = origin
+        # Not validated here: torch's verifier reads the value of every node, most of which nobody else will ever read.
+
+    def run_decompositions(
+        self, decomp_table: Table | None = None, decompose_custom_triton_ops: bool = False
+    ) -> ExportedProgram:
+        """As torch has it: the program in a decomposed dialect, by the core ATen table if none is given."""
+        table = _torch.materialise_table(torch.export.default_decompositions() if decomp_table is None else decomp_table)
+        vals = self._stand_ins()
+        if vals is None or decompose_custom_triton_ops:  # other inputs than were captured: torch knows what to do
+            return super().run_decompositions(decomp_table, decompose_custom_triton_ops)
+        return _decompose(self, vals, table)
+
+    def _stand_ins(self) -> list[Any] | None:
+        """Of the placeholders, if they are still those of the capture."""
+        names = [node.name for node in self.graph.find_nodes(op="placeholder")]
+        return self._origin.vals if names == [spec.arg.name for spec in self._graph_signature.input_specs] else None
+
+
+def _decompose(program: Program, vals: list[Any], table: Table) -> Program:
+    """The graph of a program, run once more on its stand-ins."""
+    module, origin = program.graph_module, program._origin
+    is_given = [isinstance(val, (torch.Tensor, torch.SymInt)) for val in vals]
+    interpreter = torch.fx.Interpreter(module)
+
+    def run(*given: Any) -> Any:
+        remaining = iter(given)
+        with torch.fx.traceback.preserve_node_meta():
+            return interpreter.run(*(next(remaining) if is_one else val for val, is_one in zip(vals, is_given, strict=True)))
+
+    tracing_mode: TracingMode = "fake" if origin.mode.shape_env is None else "symbolic"
+    options = replace(_options(table), record_module_stack=False, tracing_mode=tracing_mode)
+    with active(EXPORTING), torch.no_grad():
+        made = Capture(run, options).run(tuple(val for val, is_one in zip(vals, is_given, strict=True) if is_one))
+    signature = program.graph_signature
+    specs = [InputSpec(spec.kind, copy.copy(spec.arg), spec.target, spec.persistent) for spec in signature.input_specs]
+    lifted = Lifted(specs, dict(program.constants))
+    with _torch.no_modes():
+        lift_again(made, lifted, vals, stand_ins(origin.mode))
+        written = functionalise(made.graph)
+        _complete_metadata(made)
+        new_signature = make_signature(made.graph, lifted, written, signature.output_specs)
+        values = TorchValues()
+        user_vals = [val for val, spec in zip(vals, signature.input_specs, strict=True) if spec.kind is InputKind.USER_INPUT]
+        convert_values(made, values)
+    return Program(
+        made, new_signature, state_dict=program.state_dict, range_constraints=_range_constraints(values, user_vals),
+        module_call_graph=copy.deepcopy(program.module_call_graph), example_inputs=program.example_inputs,
+        constants=lifted.constants, is_training=False, origin=replace(origin, vals=vals),
+    )  # fmt: skip
+
+
+def _submodules(module: GraphModule) -> torch.nn.Module:
+    """The graphs inside of a graph module, without its parameters: these are inputs by now."""
+    root = torch.nn.Module()
+    for node in module.graph.find_nodes(op="get_attr"):
+        setattr(root, str(node.target), getattr(module, str(node.target)))
+    return root
+
+
+# --- for code that calls torch.export -------------------------------------------------------------------------------
+
+ACCELERATED: ContextVar[bool] = ContextVar("accelerated", default=False)
+
+
+class AccelerationWarning(UserWarning):
+    """An export that took torch's own path."""
+
+
+@contextmanager
+def accelerate_export() -> Iterator[None]:
+    """Inside, in this thread, `torch.export.export` captures with understudy, and so does `torch.onnx.export`, which calls
+    it.
+
+    A program that can't be exported so is exported by torch, with an `AccelerationWarning` that says why.
+    """
+    token = ACCELERATED.set(True)
+    try:
+        with active(ACCELERATION):
+            yield
+    finally:
+        ACCELERATED.reset(token)
+
+
+@patch("torch.export.export", during=ACCELERATION)
+def capture_quickly(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The export that was asked for, from our capture; where that fails, from torch's."""
+
+    @functools.wraps(original)
+    def accelerated(mod: torch.nn.Module, args: Any, kwargs: Any = None, **options: Any) -> Any:
+        if not ACCELERATED.get() or options.get("strict"):
+            return original(mod, args, kwargs, **options)
+        token = ACCELERATED.set(False)
+        try:
+            return export(mod, args, kwargs, guard_zero_one=False, **options)
+        except Exception as error:  # whatever it is, torch may still be able to export the program
+            reason = str(error).partition("\n")[0]
+            warnings.warn(
+                f"accelerate_export: torch's own export is used, because {type(error).__name__}: {reason}",
+                AccelerationWarning, stacklevel=2,
+            )  # fmt: skip
+            return original(mod, args, kwargs, **options)
+        finally:
+            ACCELERATED.reset(token)
+
+    return accelerated

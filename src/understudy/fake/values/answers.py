@@ -1,0 +1,340 @@
+"""Answers to reads of data that is not there: one policy for `.item()`, `bool()`, `tolist()`, `.numpy()`, sizes of masks.
+
+What follows from the program (determined values, ranges) is answered without one. For the rest, a mode has
+
+    answers="error"      nothing is made up: a read raises (the default of a plain mode)
+    answers="symbol"     numbers and sizes become symbols of the mode's shape environment
+    answers="plausible"  what an ordinary run would read: losses are positive and fall, nothing overflows, checks pass
+    answers="worst"      as plausible, and masks select everything
+    answers=policy       an object of one's own: `policy.answer(read)` gives the answer, or NotImplemented
+
+Every answer that was made up is kept in `mode.answers.given`, with its line.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from understudy import _torch
+from understudy.errors import ArgumentError
+from understudy.fake.values.ranges import range_of
+from understudy.lines import user_line
+from understudy.ops.traits.ranges import ValueRange
+from understudy.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from understudy.fake.mode import FakeTensorMode
+    from understudy.fake.tensor import FakeTensor
+
+Number = bool | int | float | complex
+POLICIES = ("error", "symbol", "plausible", "worst")
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A question to data that is not there.
+
+    `what` is asked ("item", "tolist", "numpy", "equal", or the name of an operator whose result has a data-dependent
+    size), of a tensor like `spec`, whose elements are in `values`. `wanted`: the answer with which a check at that place
+    passes (an `assert`, an `if` that raises), None if it is none. `least`, `most`: bounds of a size.
+    """
+
+    what: str
+    spec: TensorSpec
+    values: ValueRange
+    line: str
+    wanted: bool | None = None
+    least: int = 0
+    most: int | None = None
+    repeats: int = 0
+    """How often this was asked at this line before."""
+
+    @property
+    def is_size(self) -> bool:
+        return self.what not in ("item", "tolist", "numpy", "equal", "allclose")
+
+
+class Policy(Protocol):
+    def answer(self, read: Read) -> Any:
+        """A number (for `tolist` and `numpy`, that of every element), or NotImplemented to leave the read refused."""
+
+
+@dataclass(slots=True)
+class Given:
+    """An answer that was made up: what was read where, what was said first, and how often."""
+
+    line: str
+    what: str
+    spec: str
+    answer: Number
+    count: int = 1
+
+    def to_record(self) -> dict[str, Any]:
+        answer = self.answer if isinstance(self.answer, (bool, int, float)) else str(self.answer)
+        return {"line": self.line, "read": self.what, "tensor": self.spec, "answer": answer, "count": self.count}
+
+    def __str__(self) -> str:
+        times = f", {self.count:,} times" if self.count > 1 else ""
+        return f"{self.line}: {self.what} of {self.spec} → {self.answer!r}{times}"
+
+
+@dataclass
+class Plausible:
+    """What an ordinary run would read.
+
+    `worst_case`: masks select everything, so that what is sized by data is as large as it can be.
+    """
+
+    worst_case: bool = False
+
+    def answer(self, read: Read) -> Any:
+        if read.is_size:
+            return self._count(read)
+        dtype = torch.bool if read.what == "equal" else read.spec.dtype  # of `allclose`, the result is asked
+        if dtype is torch.bool:
+            if read.wanted is not None:
+                return read.wanted
+            return (read.values.likely or 0) >= 0.5
+        if dtype.is_floating_point or dtype.is_complex:
+            number = self._decreasing(read) if read.values.likely is None else float(read.values.likely)
+            return complex(number) if dtype.is_complex else number
+        return self._integer(read.values)
+
+    def _count(self, read: Read) -> int:
+        """How many elements a mask selects, how many distinct values there are."""
+        most = max(read.least, 1) if read.most is None else read.most
+        share = 1.0 if self.worst_case or read.values.likely is None else min(abs(read.values.likely), 1.0)
+        if read.values.likely is None and not self.worst_case and read.spec.dtype is torch.bool:
+            share = 0.5
+        return min(max(read.least, round(share * most)), most)
+
+    def _decreasing(self, read: Read) -> float:
+        """A loss: positive, and a little smaller each time."""
+        number = 1 + 1.5 * 0.99**read.repeats
+        return min(max(number, read.values.low), read.values.high)
+
+    def _integer(self, values: ValueRange) -> int:
+        if values.likely is not None:
+            return round(values.likely)
+        is_narrow = values.high - values.low <= 1 << 20
+        return int(values.low + values.high) // 2 if is_narrow else int(min(max(1, values.low), values.high))
+
+
+def make_policy(answers: Any) -> Policy | None:
+    """The policy that was named; None if nothing is to be made up."""
+    if answers is None or answers in ("error", "symbol"):
+        return None
+    if answers in ("plausible", "worst"):
+        return Plausible(worst_case=answers == "worst")
+    if callable(getattr(answers, "answer", None)):
+        return answers
+    raise ArgumentError(
+        f"answers={answers!r}: expected one of {', '.join(POLICIES)}, or an object with a method answer(read)"
+    )
+
+
+@dataclass
+class Answers:
+    """A policy, and the answers that it gave."""
+
+    policy: Policy
+    given: list[Given] = field(default_factory=list)
+    _index: dict[tuple[str, str, str], Given] = field(default_factory=dict)
+
+    def ask(
+        self, what: str, spec: TensorSpec, values: ValueRange, *, least: int = 0, most: int | None = None
+    ) -> Any:
+        line = user_line()
+        key = (line, what, str(spec))
+        before = self._index.get(key)
+        wanted = wanted_here() if spec.dtype is torch.bool or what == "equal" else None
+        read = Read(what, spec, values, line, wanted, least, most, before.count if before else 0)
+        answer = self.policy.answer(read)
+        if answer is NotImplemented:
+            return answer
+        if before is not None:
+            before.count += 1
+        else:
+            made = Given(line, what, str(spec), answer)
+            self._index[key] = made
+            self.given.append(made)
+        return answer
+
+
+# --- the reads -------------------------------------------------------------------------------------------------------
+
+
+def sure_number(fake: FakeTensor) -> Number | None:
+    """The one number that all elements of a tensor are, where that follows from the program."""
+    dtype = fake._spec.dtype
+    if fake._spec.is_symbolic or dtype.is_complex:
+        return None
+    value = range_of(fake).value
+    if value is None:
+        return None
+    return bool(value) if dtype is torch.bool else float(value) if dtype.is_floating_point else int(value)
+
+
+def answer_item(mode: FakeTensorMode, fake: FakeTensor, what: str = "item") -> Any:
+    """The value of a tensor's elements: sure or made up; NotImplemented if the mode makes up nothing."""
+    sure = sure_number(fake)
+    if sure is not None:
+        return sure
+    if mode.answers is None or fake._spec.is_symbolic:
+        return NotImplemented
+    answer = mode.answers.ask(what, fake._spec, range_of(fake))
+    return answer if answer is NotImplemented else _of_kind(answer, fake._spec.dtype)
+
+
+def _of_kind(answer: Any, dtype: torch.dtype) -> Number:
+    if dtype is torch.bool:
+        return bool(answer)
+    if dtype.is_complex:
+        return complex(answer)
+    return float(answer) if dtype.is_floating_point else int(answer)
+
+
+LARGEST_ARRAY = 1 << 26
+"""Bytes up to which values that are made up are written out; beyond, all elements are one and the same."""
+
+
+def answer_values(mode: FakeTensorMode, fake: FakeTensor, what: str) -> torch.Tensor | None:
+    """A real tensor with the values that a program reads from this one; None if the mode makes up nothing."""
+    spec = fake._spec
+    if spec.is_symbolic or spec.sparse is not None:
+        return None
+    number = answer_item(mode, fake, what)
+    if number is NotImplemented:
+        return None
+    with _torch.PastDispatch():
+        whole = torch.full((), number, dtype=spec.dtype, device="cpu").expand(spec.shape)
+        return whole.contiguous() if spec.numel * spec.itemsize <= LARGEST_ARRAY else whole
+
+
+def answer_equal(mode: FakeTensorMode, a: FakeTensor, b: FakeTensor) -> Any:
+    """`torch.equal` of two tensors of the same shape."""
+    first, second = range_of(a), range_of(b)
+    is_same = a._spec is b._spec and _torch.storage_id(a) == _torch.storage_id(b)
+    if is_same and not first.may_be_nan:
+        return True
+    if a._spec.numel and (first.high < second.low or second.high < first.low):
+        return False
+    if mode.answers is None:
+        return NotImplemented
+    return mode.answers.ask("equal", a._spec, ValueRange(0, 1, False, float(is_same)))
+
+
+def answer_size(mode: FakeTensorMode, func: Any, fake: FakeTensor, least: int, most: int | None) -> Any:
+    """The size of what a data-dependent operator gives."""
+    if mode.answers is None or fake._spec.is_symbolic:
+        return NotImplemented
+    name = func.overloadpacket.__name__
+    return mode.answers.ask(name, fake._spec, range_of(fake), least=least, most=most)
+
+
+# --- checks: what the program wants to read ----------------------------------------------------------------------------
+
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_METHODS = os.path.join("torch", "_tensor.py")
+LEAVING = ("exit", "_exit", "abort", "fail")
+
+
+def wanted_here() -> bool | None:
+    """With which truth value the check passes that is being made; None if the read is part of no check.
+
+    A check is an `assert`, or an `if` whose body raises.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_OURS) and not file.endswith(_METHODS):
+            return _wanted_at(frame.f_code, frame.f_lasti, frame.f_lineno)
+        frame = frame.f_back
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _wanted_at(code: CodeType, instruction: int, line: int) -> bool | None:
+    for statement in _checks_in(code.co_filename):
+        if not statement.test.lineno <= line <= (statement.test.end_lineno or 0):
+            continue
+        leaves = list(_leaves(statement.test, isinstance(statement, ast.Assert)))
+        for where in _positions(code, instruction, line):
+            for leaf, wanted in leaves:
+                if _covers(leaf, where):
+                    return wanted
+    return None
+
+
+Span = tuple[int, int, int | None, int | None]
+"""Line, last line, column, last column."""
+
+
+def _positions(code: CodeType, instruction: int, line: int) -> Iterator[Span]:
+    """Where the code of an instruction is, then of those before it: a jump is at the whole statement, and what it asks for
+    its truth was computed just before. Python tells since 3.11; before, there is only the line."""
+    if not hasattr(code, "co_positions"):
+        yield line, line, None, None
+        return
+    known = list(code.co_positions())[: instruction // 2 + 1]
+    for first, last, column, end in reversed(known[-MOST_STEPS_BACK:]):
+        if first is not None and last is not None:
+            yield first, last, column, end
+
+
+MOST_STEPS_BACK = 16
+
+
+@functools.lru_cache(maxsize=256)
+def _checks_in(file: str) -> tuple[ast.Assert | ast.If, ...]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:  # no Python source
+        return ()
+    return tuple(
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assert) or (isinstance(node, ast.If) and any(map(_leaves_function, node.body)))
+    )
+
+
+def _leaves_function(statement: ast.stmt) -> bool:
+    """Whether a statement raises, or ends the program."""
+    if isinstance(statement, ast.Raise):
+        return True
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    function = call.func if isinstance(call, ast.Call) else None
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name in LEAVING
+
+
+def _leaves(test: ast.expr, wanted: bool) -> Iterator[tuple[ast.expr, bool]]:
+    """The parts of a condition whose truth is asked, and what each is to be."""
+    if isinstance(test, ast.BoolOp):
+        for value in test.values:
+            yield from _leaves(value, wanted)
+    elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from _leaves(test.operand, not wanted)
+        yield test, not wanted  # at a negation, its operand is asked
+    else:
+        yield test, wanted
+
+
+def _covers(node: ast.expr, where: Span) -> bool:
+    line, last, column, end = where
+    if node.end_lineno is None or node.end_col_offset is None or not (node.lineno <= line and last <= node.end_lineno):
+        return False
+    if column is None or end is None:
+        return True
+    starts = (node.lineno, node.col_offset) <= (line, column)
+    return starts and (last, end) <= (node.end_lineno, node.end_col_offset)

@@ -1,0 +1,559 @@
+"""What libraries do otherwise while a script is rehearsed: weights are not read, nothing leaves the machine.
+
+Libraries are loaded by the script, if at all; so each of these is applied when its module has been imported:
+
+    @when_imported("safetensors.torch", "save_file")
+    def save_header(original): ...
+
+The registered functions make patches of places that are found while the program runs (`understudy.patching`).
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.abc
+import importlib.util
+import json
+import os
+import socket
+import struct
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from understudy import _torch
+from understudy.errors import UnderstudyError
+from understudy.patching import REHEARSAL, Hold, patch, patch_found
+from understudy.simulation.overlay import active_overlay, note_refused
+
+Function = Callable[..., Any]
+
+
+class LibraryPatch(NamedTuple):
+    module: str
+    path: tuple[str, ...]
+    """From the module to the place: ("PreTrainedModel", "from_pretrained")."""
+    make: Function
+    is_for_harm: bool
+
+
+LIBRARY_PATCHES: list[LibraryPatch] = []
+
+
+class MissingFileError(UnderstudyError, OSError):
+    """A small file that a rehearsal needs is not there. `path` is where it was looked for."""
+
+
+def when_imported(module: str, *places: str, is_for_harm: bool = False) -> Callable[[Function], Function]:
+    """Register a patch of places of a library. `is_for_harm`: not applied where the script may write."""
+
+    def register(make: Function) -> Function:
+        patch_found(f"{module}: {', '.join(places)}", during=REHEARSAL)(make)
+        LIBRARY_PATCHES.extend(LibraryPatch(module, tuple(place.split(".")), make, is_for_harm) for place in places)
+        return make
+
+    return register
+
+
+@contextmanager
+def adapt_libraries(hold: Hold, notes: list[str], allow_writes: bool = False) -> Iterator[None]:
+    """Apply them to what is imported, and to what will be."""
+    finder = _Finder(hold, allow_writes)
+    environment = dict(OFFLINE if not allow_writes else OFFLINE_DOWNLOADS)
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    sys.meta_path.insert(0, finder)
+    _notes.append(notes)
+    try:
+        for name in {found.module for found in LIBRARY_PATCHES}:
+            if name in sys.modules:
+                finder.apply(sys.modules[name])
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        _notes.remove(notes)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+_notes: list[list[str]] = []
+
+
+def add_note(text: str) -> None:
+    """Something that the report has to say of this run."""
+    if _notes and text not in _notes[-1]:
+        _notes[-1].append(text)
+
+
+OFFLINE_DOWNLOADS = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+OFFLINE = OFFLINE_DOWNLOADS | {
+    "WANDB_MODE": "disabled", "WANDB_SILENT": "true", "COMET_MODE": "disabled", "NEPTUNE_MODE": "debug",
+    "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "false", "TRACKIO_DISABLED": "1", "DO_NOT_TRACK": "1",
+}  # fmt: skip
+"""Settings by which libraries leave the network alone."""
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Sees each import, and patches a module when it has run."""
+
+    def __init__(self, hold: Hold, allow_writes: bool) -> None:
+        self.hold = hold
+        self.patches = [found for found in LIBRARY_PATCHES if not (allow_writes and found.is_for_harm)]
+        self._modules = {found.module for found in self.patches}
+        self._busy: set[str] = set()
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in self._modules or name in self._busy:
+            return None
+        self._busy.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._busy.discard(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self)
+        return spec
+
+    def apply(self, module: ModuleType) -> None:
+        for found in self.patches:
+            if found.module != module.__name__:
+                continue
+            owner: Any = module
+            for name in found.path[:-1]:
+                owner = getattr(owner, name, None)
+            if owner is not None and hasattr(owner, found.path[-1]):
+                self.hold.replace(owner, found.path[-1], found.make)
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader: Any, finder: _Finder) -> None:
+        self._loader, self._finder = loader, finder
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        if spec is not None:
+            spec.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._finder.apply(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+# --- the network -----------------------------------------------------------------------------------------------------
+
+
+@patch("socket.socket.connect", "socket.socket.connect_ex", during=REHEARSAL)
+def refuse_connections(original: Function) -> Function:
+    """A rehearsal posts nothing and downloads nothing. Connections within the machine are left alone."""
+
+    def connect(self: Any, address: Any) -> Any:
+        is_inside = self.family not in (socket.AF_INET, socket.AF_INET6) or _is_this_machine(address)
+        if is_inside or active_overlay() is None:
+            return original(self, address)
+        note_refused("connect", f"{address[0]}:{address[1]}")
+        raise OSError(errno.ENETUNREACH, "a rehearsal is offline (--write allows connections)", str(address[0]))
+
+    return connect
+
+
+def _is_this_machine(address: Any) -> bool:
+    host = str(address[0]) if isinstance(address, tuple) and address else ""
+    return host in ("localhost", "::1", "0.0.0.0", "") or host.startswith("127.")
+
+
+@when_imported("wandb", "init", is_for_harm=True)
+def note_wandb(original: Function) -> Function:
+    """Runs are not uploaded: wandb is disabled by its own setting."""
+    return _noting(original, "tracker", "wandb")
+
+
+@when_imported("mlflow", "start_run", is_for_harm=True)
+def note_mlflow(original: Function) -> Function:
+    """Runs are kept in the overlay."""
+    return _noting(original, "tracker", "mlflow")
+
+
+@when_imported("torch.utils.tensorboard.writer", "SummaryWriter.__init__", is_for_harm=True)
+def note_tensorboard(original: Function) -> Function:
+    """Its event files are in the overlay."""
+    return _noting(original, "tracker", "tensorboard")
+
+
+def _noting(original: Function, what: str, target: str) -> Function:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        note_refused(what, target)
+        return original(*args, **kwargs)
+
+    return call
+
+
+@when_imported(
+    "huggingface_hub.hf_api", "HfApi.upload_file", "HfApi.upload_folder", "HfApi.create_repo", "HfApi.create_commit",
+    is_for_harm=True,
+)  # fmt: skip
+def refuse_pushes(original: Function) -> Function:
+    """Nothing is pushed to a hub."""
+
+    def push(self: Any, *args: Any, **kwargs: Any) -> None:
+        note_refused("push", str(kwargs.get("repo_id", "a hub")))
+
+    return push
+
+
+# --- files that are opened in C++ and Rust ----------------------------------------------------------------------------
+
+
+def _redirect_path(original: Function, position: int, name: str, what: str) -> Function:
+    """Call it with a path of the overlay."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        overlay = active_overlay()
+        path = args[position] if len(args) > position else kwargs.get(name)
+        if overlay is None or not isinstance(path, (str, os.PathLike)):
+            return original(*args, **kwargs)
+        whole = overlay.run(overlay.absolute, path)
+        if whole is None:
+            return original(*args, **kwargs)
+        if what == "read":
+            place = overlay.run(overlay.find, path)
+        else:
+            overlay.run(overlay.note, what, whole)
+            place = overlay.run(overlay.place, path)
+        place = os.fspath(place)
+        if len(args) > position:
+            return original(*args[:position], place, *args[position + 1 :], **kwargs)
+        return original(*args, **{**kwargs, name: place})
+
+    return call
+
+
+@patch("torch.save", during=REHEARSAL)
+def save_in_overlay(original: Function) -> Function:
+    """C++ writes the file."""
+    return _redirect_path(original, 1, "f", "torch.save")
+
+
+@patch("torch.load", during=REHEARSAL)
+def load_from_overlay(original: Function) -> Function:
+    """C++ reads the file."""
+    return _redirect_path(original, 0, "f", "read")
+
+
+@when_imported("transformers.tokenization_utils_base", "PreTrainedTokenizerBase.save_pretrained", is_for_harm=True)
+def save_tokenizer_in_overlay(original: Function) -> Function:
+    """Rust writes the vocabulary of fast tokenizers."""
+
+    def save(self: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        os.makedirs(save_directory, exist_ok=True)
+        return _redirect_path(original, 1, "save_directory", "save_pretrained")(self, save_directory, *args, **kwargs)
+
+    return save
+
+
+# --- addresses: libraries find tensors that share memory by them ---------------------------------------------------------
+
+NOWHERE = 0x5000_0000_0000
+"""No program has memory there: who reads it is stopped at once."""
+
+
+@patch("torch.UntypedStorage.data_ptr", during=REHEARSAL)
+def number_storages(original: Function) -> Function:
+    """What is saved is searched for parameters that are tied, by the addresses of their storages."""
+
+    def data_ptr(self: Any) -> int:
+        try:
+            return original(self)
+        except RuntimeError:  # of a stand-in
+            return NOWHERE + _torch.storage_number(self)
+
+    return data_ptr
+
+
+@patch("understudy.fake.tensor.FakeTensor.data_ptr", during=REHEARSAL)
+def number_tensors(original: Function) -> Function:
+    """As the storages."""
+
+    def data_ptr(self: Any) -> int:
+        return NOWHERE + _torch.storage_id(self) + self.storage_offset() * self.element_size()
+
+    return data_ptr
+
+
+# --- safetensors: headers say all ----------------------------------------------------------------------------------------
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64, "U16": torch.uint16,
+    "U32": torch.uint32, "U64": torch.uint64,
+}  # fmt: skip
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def read_header(path: Any) -> dict[str, Any]:
+    """Names, shapes and dtypes of the tensors of a file; `__metadata__` besides."""
+    with open(path, "rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        header: dict[str, Any] = json.loads(file.read(size))
+    return header
+
+
+def _stand_ins(header: dict[str, Any], device: Any) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]], device=device)
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+
+
+@when_imported("safetensors.torch", "load_file")
+def load_header(original: Function) -> Function:
+    """Stand-ins of the right shapes, without reading the data."""
+
+    def load_file(filename: Any, device: Any = "cpu", **kwargs: Any) -> Any:
+        if _torch.active_fake_mode() is None:
+            return original(filename, device, **kwargs)
+        return _stand_ins(read_header(filename), device)
+
+    return load_file
+
+
+@when_imported("safetensors.torch", "save_file")
+def save_header(original: Function) -> Function:
+    """A file with the right header and size, and holes in the place of data that is not there."""
+
+    def save_file(tensors: dict[str, Any], filename: Any, metadata: Any = None, **kwargs: Any) -> None:
+        if not any(_torch.is_stand_in(tensor) for tensor in tensors.values()):
+            return original(tensors, filename, metadata, **kwargs)
+        header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+        end = 0
+        for name, tensor in tensors.items():
+            begin, end = end, end + tensor.numel() * tensor.element_size()
+            header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with open(filename, "wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            file.truncate(8 + len(text) + end)
+        return None
+
+    return save_file
+
+
+@when_imported("safetensors.torch", "_tobytes")
+def write_zeros(original: Function) -> Function:
+    """Stand-ins have no bytes: as many zeros."""
+
+    def to_bytes(tensor: Any, *args: Any) -> Any:
+        if not _torch.is_stand_in(tensor):
+            return original(tensor, *args)
+        return bytes(tensor.numel() * tensor.element_size())
+
+    return to_bytes
+
+
+class HeaderFile:
+    """`safetensors.safe_open`: the tensors are stand-ins."""
+
+    def __init__(self, filename: Any, framework: str = "pt", device: Any = "cpu", **kwargs: Any) -> None:
+        self._header = read_header(filename)
+        self._device = device
+        self._metadata = self._header.pop("__metadata__", None)
+
+    def __enter__(self) -> HeaderFile:
+        return self
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def keys(self) -> list[str]:
+        return list(self._header)
+
+    offset_keys = keys
+
+    def metadata(self) -> Any:
+        return self._metadata
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return _stand_ins({name: self._header[name]}, self._device)[name]
+
+    def get_slice(self, name: str) -> HeaderSlice:
+        return HeaderSlice(self, name, self._header[name])
+
+
+class HeaderSlice:
+    def __init__(self, file: HeaderFile, name: str, entry: dict[str, Any]) -> None:
+        self._file, self._name, self._entry = file, name, entry
+
+    def get_shape(self) -> list[int]:
+        return list(self._entry["shape"])
+
+    def get_dtype(self) -> str:
+        return str(self._entry["dtype"])
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self._file.get_tensor(self._name)[index]
+
+
+@when_imported("safetensors", "safe_open")
+def open_header(original: Function) -> Function:
+    """Stand-ins of the right shapes, without reading the data."""
+
+    def safe_open(filename: Any, framework: str = "pt", device: Any = "cpu", **kwargs: Any) -> Any:
+        if _torch.active_fake_mode() is None or framework not in ("pt", "torch", "pytorch"):
+            return original(filename, framework, device, **kwargs)
+        return HeaderFile(filename, framework, device, **kwargs)
+
+    return safe_open
+
+
+# --- transformers: models without weights ------------------------------------------------------------------------------
+
+
+@when_imported("transformers.modeling_utils", "PreTrainedModel.from_pretrained")
+def build_from_configuration(original: Function) -> Any:
+    """The configuration tells names, shapes and dtypes of all parameters: weights are neither downloaded nor read."""
+
+    def from_pretrained(cls: Any, /, name: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
+        if _torch.active_fake_mode() is None:
+            return getattr(original, "__func__", original)(cls, name, *args, config=config, **kwargs)
+        if name is None:
+            raise MissingFileError("from_pretrained(None): a rehearsal builds a model from its configuration; name one")
+        return _build(cls, name, args, config, kwargs)
+
+    return classmethod(from_pretrained)
+
+
+@when_imported("transformers.utils.hub", "cached_files")
+def name_missing_files(original: Function) -> Function:
+    """A rehearsal downloads nothing: the error says which small file is wanted, and how to get it."""
+
+    def cached_files(path_or_repo_id: Any, filenames: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(path_or_repo_id, filenames, *args, **kwargs)
+        except OSError as error:
+            if _torch.active_fake_mode() is None:
+                raise
+            raise _missing(path_or_repo_id, ", ".join(filenames)) from error
+
+    return cached_files
+
+
+def _missing(name: Any, files: str) -> MissingFileError:
+    return MissingFileError(
+        f"from_pretrained({str(name)!r}): its {files} is not here, and a rehearsal downloads nothing. Wanted is that one "
+        f"small file: put it into a folder and name the folder, or fetch it once with `hf download {name} {files}`"
+    )
+
+
+@when_imported("datasets.load", "load_dataset")
+def name_missing_data(original: Function) -> Function:
+    """As for configurations."""
+
+    def load_dataset(path: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(path, *args, **kwargs)
+        except (OSError, ConnectionError) as error:
+            if _torch.active_fake_mode() is None:
+                raise
+            raise MissingFileError(
+                f"load_dataset({str(path)!r}): the data set is not here, and a rehearsal downloads nothing. A few rows are "
+                "enough: fetch it once, or name a local file with the same columns"
+            ) from error
+
+    return load_dataset
+
+
+HUB_OPTIONS = ("cache_dir", "revision", "subfolder", "token", "trust_remote_code", "proxies")
+LOADING_OPTIONS = frozenset(
+    {*HUB_OPTIONS, "device_map", "max_memory", "offload_folder", "low_cpu_mem_usage", "use_safetensors", "variant",
+     "ignore_mismatched_sizes", "output_loading_info", "force_download", "local_files_only", "from_tf", "from_flax",
+     "state_dict", "key_mapping", "offload_state_dict", "offload_buffers", "weights_only", "tp_plan", "use_kernels",
+     "attn_implementation", "adapter_kwargs", "gguf_file", "resume_download", "_from_auto", "adapter_name",
+     "experts_implementation", "mirror", "commit_hash", "_commit_hash"}
+)  # fmt: skip
+
+
+def _build(cls: Any, name: Any, args: Any, config: Any, options: dict[str, Any]) -> Any:
+    """A model as `from_pretrained` gives it: in eval mode, of the dtype and on the device that were asked for."""
+    if options.get("quantization_config") is not None or getattr(config, "quantization_config", None) is not None:
+        raise UnderstudyError(f"from_pretrained({str(name)!r}): quantised weights are not rehearsed yet")
+    dtype = options.pop("dtype", options.pop("torch_dtype", "auto"))
+    options.pop("torch_dtype", None)
+    config = _configuration(cls, name, config, options)
+    if isinstance(dtype, str):
+        found = getattr(config, "dtype", None) or _dtype_of_weights(name)
+        dtype = found if dtype == "auto" else getattr(torch, dtype)
+    model = cls._from_config(config, dtype=dtype or torch.float32, **_attention(options))
+    _read_generation_config(model, name)
+    model.name_or_path = str(name)
+    device = _device_of(options.get("device_map"))
+    if device is not None:
+        model.to(device)
+    model.eval()
+    add_note(f"{cls.__name__}.from_pretrained({str(name)!r}): built from its configuration, weights not read")
+    if options.get("output_loading_info"):
+        return model, {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": [], "error_msgs": []}
+    return model
+
+
+def _attention(options: dict[str, Any]) -> dict[str, Any]:
+    chosen = options.get("attn_implementation")
+    return {} if chosen is None else {"attn_implementation": chosen}
+
+
+def _configuration(cls: Any, name: Any, config: Any, options: dict[str, Any]) -> Any:
+    from_hub = {key: value for key, value in options.items() if key in HUB_OPTIONS}
+    others = {key: value for key, value in options.items() if key not in LOADING_OPTIONS}
+    if config is not None and not isinstance(config, (str, os.PathLike)):
+        for key, value in others.items():
+            setattr(config, key, value)
+        return config
+    source = name if config is None else config
+    try:
+        return cls.config_class.from_pretrained(source, local_files_only=True, **from_hub, **others)
+    except OSError as error:
+        if isinstance(error, MissingFileError):
+            raise
+        raise _missing(source, "config.json") from error
+
+
+def _dtype_of_weights(name: Any) -> torch.dtype | None:
+    """That of the first floating-point tensor of the weights, if they are here."""
+    folder = os.fspath(name)
+    if not os.path.isdir(folder):
+        return None
+    for file in sorted(os.listdir(folder)):
+        if file.endswith(".safetensors"):
+            entries = [entry for key, entry in read_header(os.path.join(folder, file)).items() if key != "__metadata__"]
+            dtypes = [DTYPES[entry["dtype"]] for entry in entries]
+            return next((dtype for dtype in dtypes if dtype.is_floating_point), None)
+    return None
+
+
+def _read_generation_config(model: Any, name: Any) -> None:
+    file = os.path.join(os.fspath(name), "generation_config.json")
+    if os.path.isfile(file) and getattr(model, "generation_config", None) is not None:
+        model.generation_config = type(model.generation_config).from_pretrained(os.fspath(name))
+
+
+def _device_of(device_map: Any) -> Any:
+    """One device for all: maps over several, and "auto", take the first."""
+    if device_map is None:
+        return None
+    if isinstance(device_map, dict):
+        device_map = next(iter(device_map.values()), "cpu")
+    if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device_map

@@ -1,0 +1,457 @@
+"""A rehearsal does no harm: what a program writes goes to a temporary folder, which its later reads see.
+
+    with Overlay() as overlay:
+        open("model.pt", "wb")          # a file of the overlay; the real one, if there is one, stays as it is
+        shutil.rmtree("checkpoints")    # gone for the program, and for nobody else
+    overlay.writes                      # what was not written
+
+Covered is what goes through Python: `open`, functions of `os`, and all that is built on them (`shutil`, `pathlib`, NumPy,
+JSON, logs). Libraries that open files in C++ or Rust are redirected one by one (`libraries`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from understudy.lines import user_line
+from understudy.patching import REHEARSAL, patch
+
+Function = Callable[..., Any]
+REAL = ("/dev/", "/proc/", "/sys/")
+"""No files: what is written there is not kept."""
+
+
+@dataclass
+class Write:
+    """Something that was not done to the real disk, or to a service."""
+
+    what: str
+    target: str
+    line: str
+    count: int = 1
+
+    def to_record(self) -> dict[str, Any]:
+        return {"what": self.what, "target": self.target, "line": self.line, "count": self.count}
+
+
+@dataclass
+class Overlay:
+    """The folder, what was deleted, and the list of writes. Paths are absolute, links resolved in their parents."""
+
+    root: str = ""
+    writes: list[Write] = field(default_factory=list)
+    _deleted: set[str] = field(default_factory=set)
+    _folder: Any = None
+    _tempdir: str | None = None
+    _index: dict[tuple[str, str], Write] = field(default_factory=dict)
+    _busy: Any = field(default_factory=threading.local)
+
+    def __enter__(self) -> Overlay:
+        self._folder = tempfile.TemporaryDirectory(prefix="understudy-", ignore_cleanup_errors=True)
+        self.root = os.path.realpath(self._folder.name)
+        os.mkdir(os.path.join(self.root, "tmp"))
+        # Temporary files of the program are real ones, in a folder that goes away.
+        self._tempdir, tempfile.tempdir = tempfile.tempdir, os.path.join(self.root, "tmp")
+        _active.append(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _active.remove(self)
+        tempfile.tempdir = self._tempdir
+        self._folder.cleanup()
+
+    def note(self, what: str, target: str) -> None:
+        key = (what, target)
+        if key in self._index:
+            self._index[key].count += 1
+            return
+        self._index[key] = Write(what, target, user_line())
+        self.writes.append(self._index[key])
+
+    # --- where a path is -----------------------------------------------------------------------------------
+
+    def absolute(self, path: Any) -> str | None:
+        """The path in one form; None for what is no file of the real disk."""
+        if isinstance(path, int):
+            return None
+        text = os.fsdecode(os.fspath(path))
+        folder, name = os.path.split(os.path.abspath(text))
+        whole = os.path.join(os.path.realpath(folder), name) if name else folder
+        is_ours = whole == self.root or whole.startswith(self.root + os.sep)
+        return None if is_ours or whole.startswith(REAL) else whole
+
+    def inside(self, whole: str) -> str:
+        return os.path.join(self.root, "files", whole.lstrip(os.sep))
+
+    def is_deleted(self, whole: str) -> bool:
+        """It, or a folder that it is in, and nothing was written there since."""
+        if not self._deleted or os.path.lexists(self.inside(whole)):
+            return False
+        part = whole
+        while part not in self._deleted:
+            parent = os.path.dirname(part)
+            if parent == part:
+                return False
+            part = parent
+        return True
+
+    def find(self, path: Any) -> Any:
+        """Where to read."""
+        whole = self.absolute(path)
+        if whole is None:
+            return path
+        if os.path.lexists(self.inside(whole)):
+            return self.inside(whole)
+        return os.path.join(self.root, "deleted", whole.lstrip(os.sep)) if self.is_deleted(whole) else path
+
+    def place(self, path: Any, *, keeps: bool = False) -> Any:
+        """Where to write. `keeps`: what is in the file is still wanted."""
+        whole = self.absolute(path)
+        if whole is None:
+            return path
+        inside = self.inside(whole)
+        self._make_parents(whole)
+        if keeps and not os.path.lexists(inside) and not self.is_deleted(whole) and os.path.isfile(whole):
+            shutil.copyfile(whole, inside)
+        self._deleted.discard(whole)
+        return inside
+
+    def _make_parents(self, whole: str) -> None:
+        parent = os.path.dirname(whole)
+        if not os.path.isdir(self.inside(parent)):
+            if self.is_deleted(parent) or not os.path.isdir(parent):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), parent)
+            os.makedirs(self.inside(parent), exist_ok=True)
+
+    def names(self, whole: str) -> set[str]:
+        """What is in a folder."""
+        found: set[str] = set()
+        if not self.is_deleted(whole) and whole not in self._deleted and os.path.isdir(whole):
+            found |= {name for name in os.listdir(whole) if not self.is_deleted(os.path.join(whole, name))}
+        if os.path.isdir(self.inside(whole)):
+            found |= set(os.listdir(self.inside(whole)))
+        return found
+
+    def is_folder(self, whole: str) -> bool:
+        return os.path.isdir(self.inside(whole)) or (os.path.isdir(whole) and not self.is_deleted(whole))
+
+    def exists(self, whole: str) -> bool:
+        return os.path.lexists(self.inside(whole)) or (os.path.lexists(whole) and not self.is_deleted(whole))
+
+    # --- what programs do ----------------------------------------------------------------------------------
+
+    def remove(self, path: Any) -> None:
+        whole = self._existing(path)
+        self.note("remove", whole)
+        inside = self.inside(whole)
+        if os.path.isdir(inside) and not os.path.islink(inside):
+            os.rmdir(inside)
+        elif os.path.lexists(inside):
+            os.unlink(inside)
+        self._deleted.add(whole)
+
+    def remove_folder(self, path: Any) -> None:
+        whole = self._existing(path)
+        if self.names(whole):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), os.fspath(path))
+        self.remove(path)
+
+    def make_folder(self, path: Any) -> None:
+        whole = self.absolute(path)
+        assert whole is not None
+        if self.exists(whole):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(path))
+        self.note("mkdir", whole)
+        was_deleted = os.path.lexists(whole)
+        os.mkdir(self.place(path))
+        if was_deleted:  # a new, empty one: what the real one holds stays deleted
+            self._deleted.update(os.path.join(whole, name) for name in os.listdir(whole))
+
+    def move(self, source: Any, target: Any) -> None:
+        """A folder is moved with all that is in it."""
+        whole = self._existing(source)
+        self.note("rename", f"{whole} → {self.absolute(target) or target}")
+        self._copy(whole, self.place(target))
+        shutil.rmtree(self.inside(whole), ignore_errors=True)
+        if os.path.lexists(self.inside(whole)):
+            os.unlink(self.inside(whole))
+        self._deleted.add(whole)
+
+    def _copy(self, whole: str, target: str) -> None:
+        if not self.is_folder(whole):
+            shutil.copyfile(self.find(whole), target)
+            return
+        os.makedirs(target, exist_ok=True)
+        for name in self.names(whole):
+            self._copy(os.path.join(whole, name), os.path.join(target, name))
+
+    def _existing(self, path: Any) -> str:
+        whole = self.absolute(path)
+        if whole is None or not self.exists(whole):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
+        return whole
+
+    # --- its own work sees the real disk ----------------------------------------------------------------------
+
+    def run(self, function: Function, *args: Any, **kwargs: Any) -> Any:
+        self._busy.depth = getattr(self._busy, "depth", 0) + 1
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._busy.depth -= 1
+
+    @property
+    def is_busy(self) -> bool:
+        return getattr(self._busy, "depth", 0) > 0
+
+
+_active: list[Overlay] = []
+
+
+def active_overlay() -> Overlay | None:
+    """The overlay of the program that is running; None inside of its own work."""
+    return _active[-1] if _active and not _active[-1].is_busy else None
+
+
+def note_refused(what: str, target: str) -> None:
+    """List something that a rehearsal does not do."""
+    if _active:
+        _active[-1].run(_active[-1].note, what, target)
+
+
+# --- patches ---------------------------------------------------------------------------------------------------------
+
+WRITING = frozenset("wax+")
+
+
+@patch("builtins.open", "io.open", during=REHEARSAL)
+def open_in_overlay(original: Function) -> Function:
+    """What a rehearsal writes goes to its overlay, and is read from there."""
+
+    def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        overlay = active_overlay()
+        if overlay is None or isinstance(file, int) or kwargs.get("opener") is not None:
+            return original(file, mode, *args, **kwargs)
+        return original(overlay.run(_place_for, overlay, file, mode), mode, *args, **kwargs)
+
+    return open
+
+
+def _place_for(overlay: Overlay, file: Any, mode: str) -> Any:
+    if not WRITING & set(mode):
+        return overlay.find(file)
+    whole = overlay.absolute(file)
+    if whole is None:
+        return file
+    if overlay.is_folder(whole):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(file))
+    if "x" in mode and overlay.exists(whole):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(file))
+    if mode[0] == "r" and not overlay.exists(whole):
+        return overlay.find(file)
+    overlay.note("write", whole)
+    return overlay.place(file, keeps="w" not in mode)
+
+
+@patch("os.open", during=REHEARSAL)
+def open_descriptor_in_overlay(original: Function) -> Function:
+    """As `open`: `tempfile` and `pathlib` use it."""
+
+    def os_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: Any = None) -> int:
+        overlay = active_overlay()
+        if overlay is None or dir_fd is not None:
+            return original(path, flags, mode, dir_fd=dir_fd)
+        is_written = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+        text = ("x" if flags & os.O_EXCL else "w" if flags & os.O_TRUNC else "a") if is_written else "r"
+        return original(overlay.run(_place_for, overlay, path, text), flags, mode)
+
+    return os_open
+
+
+@patch(
+    "os.stat", "os.lstat", "os.access", "os.readlink", "os.listxattr", "os.getxattr", "os.statvfs", during=REHEARSAL
+)
+def look_into_overlay(original: Function) -> Function:
+    """Whether a file exists, and how large it is, is what the rehearsal has made of it."""
+
+    def look(path: Any, *args: Any, **kwargs: Any) -> Any:
+        overlay = active_overlay()
+        if overlay is None or isinstance(path, int) or kwargs.get("dir_fd") is not None:
+            return original(path, *args, **kwargs)
+        return original(overlay.run(overlay.find, path), *args, **kwargs)
+
+    return look
+
+
+@patch("os.listdir", during=REHEARSAL)
+def list_overlay(original: Function) -> Function:
+    """What is in a folder, for a rehearsal."""
+
+    def listdir(path: Any = ".") -> Any:
+        overlay = active_overlay()
+        whole = None if overlay is None else overlay.run(overlay.absolute, path)
+        if overlay is None or whole is None or not overlay.run(overlay.is_folder, whole):
+            return original(path if overlay is None else overlay.run(overlay.find, path))
+        names = sorted(overlay.run(overlay.names, whole))
+        return [os.fsencode(name) for name in names] if isinstance(path, bytes) else names
+
+    return listdir
+
+
+class _Entries(list[Any]):
+    """What `os.scandir` gives."""
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def __next__(self) -> Any:
+        if not self:
+            raise StopIteration
+        return self.pop(0)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def close(self) -> None: ...
+
+
+class _Entry:
+    """An `os.DirEntry` of the overlay: its name is that of the program, its facts are asked for."""
+
+    def __init__(self, folder: Any, name: str) -> None:
+        self.name, self.path = name, os.path.join(folder, name)
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return os.path.isdir(self.path) and (follow_symlinks or not self.is_symlink())
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return os.path.isfile(self.path) and (follow_symlinks or not self.is_symlink())
+
+    def is_symlink(self) -> bool:
+        return os.path.islink(self.path)
+
+    def stat(self, *, follow_symlinks: bool = True) -> Any:
+        return os.stat(self.path) if follow_symlinks else os.lstat(self.path)
+
+    def inode(self) -> int:
+        return self.stat(follow_symlinks=False).st_ino
+
+
+@patch("os.scandir", during=REHEARSAL)
+def scan_overlay(original: Function) -> Function:
+    """As `os.listdir`."""
+
+    def scandir(path: Any = ".") -> Any:
+        overlay = active_overlay()
+        whole = None if overlay is None or isinstance(path, (int, bytes)) else overlay.run(overlay.absolute, path)
+        if overlay is None or whole is None or not overlay.run(overlay.is_folder, whole):
+            return original(path)
+        return _Entries(_Entry(os.fspath(path), name) for name in sorted(overlay.run(overlay.names, whole)))
+
+    return scandir
+
+
+def _redirect(original: Function, method: str) -> Function:
+    def call(path: Any, *args: Any, **kwargs: Any) -> Any:
+        overlay = active_overlay()
+        if overlay is None or kwargs.get("dir_fd") is not None or overlay.run(overlay.absolute, path) is None:
+            return original(path, *args, **kwargs)
+        return overlay.run(getattr(overlay, method), path)
+
+    return call
+
+
+@patch("os.remove", "os.unlink", during=REHEARSAL)
+def remove_in_overlay(original: Function) -> Function:
+    """Gone for the rehearsal, and there for everybody else."""
+    return _redirect(original, "remove")
+
+
+@patch("os.rmdir", during=REHEARSAL)
+def remove_folder_in_overlay(original: Function) -> Function:
+    """As `os.remove`."""
+    return _redirect(original, "remove_folder")
+
+
+@patch("os.mkdir", during=REHEARSAL)
+def make_folder_in_overlay(original: Function) -> Function:
+    """A folder of the rehearsal alone."""
+    return _redirect(original, "make_folder")
+
+
+@patch("os.rename", "os.replace", during=REHEARSAL)
+def move_in_overlay(original: Function) -> Function:
+    """Files are moved for the rehearsal alone."""
+
+    def move(source: Any, target: Any, **kwargs: Any) -> Any:
+        overlay = active_overlay()
+        if overlay is None:
+            return original(source, target, **kwargs)
+        is_real = [overlay.run(overlay.absolute, path) is not None for path in (source, target)]
+        return overlay.run(overlay.move, source, target) if any(is_real) else original(source, target)
+
+    return move
+
+
+@patch("os.symlink", "os.link", during=REHEARSAL)
+def link_in_overlay(original: Function) -> Function:
+    """A link becomes a copy, or is made inside of the overlay."""
+
+    def link(source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+        overlay = active_overlay()
+        if overlay is None or overlay.run(overlay.absolute, target) is None:
+            return original(source, target, *args, **kwargs)
+        overlay.run(overlay.note, "link", overlay.run(overlay.absolute, target))
+        place = overlay.run(overlay.place, target)
+        return overlay.run(os.symlink, overlay.run(overlay.find, source), place)
+
+    return link
+
+
+@patch("os.chmod", "os.utime", "os.truncate", "os.setxattr", during=REHEARSAL)
+def change_in_overlay(original: Function) -> Function:
+    """Rights, times and sizes of files are changed in a copy."""
+
+    def change(path: Any, *args: Any, **kwargs: Any) -> Any:
+        overlay = active_overlay()
+        if overlay is None or isinstance(path, int) or overlay.run(overlay.absolute, path) is None:
+            return original(path, *args, **kwargs)
+        whole = overlay.run(overlay.absolute, path)
+        if overlay.run(overlay.is_folder, whole):
+            return None
+        return overlay.run(original, overlay.run(overlay.place, path, keeps=True), *args, **kwargs)
+
+    return change
+
+
+@patch("shutil.rmtree", during=REHEARSAL)
+def remove_tree_in_overlay(original: Function) -> Function:
+    """Python removes a tree by descriptors of its folders; here it is marked as gone."""
+
+    def rmtree(path: Any, ignore_errors: bool = False, onerror: Any = None, **kwargs: Any) -> None:
+        overlay = active_overlay()
+        whole = None if overlay is None else overlay.run(overlay.absolute, path)
+        if overlay is None or whole is None:
+            original(path, ignore_errors, onerror, **kwargs)
+        elif overlay.run(overlay.is_folder, whole):
+            overlay.run(overlay.note, "rmtree", whole)
+            overlay.run(shutil.rmtree, overlay.inside(whole), ignore_errors=True)
+            overlay._deleted.add(whole)
+        elif not ignore_errors:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
+
+    return rmtree
+
+

@@ -1,0 +1,289 @@
+"""Running a script as `python script.py` would, for a few steps, without harm.
+
+    result = run_script(Script("train.py", ("--batch", "8")), steps=2, mode=mode)
+    result.exit_code, result.steps, result.writes
+
+The script runs as `__main__`, in this process, inside of the mode. A step is one `Optimizer.step` that ran; with several
+optimizers, the one that steps most seldom counts. After so many steps the script is ended as by `sys.exit`: `finally` and
+`atexit` run, what comes after the training does not.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import runpy
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType, TracebackType
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from understudy import _torch
+from understudy.fake.mode import FakeTensorMode
+from understudy.patching import REHEARSAL, active, patch
+from understudy.simulation.libraries import adapt_libraries, add_note
+from understudy.simulation.overlay import Overlay, Write
+
+Function = Callable[..., Any]
+INTERRUPTED = 130
+PATIENCE = 100
+"""How many times as often another optimizer has to step for one that never does to be left out of account."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A file, or a module as of `python -m`, and its arguments."""
+
+    target: str
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.target if self.is_module else os.path.basename(self.target)
+
+
+@dataclass
+class ScriptResult:
+    """`exit_code` as of `python script.py`; `error` is the script's own traceback, "" if there is none."""
+
+    exit_code: int = 0
+    error: str = ""
+    steps: int = 0
+    was_ended: bool = False
+    """Whether it was ended after the steps that were wanted."""
+    writes: list[Write] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+class EndOfScript(BaseException):
+    """Raised in a script when it has taken its steps. No `Exception`: a script that handles errors is ended as well."""
+
+
+# --- steps -----------------------------------------------------------------------------------------------------------
+
+
+class StepCounter:
+    """Counts the steps of all optimizers, and ends the script after `most`."""
+
+    def __init__(self, most: int | None, on_step: Callable[[int], None] | None = None) -> None:
+        self.most = most
+        self.on_step = on_step
+        self.counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.steps = 0
+
+    def add(self, optimizer: Any) -> None:
+        self.counts.setdefault(optimizer, 0)
+
+    def count(self, optimizer: Any, *_: Any) -> None:
+        self.counts[optimizer] = self.counts.get(optimizer, 0) + 1
+        counts = list(self.counts.values())
+        is_waiting = max(counts) <= PATIENCE * (self.most or 1)
+        steps = min(count for count in counts if count or is_waiting)
+        if steps > self.steps:
+            self.steps = steps
+            if self.on_step is not None:
+                self.on_step(steps)
+            if self.most is not None and steps >= self.most:
+                raise EndOfScript
+
+
+_counters: list[StepCounter] = []
+
+
+@patch("torch.optim.Optimizer.__init__", during=REHEARSAL)
+def follow_optimizers(original: Function) -> Function:
+    """A step of a rehearsal is over when each of its optimizers has stepped: they are counted from the start."""
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if _counters:
+            _counters[-1].add(self)
+
+    return __init__
+
+
+@patch("torch.compile", during=REHEARSAL)
+def label_compilation(original: Function) -> Function:
+    """Inside of a mode the function runs as it is: the report has to say so."""
+
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        if _torch.active_fake_mode() is not None:
+            add_note("torch.compile: rehearsed as eager; the compiler may fuse kernels and free memory earlier")
+        return original(*args, **kwargs)
+
+    return compile
+
+
+# --- threads and exits -----------------------------------------------------------------------------------------------
+
+_modes: list[FakeTensorMode] = []
+
+
+@patch("threading.Thread.start", during=REHEARSAL)
+def start_in_mode(original: Function) -> Function:
+    """A mode is active in one thread: the threads of a script, such as those that load weights, enter it themselves."""
+
+    def start(self: threading.Thread) -> None:
+        mode = _torch.active_fake_mode()
+        if _modes and mode is _modes[-1] and not self.daemon:
+            run = self.run
+
+            def run_in_mode() -> None:
+                with mode:
+                    run()
+
+            self.run = run_in_mode  # type: ignore[method-assign]
+        original(self)
+
+    return start
+
+
+_at_exit: list[list[tuple[Function, Any, Any]]] = []
+
+
+@patch("atexit.register", during=REHEARSAL)
+def collect_exit_functions(original: Function) -> Function:
+    """Those of the script belong to it, and it ends before this process does. Libraries stay, and so do theirs."""
+
+    def register(function: Function, *args: Any, **kwargs: Any) -> Function:
+        if not _at_exit or sys._getframe(1).f_globals.get("__name__") != "__main__":
+            return original(function, *args, **kwargs)
+        _at_exit[-1].append((function, args, kwargs))
+        return function
+
+    return register
+
+
+def _run_exit_functions(functions: list[tuple[Function, Any, Any]]) -> None:
+    while functions:
+        function, args, kwargs = functions.pop()
+        try:
+            function(*args, **kwargs)
+        except Exception:  # as Python does at its end
+            traceback.print_exc()
+
+
+# --- the script ------------------------------------------------------------------------------------------------------
+
+
+def run_script(
+    script: Script, *, mode: FakeTensorMode, steps: int | None = 2, allow_writes: bool = False,
+    notes: list[str] | None = None, on_step: Callable[[int], None] | None = None,
+) -> ScriptResult:  # fmt: skip
+    """Run it inside of a mode that the caller has entered. `notes` is a list to add to."""
+    result = ScriptResult(notes=[] if notes is None else notes)
+    counter = StepCounter(steps, on_step)
+    with ExitStack() as stack:
+        overlay = None if allow_writes else stack.enter_context(Overlay())
+        stack.enter_context(_as_main(script))
+        hold = stack.enter_context(active(REHEARSAL))
+        stack.enter_context(_entry(_counters, counter))
+        stack.enter_context(_entry(_modes, mode))
+        stack.enter_context(adapt_libraries(hold, result.notes, allow_writes))
+        handle = register_optimizer_step_post_hook(counter.count)
+        stack.callback(handle.remove)
+        exits = stack.enter_context(_entry(_at_exit, []))
+        try:
+            _run(script)
+        except EndOfScript:
+            result.was_ended = True
+        except SystemExit as ended:
+            result.exit_code = _exit_code(ended.code)
+        except KeyboardInterrupt:
+            result.exit_code = INTERRUPTED
+        except BaseException as error:
+            result.exit_code = 1
+            result.error = format_error(error)
+        finally:
+            _run_exit_functions(exits)
+        result.steps = counter.steps
+        if overlay is not None:
+            result.writes = overlay.writes
+    return result
+
+
+@contextmanager
+def _entry(stack: list[Any], value: Any) -> Iterator[Any]:
+    stack.append(value)
+    try:
+        yield value
+    finally:
+        stack.remove(value)
+
+
+def _exit_code(code: object) -> int:
+    """As Python: a text goes to standard error, and is a failure."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _run(script: Script) -> None:
+    if script.is_module:
+        runpy.run_module(script.target, run_name="__main__", alter_sys=True)
+        return
+    path = script.target
+    with io.open_code(os.path.abspath(path)) as file:
+        code = compile(file.read(), path, "exec")
+    main = ModuleType("__main__")
+    main.__file__ = path
+    vars(main).update(__cached__=None, __spec__=None, __annotations__={})
+    sys.modules["__main__"] = main
+    exec(code, vars(main))
+
+
+@contextmanager
+def _as_main(script: Script) -> Iterator[None]:
+    """`sys.argv`, `sys.path[0]` and `__main__` as the script expects them; no byte code is written beside it."""
+    before = sys.argv, sys.path[:], sys.modules.get("__main__"), sys.dont_write_bytecode
+    folder = os.getcwd() if script.is_module else os.path.dirname(os.path.realpath(script.target))
+    sys.argv = [script.target, *script.arguments]
+    sys.path[:] = [folder, *sys.path[1:]]
+    sys.dont_write_bytecode = True
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:], main, sys.dont_write_bytecode = before
+        if main is not None:
+            sys.modules["__main__"] = main
+
+
+# --- tracebacks ------------------------------------------------------------------------------------------------------
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def format_error(error: BaseException) -> str:
+    """The traceback that Python would print, without frames of ours."""
+    shown = traceback.TracebackException(type(error), error, _without_ours(error.__traceback__), compact=True)
+    chain: list[Any] = [shown]
+    while chain:
+        part = chain.pop()
+        kept = [frame for frame in part.stack if not _is_ours(frame.filename)]
+        part.stack = traceback.StackSummary.from_list(kept)
+        chain += [other for other in (part.__cause__, part.__context__) if other is not None]
+    return "".join(shown.format())
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(_OURS) or file == "<frozen runpy>" or file.endswith(os.sep + "runpy.py")
+
+
+def _without_ours(tb: TracebackType | None) -> TracebackType | None:
+    """From the first frame that is the script's."""
+    while tb is not None and _is_ours(tb.tb_frame.f_code.co_filename):
+        tb = tb.tb_next
+    return tb
+
+

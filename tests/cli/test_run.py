@@ -1,0 +1,155 @@
+"""`understudy run`: exit codes, options, wrong input, several cards."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy.cli import main
+
+TRAINING = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--width", type=int, default=256)
+parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+options = parser.parse_args()
+model = torch.nn.Linear(options.width, options.width, device=options.device)
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(50):
+    loss = model(torch.randn(8, options.width, device=options.device)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(f"step {step}: {loss.item():.2f}")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "train.py").write_text(TRAINING)
+    monkeypatch.chdir(tmp_path)
+    return "train.py"
+
+
+def record(file: str = "out.json") -> Any:
+    return json.loads(Path(file).read_text())
+
+
+def test_a_verdict_and_tables(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--device", "h100", "--json", "out.json", script, "--width", "512"]) == 0
+    said = capsys.readouterr().out
+    lines = said.splitlines()
+    assert lines[0] == "step 0: 2.50"
+    assert lines[1].startswith("fits on H100: ")
+    assert "Where the memory goes" in said
+    assert "train.py:14: item of f32[]@cuda:0 → 2.5" in said
+    found = record()
+    assert (found["verdict"], found["steps"], found["device"]["key"]) == ("fits", 2, "h100")
+    assert found["peak"]["requested_bytes"] > 4 * 4 * 512 * 512
+    assert found["answers"][0]["count"] == 1
+
+
+def test_the_cpu_without_a_device(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--quiet", "--steps", "1", "--json", "out.json", script]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("fits on this machine's CPU: ")
+    assert record()["steps"] == 1
+
+
+def test_exit_codes(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--quiet", "--device", "t4", "--budget", "1MiB", script]) == 3
+    assert main(["run", "--quiet", "--device", "t4", script, "--width", "40000"]) == 3
+    said = capsys.readouterr().out
+    assert "does not fit on T4" in said and "train.py" in said
+    assert main(["run", "--quiet", "--device", "t4", "--margin", "0.99", script]) == 0
+    assert main(["run", "--quiet", "--device", "t4", "--oom", "raise", script, "--width", "40000"]) == 1
+    assert "torch.OutOfMemoryError" in capsys.readouterr().err
+
+
+def test_a_script_that_fails(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bad.py").write_text("import torch\ntorch.ones(2, 3) @ torch.ones(2, 3)\n")
+    assert main(["run", "--quiet", "bad.py"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("Traceback (most recent call last):\n")
+    assert 'bad.py", line 2' in captured.err and "understudy/simulation" not in captured.err
+    Path("exits.py").write_text("import sys\nsys.exit(7)\n")
+    assert main(["run", "--quiet", "exits.py"]) == 1
+    assert "the script ended with exit code 7" in capsys.readouterr().err
+    Path("interrupted.py").write_text("raise KeyboardInterrupt\n")
+    assert main(["run", "--quiet", "interrupted.py"]) == 130
+
+
+def test_several_cards_are_a_table(script: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--device", "h100,t4", "--json", "out.json", script, "--width", "40000"]) == 3
+    said = capfd.readouterr().out
+    rows = [line.split()[:2] for line in said.splitlines() if line.startswith(("h100", "t4"))]
+    assert [row[0] for row in rows] == ["h100", "t4"]
+    assert [found["verdict"] for found in record()] == ["fits", "does not fit"]
+
+
+def test_a_card_of_ones_own(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("cards.toml").write_text("[mine]\nmemory = 0.6\n")
+    assert main(["run", "--quiet", "--cards", "cards.toml", "--device", "mine", "--context", "0", script]) == 0
+    assert "MINE" in capsys.readouterr().out.upper()
+
+
+WRONG = [
+    (["run"], "understudy run: no script is named"),
+    (["run", "nope.py"], "understudy run: can't run 'nope.py': there is no such file"),
+    (["run", "trian.py"], "understudy run: can't run 'trian.py': there is no such file: did you mean train.py?"),
+    (["run", "."], "understudy run: can't run '.': it is a folder"),
+    (["run", "-m"], "understudy run: -m needs the name of a module"),
+    (["run", "--device", "h10", "train.py"], "understudy run: no device is named 'h10': did you mean h100"),
+    (["run", "--device", "h100,nope", "train.py"], "understudy run: no device is named 'nope'"),
+    (["run", "--steps", "0", "train.py"], "understudy run: argument --steps: '0' is no number of steps"),
+    (["run", "--budget", "40 sacks", "train.py"], "understudy run: argument --budget: '40 sacks' is no size"),
+    (["run", "--margin", "2", "train.py"], "understudy run: argument --margin: '2' is no part of memory"),
+    (["run", "--answers", "maybe", "train.py"], "understudy run: --answers 'maybe': there are plausible"),
+    (["run", "--json", "no/where.json", "train.py"], "understudy run: --json 'no/where.json': there is no such folder"),
+    (["run", "--cards", "no.toml", "--device", "h100", "train.py"], "understudy run: no.toml: No such file"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_wrong_input(script: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code: object = main(arguments)
+    except SystemExit as ended:
+        code = ended.code
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.err.startswith(message), captured.err
+    assert captured.err.count("\n") == 1 and captured.out == ""
+
+
+def test_help_and_wrong_input_do_not_import_torch(script: str) -> None:
+    code = """
+import sys
+from understudy.cli import main
+for arguments in (["run", "--help"], ["run", "nope.py"], ["run", "--device", "h10", "train.py"], ["--help"]):
+    try:
+        main(arguments)
+    except SystemExit:
+        pass
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_the_package_is_the_command(script: str) -> None:
+    ended = subprocess.run([sys.executable, "-m", "understudy", "run", "nope.py"], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (2, "")
+
+
+def test_standard_input_is_the_scripts(script: str) -> None:
+    Path("reads.py").write_text("print('read', input())\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", "understudy", "run", "reads.py"], input="a line\n", capture_output=True, text=True
+    )
+    assert ended.stdout.splitlines()[0] == "read a line"
+    assert ended.returncode == 0, ended.stderr

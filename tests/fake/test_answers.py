@@ -1,0 +1,258 @@
+"""Reads of data that is not there: what follows from the program, what a policy makes up, and the list of it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from understudy import FakeTensorMode, ShapeEnv, unset_fake_temporarily
+from understudy.errors import ArgumentError, DataDependentOutputException, DynamicOutputShapeException
+from understudy.fake.values.answers import Answers, Read
+from understudy.fake.values.ranges import range_of
+from understudy.ops.traits.ranges import value_range
+
+
+def plausible() -> FakeTensorMode:
+    return FakeTensorMode(answers="plausible")
+
+
+def given(mode: FakeTensorMode) -> list[Any]:
+    assert isinstance(mode.answers, Answers)
+    return mode.answers.given
+
+
+# --- what follows from the program: no policy ------------------------------------------------------------------------
+
+SURE = {
+    "a number drawn below 0": (lambda: torch.rand([]) < 0.0, False),
+    "a number drawn below 1": (lambda: torch.rand([]) < 1.0, True),
+    "drawn in place": (lambda: torch.empty(1).uniform_(0.25, 0.5) > 0.2, True),
+    "any of many drawn": (lambda: (torch.rand(1000) < 0.0).any(), False),
+    "a view of what was drawn": (lambda: torch.rand(3)[1].detach() >= 0, True),
+    "an expression of what was drawn": (lambda: 1.0 + torch.rand([]) * 2 < 0.5, False),
+    "integers drawn": (lambda: torch.randint(3, 10, (5,)).max() < 10, True),
+    "isnan of integers": (lambda: torch.isnan(torch.randint(0, 9, (5,))).any(), False),
+    "isfinite of integers": (lambda: torch.isfinite(torch.randint(0, 9, (5,))).all(), True),
+    "never drawn": (lambda: torch.bernoulli(torch.zeros(5)).bool().any(), False),
+    "always drawn": (lambda: torch.bernoulli(torch.ones(5)).bool().all(), True),
+    "or with what is true": (lambda: ((torch.randn(4) > 0) | torch.ones(4, dtype=torch.bool)).all(), True),
+    "a position": (lambda: torch.randn(7).argmax() < 7, True),
+    "a share": (lambda: torch.sigmoid(torch.rand([])) <= 1, True),
+}
+
+
+@pytest.mark.parametrize("name", SURE)
+def test_what_follows_from_ranges_needs_no_policy(name: str) -> None:
+    program, answer = SURE[name]
+    assert bool(program()) is answer  # eager
+    with FakeTensorMode():
+        assert bool(program()) is answer
+
+
+def test_identity() -> None:
+    with FakeTensorMode():
+        x = torch.randint(0, 9, (3,))
+        assert torch.equal(x, x)
+        assert bool((x == x).all())
+        assert not bool((x != x).any())
+        y = torch.randn(3)
+        with pytest.raises(DataDependentOutputException):
+            torch.equal(y, y)  # NaN is not equal to itself
+        with pytest.raises(DataDependentOutputException):
+            bool((y == y).all())
+
+
+def test_a_write_ends_a_range() -> None:
+    with FakeTensorMode():
+        x = torch.rand([])
+        x.mul_(3)
+        assert bool(x < 4)
+        x.normal_()
+        with pytest.raises(DataDependentOutputException):
+            bool(x < 4)
+        y = torch.rand(2)
+        y[0].normal_()  # a write through a view
+        with pytest.raises(DataDependentOutputException):
+            bool((y < 4).all())
+
+
+def test_ranges_hold_for_real_values() -> None:
+    """Each rule against the real operator, on numbers drawn from the ranges that it is given."""
+    torch.manual_seed(0)
+    unary = [torch.abs, torch.neg, torch.sigmoid, torch.floor, torch.isnan, torch.isinf, torch.isfinite, torch.logical_not]
+    binary = [torch.add, torch.sub, torch.mul, torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge, torch.logical_or]
+    for low, high in [(0.0, 1.0), (-2.0, 3.0), (-5.0, -4.0)]:
+        real = [torch.empty(64).uniform_(low, high) for _ in range(2)]
+        with FakeTensorMode():
+            fake: list[Any] = [torch.empty(64).uniform_(low, high) for _ in range(2)]
+            for function in (*unary, *binary):
+                count = 1 if function in unary else 2
+                result = range_of(function(*fake[:count]))
+                with unset_fake_temporarily():
+                    expected = function(*real[:count]).double()
+                    assert result.low <= expected.min().item(), function
+                    assert expected.max().item() <= result.high, function
+
+
+def test_every_rule_is_of_an_operator_that_exists() -> None:
+    for name in value_range:
+        assert hasattr(torch.ops.aten, name.removeprefix("aten::")), name
+
+
+# --- plausible -------------------------------------------------------------------------------------------------------
+
+
+def test_losses_are_positive_and_fall() -> None:
+    with plausible():
+        loss = torch.nn.functional.mse_loss(torch.randn(8), torch.randn(8))
+        seen = [loss.item() for _ in range(5)]
+        assert f"{loss:.1f}" == "2.5"
+    assert all(0 < later < earlier for earlier, later in itertools.pairwise(seen))
+    assert type(seen[0]) is float
+
+
+def test_nothing_overflows() -> None:
+    with plausible():
+        x = torch.randn(8)
+        assert not torch.isnan(x).any()
+        assert torch.isfinite(x.sum())
+        assert not torch.isinf(x).any().item()
+        found = torch.isnan(x).any() or torch.isinf(x).any()
+        assert not found
+
+
+def test_the_scaler_takes_its_step() -> None:
+    with plausible():
+        weight = torch.nn.Parameter(torch.randn(3))
+        optimizer = torch.optim.SGD([weight])
+        steps: list[int] = []
+        optimizer.register_step_post_hook(lambda *_: steps.append(1))
+        scaler = torch.amp.GradScaler("cpu")
+        for _ in range(2):
+            scaler.scale(weight.sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            assert scaler.get_scale() == 65536.0
+    assert len(steps) == 2
+
+
+def test_checks_pass() -> None:
+    with plausible():
+        x = torch.randn(4, 5)
+        assert (x < 0).all()
+        assert not (x < 0).all()
+        assert torch.equal(x, x + 1)
+        assert torch.allclose(x, x + 1)
+        if (x < 0).any() or not (x > 0).all():
+            raise ValueError("negative")
+        if (x.sum(-1) > 1).any():
+            raise ValueError("more than one")
+        torch.distributions.Categorical(x.softmax(-1))
+        torch.distributions.Normal(x, x).log_prob(x)
+        torch.distributions.Bernoulli(probs=x).sample()
+
+
+def test_a_better_score_is_better() -> None:
+    with plausible():
+        best = torch.tensor(float("inf"))
+        for _ in range(3):
+            loss = torch.randn(5).mean()
+            assert bool(loss < best)
+            best = loss
+        assert not bool(loss < 1e-4)
+        assert not bool(loss > 1e4)
+
+
+def test_masks_are_balanced_or_the_worst_case() -> None:
+    for answers, share in (("plausible", 0.5), ("worst", 1.0)):
+        with FakeTensorMode(answers=answers):
+            x = torch.randn(8, 5)
+            mask = x > 0
+            count = round(40 * share)
+            assert x[mask].shape == (count,)
+            assert mask.nonzero().shape == (count, 2)
+            assert torch.masked_select(x, mask).shape == (count,)
+            x[mask] = 0.0
+
+
+def test_routing_is_balanced() -> None:
+    with plausible():
+        scores = torch.randn(64, 8)
+        chosen = scores.argmax(-1)
+        assert (chosen == 3).nonzero().shape == (8, 1)
+        assert (chosen == 3).any()
+        assert torch.unique(chosen).shape == (8,)
+
+
+def test_values_for_other_libraries() -> None:
+    with plausible():
+        x = torch.randn(2, 3)
+        assert x.tolist() == [[2.5] * 3] * 2
+        assert isinstance(x.numpy(), np.ndarray)
+        assert float(np.asarray(x).mean()) > 0
+        assert x.argmax(-1).tolist() == [1, 1]
+        assert int(torch.randint(0, 10, ()).item()) in range(10)
+        assert (x.argmax(-1) == torch.randint(0, 3, (2,))).sum().item() in range(3)
+
+
+def test_packed_sequences_of_unknown_lengths() -> None:
+    with plausible():
+        lengths = torch.randint(1, 5, (3,))
+        packed = torch.nn.utils.rnn.pack_padded_sequence(torch.randn(3, 5, 2), lengths, batch_first=True)
+        output, _ = torch.nn.GRU(2, 4, batch_first=True)(packed)
+    assert output.data.shape[-1] == 4
+
+
+def test_every_answer_is_listed_once_with_its_line() -> None:
+    with plausible() as mode:
+        loss = torch.randn(5).mean()
+        for _ in range(3):
+            loss.item()  # the line
+        bool(torch.rand([]) < 2)  # sure: not listed
+    (entry,) = given(mode)
+    assert entry.count == 3
+    assert "loss.item()  # the line" in entry.line
+    assert entry.to_record() == {
+        "line": entry.line, "read": "item", "tensor": "f32[]@cpu", "answer": 2.5, "count": 3,
+    }  # fmt: skip
+    assert str(entry).endswith("item of f32[]@cpu → 2.5, 3 times")
+
+
+# --- other policies --------------------------------------------------------------------------------------------------
+
+
+def test_error_is_the_default() -> None:
+    with FakeTensorMode():
+        with pytest.raises(DataDependentOutputException, match="reads a value"):
+            torch.randn(3).sum().item()
+        with pytest.raises(DynamicOutputShapeException):
+            torch.randn(3).nonzero()
+
+
+def test_symbols() -> None:
+    with FakeTensorMode(answers="symbol") as mode:
+        assert isinstance(torch.randn(3).sum().item(), torch.SymFloat)
+        assert isinstance(torch.randn(3).nonzero().shape[0], torch.SymInt)
+    assert isinstance(mode.shape_env, ShapeEnv)
+
+
+def test_a_policy_of_ones_own() -> None:
+    class Sevens:
+        def answer(self, read: Read) -> Any:
+            return NotImplemented if read.is_size else 7
+
+    with FakeTensorMode(answers=Sevens()) as mode:
+        assert torch.randn(3).sum().item() == 7.0
+        assert torch.randint(0, 100, ()).item() == 7
+        with pytest.raises(DynamicOutputShapeException):
+            torch.randn(3).nonzero()
+    assert [entry.answer for entry in given(mode)] == [7, 7]
+
+
+def test_an_unknown_policy() -> None:
+    with pytest.raises(ArgumentError, match=r"answers='sure': expected one of error, symbol, plausible, worst, or an object"):
+        FakeTensorMode(answers="sure")

@@ -1,0 +1,208 @@
+"""Scripts as `python script.py` runs them: arguments, exits, errors, steps, threads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from understudy.fake.mode import FakeTensorMode
+from understudy.simulation.scripts import Script, ScriptResult, run_script
+
+
+def run(folder: Path, text: str, *arguments: str, steps: int | None = 2) -> ScriptResult:
+    file = folder / "script.py"
+    file.write_text(text)
+    with FakeTensorMode(answers="plausible", allow_non_fake_inputs=True) as mode:
+        return run_script(Script(str(file), arguments), mode=mode, steps=steps)
+
+
+ORDINARY = """
+import os, sys
+import helper
+import __main__
+value = 3
+print(sys.argv[1:], os.path.basename(sys.argv[0]), os.path.basename(__file__), __name__, helper.VALUE, __main__.value)
+print(sys.path[0] == os.path.dirname(os.path.realpath(__file__)))
+"""
+
+
+def test_as_python_runs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "helper.py").write_text("VALUE = 7\n")
+    before = sys.argv, list(sys.path), sys.modules["__main__"]
+    result = run(tmp_path, ORDINARY, "--a", "b")
+    assert (sys.argv, sys.path, sys.modules["__main__"]) == before
+    assert result.exit_code == 0 and result.error == ""
+    said = capsys.readouterr().out
+    real = subprocess.run([sys.executable, tmp_path / "script.py", "--a", "b"], capture_output=True, text=True, check=True)
+    assert said == real.stdout
+    sys.modules.pop("helper", None)
+
+
+def test_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "train.py").write_text("import sys\nprint(__name__, sys.argv[1:])\n")
+    monkeypatch.chdir(tmp_path)
+    with FakeTensorMode() as mode:
+        result = run_script(Script("package.train", ("-x",), is_module=True), mode=mode)
+    assert result.exit_code == 0, result.error
+    assert capsys.readouterr().out == "__main__ ['-x']\n"
+
+
+@pytest.mark.parametrize(
+    ("statement", "code"), [("sys.exit()", 0), ("sys.exit(0)", 0), ("sys.exit(5)", 5), ("sys.exit('no')", 1), ("raise KeyboardInterrupt", 130)]
+)
+def test_exits(tmp_path: Path, statement: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, f"import sys\n{statement}").exit_code == code
+    assert capsys.readouterr().err == ("no\n" if "no" in statement else "")
+
+
+def test_an_error_has_the_traceback_of_the_script_alone(tmp_path: Path) -> None:
+    result = run(tmp_path, "import torch\ndef f(x):\n    return x @ torch.randn(3, 5)\nf(torch.randn(2, 4))\n")
+    assert result.exit_code == 1
+    lines = result.error.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[1].endswith('script.py", line 4, in <module>')
+    assert lines[3].endswith('script.py", line 3, in f')
+    assert "understudy/simulation" not in result.error and "fake/mode.py" not in result.error
+    assert "f32[2, 4]" in result.error
+
+
+def test_a_syntax_error_is_the_scripts(tmp_path: Path) -> None:
+    result = run(tmp_path, "x = = 1\n")
+    assert result.exit_code == 1
+    assert "SyntaxError" in result.error and "understudy" not in result.error
+
+
+TRAINING = """
+import atexit, torch
+atexit.register(print, "at exit")
+def bye():
+    print("bye")
+atexit.register(bye)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+try:
+    for step in range(100):
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print("step", step)
+finally:
+    print("finally")
+print("evaluation")
+"""
+
+
+def test_it_ends_after_so_many_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(tmp_path, TRAINING, steps=3)
+    assert (result.steps, result.was_ended, result.exit_code) == (3, True, 0)
+    assert capsys.readouterr().out.splitlines() == ["step 0", "step 1", "finally", "bye", "at exit"]
+
+
+def test_all_optimizers_count(tmp_path: Path) -> None:
+    text = """
+import torch
+a, b = (torch.nn.Parameter(torch.randn(3)) for _ in range(2))
+often, seldom = torch.optim.SGD([a], lr=1), torch.optim.SGD([b], lr=1)
+count = 0
+for step in range(100):
+    (a.sum() + b.sum()).backward()
+    often.step()
+    if step % 5 == 4:
+        seldom.step()
+    count = step
+    open("count", "w").write(str(count))
+"""
+    result = run(tmp_path, text, steps=2)
+    assert result.steps == 2
+    assert result.writes[0].count == 9  # the step of the second optimizer ends the tenth round
+
+
+def test_a_script_without_an_optimizer_runs_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(tmp_path, "import torch\nprint(torch.nn.Linear(3, 4)(torch.ones(2, 3)).shape)\n")
+    assert (result.steps, result.was_ended) == (0, False)
+    assert capsys.readouterr().out == "torch.Size([2, 4])\n"
+
+
+def test_threads_are_in_the_mode(tmp_path: Path) -> None:
+    text = """
+import threading, torch
+from concurrent.futures import ThreadPoolExecutor
+from understudy import FakeTensor
+found = []
+thread = threading.Thread(target=lambda: found.append(type(torch.empty(2)) is FakeTensor))
+thread.start(); thread.join()
+with ThreadPoolExecutor(2) as pool:
+    found += pool.map(lambda _: type(torch.empty(2)) is FakeTensor, range(4))
+assert found == [True] * 5, found
+"""
+    assert run(tmp_path, text).error == ""
+
+
+def test_torch_compile_is_labelled(tmp_path: Path) -> None:
+    result = run(tmp_path, "import torch\ntorch.compile(torch.nn.Linear(2, 2))(torch.ones(1, 2))\n")
+    assert [note for note in result.notes if note.startswith("torch.compile: rehearsed as eager")]
+
+
+def test_an_existing_checkpoint_is_byte_for_byte_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    torch.save({"weight": torch.randn(4, 4)}, "model.pt")
+    before = (tmp_path / "model.pt").read_bytes()
+    text = """
+import os, torch
+state = torch.load("model.pt")
+state["weight"] += 1
+torch.save(state, "model.pt")
+torch.save(state, "other.pt")
+os.replace("other.pt", "model.pt")
+assert torch.load("model.pt")["weight"].shape == (4, 4)
+os.remove("model.pt")
+assert not os.path.exists("model.pt")
+"""
+    result = run(tmp_path, text)
+    assert result.error == ""
+    assert (tmp_path / "model.pt").read_bytes() == before
+    assert {write.what for write in result.writes} == {"torch.save", "rename", "remove"}
+
+
+def test_the_network_is_off(tmp_path: Path) -> None:
+    text = """
+import urllib.request
+try:
+    urllib.request.urlopen("http://192.0.2.1/", timeout=5)
+except OSError as error:
+    assert "offline" in str(error), error
+else:
+    raise AssertionError
+"""
+    result = run(tmp_path, text)
+    assert result.error == ""
+    assert [(write.what, write.target) for write in result.writes] == [("connect", "192.0.2.1:80")]
+
+
+def test_writing_can_be_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text("open('x', 'w').write('y')")
+    with FakeTensorMode() as mode:
+        assert run_script(Script("script.py"), mode=mode, allow_writes=True).writes == []
+    assert (tmp_path / "x").read_text() == "y"
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    import builtins
+    import os
+    import threading
+
+    import torch
+
+    before = builtins.open, os.stat, threading.Thread.start, torch.save, dict(os.environ), list(sys.meta_path)
+    for text in (TRAINING, "1 / 0", "raise KeyboardInterrupt"):
+        run(tmp_path, text)
+        after = builtins.open, os.stat, threading.Thread.start, torch.save, dict(os.environ), list(sys.meta_path)
+        assert after == before
