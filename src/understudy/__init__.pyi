@@ -52,9 +52,14 @@ from understudy.errors import UnderstudyError as UnderstudyError
 from understudy.errors import UnsupportedFakeTensorException as UnsupportedFakeTensorException
 from understudy.errors import UnsupportedMutationAliasingException as UnsupportedMutationAliasingException
 from understudy.errors import UnsupportedOperatorException as UnsupportedOperatorException
+from understudy.exporting.inputs import check_inputs as check_inputs
+from understudy.exporting.inputs import guards_of as guards_of
+from understudy.exporting.interop import to_torch as to_torch
 
 # torch's own tools
-from understudy.exporting.interop import to_torch as to_torch
+from understudy.exporting.program import AccelerationWarning as AccelerationWarning
+from understudy.exporting.program import accelerate_export as accelerate_export
+from understudy.exporting.program import export as export
 from understudy.fake.convert import FakeTensorConverter as FakeTensorConverter
 from understudy.fake.copying import FakeCopyMode as FakeCopyMode
 from understudy.fake.mode import FakeTensorMode as FakeTensorMode
@@ -80,6 +85,9 @@ from understudy.meta.tracer import symbolic_trace as symbolic_trace
 # fake values for the nodes of a graph
 from understudy.prop.propagation import FakeTensorProp as FakeTensorProp
 from understudy.prop.propagation import PropagateUnbackedSymInts as PropagateUnbackedSymInts
+from understudy.report.rehearsal import Rehearsal as Rehearsal
+from understudy.report.runs import RehearsalOptions as RehearsalOptions
+from understudy.report.runs import rehearse as rehearse
 from understudy.shapes.bindings import KeyPath as KeyPath
 from understudy.shapes.bindings import bind_symbols as bind_symbols
 from understudy.shapes.bindings import compute_unbacked_bindings as compute_unbacked_bindings
@@ -142,9 +150,6 @@ from understudy.shapes.torch_api.names import optimization_hint as optimization_
 from understudy.shapes.torch_api.names import sym_and as sym_and
 from understudy.shapes.torch_api.names import sym_eq as sym_eq
 from understudy.shapes.torch_api.names import sym_or as sym_or
-from understudy.report.rehearsal import Rehearsal as Rehearsal
-from understudy.report.runs import RehearsalOptions as RehearsalOptions
-from understudy.report.runs import rehearse as rehearse
 from understudy.simulation.simulator import simulate as simulate
 from understudy.spec.call import New as New
 from understudy.spec.call import Same as Same
@@ -276,6 +281,11 @@ __all__ = [
     "RehearsalOptions",
     "rehearse",
     "Rehearsal",
+    "export",
+    "check_inputs",
+    "guards_of",
+    "AccelerationWarning",
+    "accelerate_export",
     "to_torch",
     "ConstraintViolationError",
     "DataDependentOutputException",

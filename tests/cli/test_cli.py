@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import understudy
-from understudy.cli import main
+from understudy.cli import COMMANDS, find_command, main
 from understudy.simulation.catalogue import find_card
 
 
@@ -94,3 +94,27 @@ def test_the_console_script_is_declared() -> None:
     project = (Path(__file__).parent.parent.parent / "pyproject.toml").read_text()
     assert 'understudy = "understudy.cli:main"' in project
     assert '"simulation/devices.toml"' in project
+
+
+def test_the_table_of_commands_is_that_of_the_modules() -> None:
+    for name, summary, module in COMMANDS:
+        command = find_command(name, module)
+        assert (command.name, command.summary) == (name, summary)
+
+
+def test_help_imports_no_command() -> None:
+    code = (
+        "import sys, understudy.cli as c\n"
+        "try: c.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "assert not {'understudy.cli.run', 'understudy.cli.fixes', 'torch'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in COMMANDS])
+def test_each_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([name, "--help"])
+    assert caught.value.code == 0
+    assert f"usage: understudy {name}" in capsys.readouterr().out

@@ -24,10 +24,10 @@ def oom(tmp_path: Path) -> str:
 def test_replay_says_who_held_the_memory(oom: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", oom]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("oom.pickle: GPU 0, 942 events, settings: none\nout of memory at event 941: 29.61 MiB for train.py:")
-    assert "out of memory: 1.61 GiB requested, 1.84 GiB reserved by torch, 20.00 MiB free on the card" in out
+    assert out.startswith("oom.pickle: GPU 0, 1,250 events, settings: none\nout of memory at event 1,249: 30.54 MiB for train.py:")
+    assert "out of memory: 1.59 GiB requested, 1.83 GiB reserved by torch, 26.00 MiB free on the card" in out
     assert "train.py:1 (step)" in out
-    assert "as recorded                 1.85 GiB   1.62 GiB        1  out of memory at event 941" in out
+    assert "as recorded                 1.84 GiB   1.63 GiB        1  out of memory at event 1,249" in out
     assert "Fragmentation: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True would have lived." in out
 
 

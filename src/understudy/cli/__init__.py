@@ -3,27 +3,55 @@
     commands    what a command is; errors in one line
     run         understudy run [--device D] script.py …: rehearse a script
     devices     understudy devices [--json] [--cards FILE]: the cards that can be simulated
-    snapshots   understudy replay SNAPSHOT, understudy calibrate SNAPSHOT --device CARD: snapshots of real runs
+    fixes       understudy fix --device D script.py …: the cheapest changes that make a script fit
+                understudy fit --device D --vary batch=1..512 script.py …: the largest size that fits
+    models      understudy model TARGET, check TARGET, graph TARGET: layers, output for every size, operators
+    reports     understudy report RUN.json [--html FILE], diff A.json B.json: saved rehearsals
+    snapshots   understudy replay SNAPSHOT, calibrate SNAPSHOT --device D: memory snapshots of real runs
+
+    changes     changes of a script that save memory, found in its source
+    rehearsals  many rehearsals on an executor
+    targets     models by name, inputs as specs
+    layer_table what each module takes, gives and keeps
     tables      plain text for terminals and pipes
 
 argparse serves: it answers in 30 ms, and an option parser of another kind would be one more thing to install. A command is
-one `Command` in `COMMANDS`: its arguments, and a function that returns the exit code. What is wrong with the input is one
-line on standard error, and exit code 2.
+one row of `COMMANDS`, and one `Command`: its arguments, and a function that returns the exit code. What is wrong with the
+input is one line on standard error, and exit code 2.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
 
 from understudy import __version__
-from understudy.cli import devices, run, snapshots
 from understudy.cli.commands import USAGE, Command, Parser
 from understudy.errors import UnderstudyError
 
-COMMANDS = (run.COMMAND, devices.COMMAND, *snapshots.COMMANDS)
+COMMANDS = (
+    ("run", "Rehearse a script on a card that is not here.", "run"),
+    ("fix", "The cheapest changes that make a script fit.", "fixes"),
+    ("fit", "The largest batch, or length, that fits.", "fixes"),
+    ("report", "Show a saved rehearsal, or write it for other tools.", "reports"),
+    ("diff", "Compare two rehearsals.", "reports"),
+    ("model", "List the layers of a model.", "models"),
+    ("check", "What a model gives for every size of its inputs.", "models"),
+    ("graph", "The operators of a model.", "models"),
+    ("replay", "Who held the memory of a real run, from its snapshot.", "snapshots"),
+    ("calibrate", "Measure a card by a snapshot of a real run on it.", "snapshots"),
+    ("devices", "List the cards that can be simulated.", "devices"),
+)
+"""Name, summary, and the module that has the command: it is imported when it is asked for, so that --help is quick."""
+
+
+def find_command(name: str, module: str) -> Command:
+    found = importlib.import_module(f"understudy.cli.{module}")
+    commands: tuple[Command, ...] = getattr(found, "COMMANDS", None) or (found.COMMAND,)
+    return next(command for command in commands if command.name == name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,13 +75,16 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"understudy {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     program: list[str] = []
-    for command in COMMANDS:
-        own = commands.add_parser(command.name, help=command.summary, description=command.summary)
+    for name, summary, module in COMMANDS:
+        own = commands.add_parser(name, help=summary, description=summary)
+        if arguments[:1] != [name]:
+            continue
+        command = find_command(name, module)
         command.add_arguments(own)
         own.set_defaults(command=command)
-        if command.takes_program and arguments[:1] == [command.name]:
+        if command.takes_program:
             given, program = own.split_program(arguments[1:])
-            arguments = [command.name, *given]
+            arguments = [name, *given]
     options = parser.parse_args(arguments)
     options.program = program
     return options

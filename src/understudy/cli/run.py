@@ -16,6 +16,7 @@ from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from understudy.cli.commands import Command
+from understudy.cli.reports import FORMATS, write_files
 from understudy.errors import UnderstudyError
 from understudy.simulation.catalogue import Card, list_cards, parse_devices, read_cards
 
@@ -41,6 +42,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--steps", metavar="N", type=_count, default=2, help="optimizer steps after which the script is ended (2)")
     add("--budget", metavar="SIZE", type=_size, help="what the run may reserve, as in 40GiB; over it is exit code 3")
     add("--json", metavar="FILE", help="all that was measured, as JSON")
+    for name, (_, text) in FORMATS.items():
+        add(f"--{name}", metavar="FILE", help=text)
+    add("--snapshot", metavar="FILE", help="torch's memory snapshot of the card, for its viewer and `understudy replay`")
     add("--answers", metavar="POLICY", default="plausible", help=f"for reads of data: {', '.join(ANSWERS)} (plausible)")
     add("--oom", choices=("record", "raise"), default="record", help="raise: the script gets the card's error")
     add("--strict", action="store_true", help="tight is exit code 3, too")
@@ -91,8 +95,12 @@ def _check(options: argparse.Namespace) -> list[tuple[Card | None, int]]:
         raise UsageError(f"can't run {options.program[0]!r}: {what}{_near_files(options.program[0])}")
     if options.answers not in ANSWERS:
         raise UsageError(f"--answers {options.answers!r}: there are {', '.join(ANSWERS)}")
-    if options.json and not os.path.isdir(os.path.dirname(os.path.abspath(options.json))):
-        raise UsageError(f"--json {options.json!r}: there is no such folder")
+    for name in ("json", "snapshot", *FORMATS):
+        path = getattr(options, name)
+        if path and not os.path.isdir(os.path.dirname(os.path.abspath(path))):
+            raise UsageError(f"--{name} {path!r}: there is no such folder")
+    if options.snapshot and options.device in (None, "all"):
+        raise UsageError("--snapshot is of one card: --device says which")
     own = read_cards(options.cards) if options.cards else ()
     if options.device is None:
         return [(None, 1)]
@@ -119,6 +127,7 @@ def _run(options: argparse.Namespace) -> int:
     if result.error:
         print(result.error, end="", file=sys.stderr)
     _write(options, rehearsal.to_json())
+    write_files(rehearsal, options)
     print(rehearsal.headline if options.quiet else _report(rehearsal))
     return _exit_code(options, rehearsal.verdict, result.exit_code, result.error)
 
@@ -153,13 +162,30 @@ def _rehearse(options: argparse.Namespace, card: Card | None, count: int) -> tup
     is_module = options.program[0] == "-m"
     name, *arguments = options.program[1:] if is_module else options.program
     script = Script(name, tuple(arguments), is_module)
-    with recorder, _progress(options, recorder), _output(options):
+    with recorder, _progress(options, recorder), _output(options), _history(options, recorder):
         result = run_script(
             script, mode=recorder.mode, steps=options.steps, allow_writes=options.write, notes=recorder.facts.assumptions
         )
     recorder.facts.steps = result.steps
     recorder.facts.writes = [write.to_record() for write in result.writes]
     return recorder.rehearsal(), result
+
+
+@contextmanager
+def _history(options: argparse.Namespace, recorder: Recorder) -> Iterator[None]:
+    """The trace of the first card, with the lines of the program, written as torch's memory snapshot."""
+    if not options.snapshot:
+        yield
+        return
+    from understudy.report.exports import describe_frames, write_snapshot  # why: torch is imported by now
+
+    memory = recorder.memory.devices[0]
+    memory.capped.frames = describe_frames
+    memory.capped.record_history()
+    try:
+        yield
+    finally:
+        write_snapshot(memory.unlimited, options.snapshot)
 
 
 @contextmanager

@@ -8,4 +8,7 @@
     summary       a `Rehearsal` from a measurement: what was alive at the peak, tables, verdict
     text          a `Rehearsal` as text: the verdict, then tables
     runs          `rehearse`: a function, run once on stand-ins and measured
+    page          one HTML file: verdict, memory over time, flame graph of the peak, tables
+    exports       files for other tools: Perfetto, speedscope, folded stacks, torch's memory snapshot
+    comparison    two rehearsals side by side: what grew, and a table in Markdown
 """

@@ -71,12 +71,13 @@ class _SavedModule:
     def lend(self, mode: FakeTensorMode) -> None:
         for own in (self.module._parameters, self.module._buffers):
             for name, tensor in list(own.items()):
-                own[name] = stand_in_for(mode, tensor)  # type: ignore[assignment]
+                own[name] = stand_in_for(mode, tensor)
 
     def give_back(self) -> None:
-        for own, saved in ((self.module._parameters, self.parameters), (self.module._buffers, self.buffers)):
-            own.clear()  # type: ignore[attr-defined]
-            own.update(saved)  # type: ignore[attr-defined]
+        self.module._parameters.clear()
+        self.module._parameters.update(self.parameters)
+        self.module._buffers.clear()
+        self.module._buffers.update(self.buffers)
         self.module.training = self.training
         for name, requires_grad in self.requires_grad.items():
             parameter = self.parameters[name]

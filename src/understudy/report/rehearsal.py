@@ -173,14 +173,30 @@ class TimeEstimate:
 
 
 @dataclass(frozen=True)
+class Span:
+    """Storages that were alive from one point of the timeline to another (excluded): made in one module by one line."""
+
+    start: int
+    end: int
+    bytes: int
+    count: int
+    category: str
+    module: str
+    line: str
+
+
+@dataclass(frozen=True)
 class Timeline:
-    """Memory over the run, at most some thousand points: `operators` counts calls, `bytes[category]` what was alive."""
+    """Memory over the run, at most some thousand points: `operators` counts calls, `bytes[category]` what was alive.
+
+    `spans` are the largest of what makes it up."""
 
     operators: list[int] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     phases: list[str] = field(default_factory=list)
     bytes: dict[str, list[int]] = field(default_factory=dict)
     peak_index: int = 0
+    spans: list[Span] = field(default_factory=list)
 
 
 @dataclass
@@ -232,6 +248,17 @@ class Rehearsal:
                 f"a rehearsal of schema_version {version!r}; this version of understudy reads {SCHEMA_VERSION}"
             )
         return _read(cls, data)
+
+    def to_html(self, title: str = "Rehearsal") -> str:
+        """One page that needs nothing else."""
+        from understudy.report.page import make_page  # why: the page is made when it is wanted
+
+        return make_page(self, title).to_html()
+
+    def _repr_html_(self) -> str:
+        from understudy.report.page import as_frame  # why: only for notebooks
+
+        return as_frame(self.to_html())
 
     def __str__(self) -> str:
         from understudy.report.text import write_text  # why: the tables are loaded when they are printed

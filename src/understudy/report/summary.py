@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import platform
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from understudy.report.rehearsal import (
     Peak,
     PhaseRow,
     Rehearsal,
+    Span,
     TimeEstimate,
     Timeline,
 )
@@ -39,6 +41,7 @@ GiB = 1 << 30
 POINTS = 2000
 """Of the timeline, at most about as many."""
 CONTRIBUTORS = 30
+SPANS = 2000
 STATED_ERROR = 0.02
 """Of reserved memory on cards, as a part of it: within this of the limit, a run is tight."""
 
@@ -82,7 +85,7 @@ def summarise(
         device=device,
         steps=measurement.places.step if facts.steps is None else facts.steps,
         peak=peak,
-        categories=_categories(alive),
+        categories=_categories(alive, totals.peak_transient),
         modules=_module_rows(measurement, alive),
         lines=_line_rows(measurement, totals, alive),
         macs=macs,
@@ -142,28 +145,24 @@ def category_of(birth: Birth, measurement: Measurement) -> str:
 
 
 def _peak(measurement: Measurement, totals: DeviceTotals, alive: list[Birth], memory: DeviceMemory | None) -> Peak:
-    sizes = {
-        name: totals.peak for name in ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
-    }
-    fragmentation = 0
+    names = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
+    allocated, reserved, active, requested = 4 * (totals.peak,)
     if memory is not None:
-        allocator = memory.unlimited if memory.first_oom is not None else memory.capped
-        statistics = allocator.statistics()
-        sizes = {name: statistics[f"{name}.all.peak"] for name in sizes}
-        fragmentation = sizes["reserved_bytes"] - sizes["allocated_bytes"]
+        statistics = (memory.unlimited if memory.first_oom is not None else memory.capped).statistics()
+        allocated, reserved, active, requested = (statistics[f"{name}.all.peak"] for name in names)
     last = measurement.events[totals.peak_event - 1] if totals.peak_event else None
-    contributors = _contributors(alive)
-    if last is None:
-        return Peak(**sizes, fragmentation_bytes=fragmentation)
     return Peak(
-        **sizes,
-        fragmentation_bytes=fragmentation,
-        step=last.step,
-        phase=last.phase,
-        module=last.module.path,
-        line=_line_text(last.line),
-        operator="" if last.operator is None else str(last.operator),
-        contributors=contributors,
+        allocated,
+        reserved,
+        active,
+        requested,
+        fragmentation_bytes=reserved - allocated,
+        step=last.step if last else 0,
+        phase=last.phase if last else "",
+        module=last.module.path if last else "",
+        line=_line_text(last.line) if last else "",
+        operator="" if last is None or last.operator is None else str(last.operator),
+        contributors=_contributors(alive),
     )
 
 
@@ -177,8 +176,9 @@ def _contributors(alive: Iterable[Birth]) -> list[Contributor]:
     return sorted(rows, key=lambda row: -row.bytes)[:CONTRIBUTORS]
 
 
-def _categories(alive: Iterable[Birth]) -> dict[str, int]:
+def _categories(alive: Iterable[Birth], transient: int) -> dict[str, int]:
     found = dict.fromkeys(CATEGORIES, 0)
+    found["temporaries"] = transient
     for birth in alive:
         found[birth.category or "temporaries"] += birth.nbytes
     return found
@@ -243,7 +243,8 @@ def _headline(verdict: str, peak: Peak, device: Device, oom: OutOfMemoryRecord |
     over = used - device.limit_bytes
     by = f", {_in_units(over, total)} {_unit(total)} too much" if over > 0 else ""
     first = f"; first out of memory at {oom.line}" if oom is not None and oom.line else ""
-    return f"{verdict} on {name}: {_in_units(used, total)} of {_in_units(total, total)} {_unit(total)} needed{by}, {where}{first}"
+    amount = f"{_in_units(used, total)} of {_in_units(total, total)} {_unit(total)} needed{by}"
+    return f"{verdict} on {name}: {amount}, {where}{first}"
 
 
 def _unit(total: int) -> str:
@@ -390,6 +391,7 @@ def _timeline(measurement: Measurement, totals: DeviceTotals) -> Timeline:
     live = dict.fromkeys(CATEGORIES, 0)
     seen: set[int] = set()
     line = Timeline(bytes={name: [] for name in CATEGORIES})
+    moments: list[int] = []
     best, best_total, best_event, peak_index = dict(live), -1, 0, 0
     for index, birth in enumerate(measurement.events):
         if birth.device is totals:
@@ -404,8 +406,38 @@ def _timeline(measurement: Measurement, totals: DeviceTotals) -> Timeline:
             peak_index = len(line.operators)
         if (index + 1) % stretch == 0 or index + 1 == len(measurement.events):
             _add_point(line, measurement, best, best_event)
+            moments.append(best_event)
             best_total = -1
-    return Timeline(line.operators, line.steps, line.phases, line.bytes, peak_index)
+    spans = _spans(measurement, totals, moments)
+    return Timeline(line.operators, line.steps, line.phases, line.bytes, peak_index, spans)
+
+
+def _spans(measurement: Measurement, totals: DeviceTotals, moments: list[int]) -> list[Span]:
+    """What was alive between points, whose events are `moments`; what died before the next point is in none."""
+    born: dict[int, int] = {}
+    groups: dict[tuple[int, int, str, str, LinePlace | None], list[int]] = defaultdict(list)
+
+    def close(birth: Birth, death: int) -> None:
+        start, end = bisect_left(moments, born.pop(id(birth))), bisect_left(moments, death)
+        if start < end:
+            key = (start, end, category_of(birth, measurement), _module_path(birth), birth.line)
+            groups[key].append(birth.nbytes)
+
+    last: dict[int, Birth] = {}
+    for index, birth in enumerate(measurement.events):
+        if birth.device is totals:
+            if id(birth) in born:
+                close(birth, index)
+            else:
+                born[id(birth)] = index
+                last[id(birth)] = birth
+    for number in list(born):
+        close(last[number], len(measurement.events))
+    largest = sorted(groups.items(), key=lambda item: -sum(item[1]))[:SPANS]
+    return [
+        Span(start, end, sum(sizes), len(sizes), category, module, _line_text(line))
+        for (start, end, category, module, line), sizes in largest
+    ]
 
 
 def _add_point(line: Timeline, measurement: Measurement, live: dict[str, int], event: int) -> None:

@@ -10,8 +10,7 @@
     scripts          a script as `python script.py` runs it, ended after some steps
     overlay          files that a script writes, kept away from the disk
     libraries        transformers, safetensors, trackers, the network, while a script is rehearsed
-    workspaces       memory that libraries take: the workspaces of cuBLAS
-    scratch_memory   memory that kernels take for the time of a call
+    workspaces       memory besides that of tensors: workspaces of cuBLAS, scratch memory of kernels
     machine          a simulated machine: its devices and streams
     cuda_objects     streams, events, generators, properties
     cuda_patches     torch.cuda and torch.accelerator, answered for that machine

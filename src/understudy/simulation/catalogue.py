@@ -307,7 +307,7 @@ def save_calibration(key: str, *, context: int | None, error: float | None) -> P
     for card, figures in measured.items():
         lines.append(f"\n[{card}]")
         if "context" in figures:
-            lines.append(f"context = {figures['context'] / GiB:.9f}")
+            lines.append(f"context = {figures['context'] / GiB:.12f}")
         if "error" in figures:
             lines.append(f"error = {figures['error']:.6f}")
     try:

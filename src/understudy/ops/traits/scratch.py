@@ -5,6 +5,8 @@
     scratch.bound      what a library may take in addition: 0, unless it decides by itself (cuDNN)
     scratch.is_exact   whether the sizes are those of the kernel, or an estimate
 
+Beside it: which operators have a workspace of cuBLAS (`uses_blas`), and Python numbers that eager makes tensors of.
+
 A formula is called with the device's facts, the specs of the results, then the arguments of the call.
 """
 
@@ -354,3 +356,33 @@ def of_foreach_norm(
     """A partial norm for each chunk of the longest tensor, for every tensor."""
     chunks = max((-(-int(spec.numel) // CHUNK) for spec in tensors), default=0)
     return Scratch((len(tensors) * chunks * max(4, tensors[0].itemsize),) if tensors and chunks else ())
+
+
+# --- libraries
+
+uses_blas: Trait[bool] = Trait("is computed by cuBLAS on CUDA devices", of_packets=True)
+uses_blas.mark(
+    "mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "mv", "addmv", "addmv_", "dot", "vdot", "addbmm", "addbmm_",
+    "_addmm_activation", "_scaled_mm", "_int_mm", "_grouped_mm",
+)  # fmt: skip
+
+
+# --- Python numbers in the place of tensors: eager makes a tensor of each, which the dispatcher shows as the number again
+
+saves_number: Trait[bool] = Trait("autograd keeps the number that is given for its second tensor")
+saves_number.mark("mul.Tensor", "mul_.Tensor", "div.Tensor", "div_.Tensor", "div.Tensor_mode", "div_.Tensor_mode")
+
+NUMBER_SIZES: dict[type, int] = {float: 8, int: 8, bool: 1, complex: 16}
+
+
+def _find_positions(op: OpOverload) -> tuple[int, ...] | None:
+    if not record_of(op).is_builtin:
+        return ()
+    return tuple(
+        position
+        for position, argument in enumerate(op._schema.arguments)
+        if isinstance(argument.type, torch.TensorType) and not argument.kwarg_only
+    )
+
+
+tensor_positions: Trait[tuple[int, ...]] = Trait("positions of arguments that are tensors", derive=_find_positions)

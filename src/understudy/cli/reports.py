@@ -1,0 +1,141 @@
+"""`understudy report` and `understudy diff`: rehearsals that were saved as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from understudy.cli.commands import Command
+from understudy.cli.tables import clean, print_table
+from understudy.errors import UnderstudyError
+from understudy.report.comparison import (
+    Comparison,
+    compare,
+    format_bytes,
+    read_rehearsal,
+    signed_bytes,
+    write_markdown,
+)
+from understudy.report.exports import write_folded, write_speedscope, write_trace
+from understudy.report.page import make_page
+from understudy.report.rehearsal import DOES_NOT_FIT, Rehearsal
+
+GREW = 3
+"""The exit code where memory grew by more than is allowed, or the run no longer fits: that of `run` over its budget."""
+
+UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def parse_size(text: str, whole: int = 0) -> int:
+    """Bytes: "1.5GiB", "200 MiB"; a part of `whole`: "2%"."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*|%)\s*", text)
+    unit = next((size for name, size in UNITS.items() if found and name.lower() == found[2].lower()), None)
+    if found is None or (unit is None and found[2] != "%"):
+        raise UnderstudyError(f'a size is written as "1.5GiB", "200MiB" or "2%", not {text!r}')
+    return int(float(found[1]) * whole / 100) if unit is None else int(float(found[1]) * unit)
+
+
+# understudy report
+
+
+def _write_html(rehearsal: Rehearsal, path: str) -> None:
+    Path(path).write_text(make_page(rehearsal, Path(path).stem).to_html(), encoding="utf-8")
+
+
+FORMATS: dict[str, tuple[Callable[[Rehearsal, str], None], str]] = {
+    "html": (_write_html, "a page with everything: open it in a browser"),
+    "trace": (write_trace, "for Perfetto and chrome://tracing (.json or .json.gz)"),
+    "speedscope": (write_speedscope, "the peak, for speedscope"),
+    "folded": (write_folded, "the peak as folded stacks"),
+}
+
+
+def add_report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = """\
+examples:
+    understudy run --device h100 --json run.json train.py
+    understudy report run.json
+    understudy report run.json --html run.html --trace run.json.gz"""
+    parser.add_argument("rehearsal", metavar="RUN.json", help="a file of `understudy run --json`")
+    for name, (_, text) in FORMATS.items():
+        parser.add_argument(f"--{name}", metavar="FILE", help=text)
+
+
+def write_files(rehearsal: Rehearsal, options: argparse.Namespace) -> bool:
+    """Those that the options name; False if they name none."""
+    wanted = {name: getattr(options, name) for name in FORMATS if getattr(options, name)}
+    try:
+        for name, path in wanted.items():
+            FORMATS[name][0](rehearsal, path)
+    except OSError as error:
+        raise UnderstudyError(f"{error.filename}: {error.strerror or error}") from None
+    return bool(wanted)
+
+
+def show_report(options: argparse.Namespace) -> int:
+    rehearsal = read_rehearsal(options.rehearsal)
+    if not write_files(rehearsal, options):
+        for line in str(rehearsal).splitlines():
+            print(clean(line))
+    return 0
+
+
+# understudy diff
+
+
+def add_diff_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = """\
+Exit code 0: no more than before, within --allow. 3: it grew by more, or it does not fit any more.
+
+examples:
+    understudy diff main.json change.json
+    understudy diff main.json change.json --allow 200MiB --markdown >> "$GITHUB_STEP_SUMMARY\""""
+    parser.add_argument("before", metavar="A.json", help="a file of `understudy run --json`")
+    parser.add_argument("after", metavar="B.json", help="another one")
+    parser.add_argument("--allow", default="1%", metavar="SIZE", help="growth that is no failure (default: 1%%)")
+    parser.add_argument("--markdown", action="store_true", help="a table for a pull request")
+    parser.add_argument("--top", type=int, default=10, metavar="N", help="lines of the program to list (default: 10)")
+
+
+def diff_rehearsals(options: argparse.Namespace) -> int:
+    parse_size(options.allow)
+    comparison = compare(read_rehearsal(options.before), read_rehearsal(options.after))
+    allowed = parse_size(options.allow, comparison.before.peak.reserved_bytes)
+    if options.markdown:
+        print(write_markdown(comparison, options.top))
+    else:
+        _print_comparison(comparison, options.top)
+    has_grown = comparison.growth > allowed
+    stopped_fitting = comparison.after.verdict == DOES_NOT_FIT and comparison.before.verdict != DOES_NOT_FIT
+    return GREW if has_grown or stopped_fitting else 0
+
+
+def _print_comparison(comparison: Comparison, top: int) -> None:
+    before, after = comparison.before, comparison.after
+    if before.device.key != after.device.key:
+        print(clean(f"Two devices: {before.device.name}, then {after.device.name}."))
+    print(clean(f"before: {before.headline}"))
+    print(clean(f"after:  {after.headline}"), end="\n\n")
+    rows = [
+        (change.name.replace("_", " "), format_bytes(change.before), format_bytes(change.after), signed_bytes(change.growth))
+        for change in (*comparison.figures, *comparison.categories)
+    ]
+    print_table(("at the peak", "before", "after", "change"), rows, (True, False, False, False))
+    for title, changes in (("line", comparison.lines), ("module", comparison.modules)):
+        if changes:
+            print()
+            cells = [
+                (signed_bytes(change.growth), format_bytes(change.after), change.name or "(the model itself)", change.source)
+                for change in changes[:top]
+            ]
+            print_table(("change", "after", title, ""), cells, (False, False, True, True))
+
+
+COMMANDS = (
+    Command("report", "Show a saved rehearsal, or write it for other tools.", add_report_arguments, show_report),
+    Command("diff", "Compare two rehearsals.", add_diff_arguments, diff_rehearsals),
+)

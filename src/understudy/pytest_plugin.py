@@ -1,0 +1,106 @@
+"""The pytest plugin: tests that fail where a training step would not fit on a card.
+
+    @pytest.mark.rehearse(device="l40s", budget="40GiB")
+    def test_step_fits():
+        model = Model().cuda()
+        ...                                 # runs on stand-ins: no card, no memory, no data
+
+    def test_by_hand(rehearse):
+        result = rehearse(train_step, batch, device="h100", budget="60GiB")
+        assert result.peak.phase == "backward"
+
+It is loaded with every pytest run of an environment that has understudy: it imports torch only when a test asks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from understudy.report.rehearsal import Rehearsal
+
+MARKER = (
+    "rehearse(device, budget=None, strict=False, options=None): run the test on stand-ins on this card; it fails if it does "
+    "not fit, or needs more than the budget"
+)
+TOP = 5
+"""Lines of the program in the message of a failure."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", MARKER)
+
+
+@pytest.fixture
+def rehearse(request: pytest.FixtureRequest) -> Callable[..., Rehearsal]:
+    """`rehearse(function, *args, device=..., budget=..., **kwargs)`: the rehearsal, or a failure with its lines."""
+    marker = request.node.get_closest_marker("rehearse")
+    defaults = {} if marker is None else _read_marker(marker)
+
+    def run(function: Callable[..., object], *args: Any, **kwargs: Any) -> Rehearsal:
+        settings = {name: kwargs.pop(name, defaults.get(name)) for name in SETTINGS}
+        return _rehearse(function, args, kwargs, settings)
+
+    return run
+
+
+SETTINGS = ("device", "budget", "strict", "options")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
+    """A marked test is called by the rehearsal, unless it takes the fixture and calls it itself."""
+    marker = pyfuncitem.get_closest_marker("rehearse")
+    if marker is None or "rehearse" in pyfuncitem.fixturenames:
+        yield
+        return
+    settings = _read_marker(marker)
+    original = pyfuncitem.obj
+
+    @functools.wraps(original)
+    def rehearsed(*args: Any, **kwargs: Any) -> None:
+        _rehearse(original, args, kwargs, settings)
+
+    pyfuncitem.obj = rehearsed
+    try:
+        yield
+    finally:
+        pyfuncitem.obj = original
+
+
+def _read_marker(marker: pytest.Mark) -> dict[str, Any]:
+    names = dict(zip(("device", "budget"), marker.args, strict=False)) | dict(marker.kwargs)
+    unknown = sorted(set(names) - set(SETTINGS))
+    if unknown or len(marker.args) > 2:
+        raise pytest.UsageError(f"the marker rehearse takes {', '.join(SETTINGS)}, not {', '.join(unknown) or 'more'}")
+    return names
+
+
+def _rehearse(function: Callable[..., object], args: Any, kwargs: dict[str, Any], settings: dict[str, Any]) -> Rehearsal:
+    # why: this file is loaded with every run of pytest
+    import understudy
+    from understudy.cli.reports import parse_size
+    from understudy.report.rehearsal import DOES_NOT_FIT, TIGHT
+
+    budget = None if settings.get("budget") is None else parse_size(str(settings["budget"]))
+    more = {} if settings.get("options") is None else {"options": settings["options"]}
+    device = {} if settings.get("device") is None else {"device": settings["device"]}
+    result: Rehearsal = understudy.rehearse(function, *args, **device, **more, **kwargs)
+    if result.verdict == DOES_NOT_FIT or (settings.get("strict") and result.verdict == TIGHT):
+        pytest.fail(_explain(result, result.headline), pytrace=False)
+    if budget is not None and result.peak.reserved_bytes > budget:
+        over = result.peak.reserved_bytes - budget
+        reason = f"{over:,} bytes over the budget of {settings['budget']}: {result.headline}"
+        pytest.fail(_explain(result, reason), pytrace=False)
+    return result
+
+
+def _explain(result: Rehearsal, reason: str) -> str:
+    from understudy.report.comparison import format_bytes  # why: only where a test fails
+
+    lines = [f"  {format_bytes(row.bytes):>12}  {row.line}  {row.source}" for row in result.lines[:TOP]]
+    return "\n".join([reason, "at the peak, by line:", *lines])

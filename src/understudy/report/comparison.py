@@ -1,0 +1,169 @@
+"""Two rehearsals side by side: what grew, and by which line.
+
+    comparison = compare(read_rehearsal("main.json"), read_rehearsal("change.json"))
+    comparison.growth                    bytes of the peak
+    write_markdown(comparison)           a table for a pull request
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from understudy.errors import UnderstudyError
+from understudy.report.rehearsal import SCHEMA_VERSION, LineRow, Rehearsal
+
+LEAST_CHANGE = 1 << 16
+"""Lines that change by less are not listed."""
+
+
+class RehearsalFileError(UnderstudyError, ValueError):
+    """A file that is no rehearsal of this version."""
+
+
+def read_rehearsal(path: str | Path) -> Rehearsal:
+    try:
+        data = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise RehearsalFileError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        raise RehearsalFileError(f"{path} is no rehearsal: it is no JSON") from None
+    if not isinstance(data, dict) or "schema_version" not in data:
+        raise RehearsalFileError(f"{path} is no rehearsal: it has no schema_version (`understudy run --json` writes one)")
+    if data["schema_version"] != SCHEMA_VERSION:
+        raise RehearsalFileError(
+            f"{path} has schema_version {data['schema_version']!r}, and this version of understudy reads {SCHEMA_VERSION}: "
+            "rehearse again"
+        )
+    try:
+        return Rehearsal.from_dict(data)
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
+        raise RehearsalFileError(f"{path} is no rehearsal: {str(error).splitlines()[0]}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    name: str
+    before: int
+    after: int
+    source: str = ""
+
+    @property
+    def growth(self) -> int:
+        return self.after - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`lines` are those that changed, the largest growth first."""
+
+    before: Rehearsal
+    after: Rehearsal
+    figures: tuple[Change, ...]
+    categories: tuple[Change, ...]
+    lines: tuple[Change, ...]
+    modules: tuple[Change, ...]
+
+    @property
+    def growth(self) -> int:
+        """Of the reserved memory, which decides whether a run fits."""
+        return self.after.peak.reserved_bytes - self.before.peak.reserved_bytes
+
+
+def compare(before: Rehearsal, after: Rehearsal) -> Comparison:
+    a, b = before.peak, after.peak
+    figures = (
+        Change("reserved", a.reserved_bytes, b.reserved_bytes),
+        Change("allocated", a.allocated_bytes, b.allocated_bytes),
+        Change("fragmentation", a.fragmentation_bytes, b.fragmentation_bytes),
+    )
+    return Comparison(
+        before,
+        after,
+        figures,
+        _changes(before.categories, after.categories, least=1),
+        _line_changes(before, after),
+        _changes({row.path: row.bytes for row in before.modules}, {row.path: row.bytes for row in after.modules}),
+    )
+
+
+def _changes(before: Mapping[str, int], after: Mapping[str, int], least: int = LEAST_CHANGE) -> tuple[Change, ...]:
+    found = [Change(name, before.get(name, 0), after.get(name, 0)) for name in {**before, **after}]
+    return tuple(sorted((c for c in found if abs(c.growth) >= least), key=lambda c: -c.growth))
+
+
+def _line_changes(before: Rehearsal, after: Rehearsal) -> tuple[Change, ...]:
+    """Lines are matched by file and text, and equal ones by their order: an edit above them moves their numbers."""
+    old, new = _lines_by_text(before.lines), _lines_by_text(after.lines)
+    found = []
+    for key in {**old, **new}:
+        row = new.get(key) or old[key]
+        before_bytes, after_bytes = (rows[key].bytes if key in rows else 0 for rows in (old, new))
+        found.append(Change(row.line, before_bytes, after_bytes, row.source))
+    return tuple(sorted((c for c in found if abs(c.growth) >= LEAST_CHANGE), key=lambda c: -c.growth))
+
+
+def _lines_by_text(rows: Sequence[LineRow]) -> dict[tuple[str, str, int], LineRow]:
+    """By file, text, and how many lines of that text are above."""
+    places = []
+    for row in rows:
+        file, _, number = row.line.rpartition(":")
+        places.append((file, int(number) if number.isdecimal() else 0, row))
+    counts: Counter[tuple[str, str]] = Counter()
+    found = {}
+    for file, _, row in sorted(places, key=lambda place: place[:2]):
+        text = row.source or row.line
+        found[file, text, counts[file, text]] = row
+        counts[file, text] += 1
+    return found
+
+
+def write_markdown(comparison: Comparison, most: int = 10) -> str:
+    before, after = comparison.before, comparison.after
+    lines = [
+        f"**{escape_markdown(after.headline)}**",
+        "",
+        "| memory at the peak | before | after | change |",
+        "|---|---:|---:|---:|",
+    ]
+    lines += [_markdown_row(change) for change in (*comparison.figures, *comparison.categories)]
+    if before.macs != after.macs:
+        lines.append(f"| MACs | {before.macs:,} | {after.macs:,} | {after.macs - before.macs:+,} |")
+    if comparison.lines:
+        lines += ["", "| line | source | before | after | change |", "|---|---|---:|---:|---:|"]
+        for change in comparison.lines[:most]:
+            cells = (change.before, change.after)
+            shown = " | ".join(format_bytes(cell) for cell in cells)
+            source = _markdown_code(change.source)
+            lines.append(f"| {escape_markdown(change.name)} | {source} | {shown} | {signed_bytes(change.growth)} |")
+    return "\n".join(lines)
+
+
+def _markdown_row(change: Change) -> str:
+    sizes = f"{format_bytes(change.before)} | {format_bytes(change.after)}"
+    return f"| {escape_markdown(change.name.replace('_', ' '))} | {sizes} | {signed_bytes(change.growth)} |"
+
+
+def escape_markdown(text: str) -> str:
+    """No markup, no link, no mention, no new line."""
+    plain = " ".join(text.split())
+    return "".join(f"\\{c}" if c in "\\`*_[]<>|#~!&" else "@\u200b" if c == "@" else c for c in plain if c.isprintable())
+
+
+def _markdown_code(text: str) -> str:
+    plain = "".join(c for c in " ".join(text.split()) if c.isprintable()).replace("`", "'").replace("|", "\\|")
+    return f"`{plain}`" if plain else ""
+
+
+def format_bytes(size: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if abs(size) >= unit:
+            return f"{size / unit:.2f} {name}"
+    return f"{size} B"
+
+
+def signed_bytes(size: int) -> str:
+    return f"{'+' if size >= 0 else '-'}{format_bytes(abs(size))}"

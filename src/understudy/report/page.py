@@ -1,0 +1,402 @@
+"""The page of a rehearsal: one HTML file that needs nothing else.
+
+    page = Page(title="train.py", verdict="fits", headline="fits on h100: …", …)
+    Path("report.html").write_text(page.to_html())
+
+    make_page(rehearsal).to_html()
+
+The page is data and one template (`page.html`), whose script only ever writes text: no name of a program becomes markup.
+A step of a large model makes some hundred thousand storages; what is on the page is bounded: the samples in which memory
+was highest, and the largest blocks, the smaller ones summed up.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from understudy.report.rehearsal import DOES_NOT_FIT, FITS, TIGHT, ModuleRow, Rehearsal
+
+TEMPLATE = Path(__file__).with_name("page.html")
+
+MOST_SAMPLES = 1500
+MOST_BLOCKS = 6000
+MOST_ROWS = 1000
+"""Rows of one table: the rest is in the JSON."""
+
+Verdict = Literal["fits", "tight", "no", ""]
+Kind = Literal["text", "code", "bytes", "count", "percent"]
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Memory after an event, by category in the order of the page's categories. `label` says when that is."""
+
+    label: str
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Memory from one sample to another (excluded): numbers of samples."""
+
+    start: int
+    end: int
+    bytes: int
+    category: int
+    module: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Memory at the peak: names from the outermost to the innermost."""
+
+    path: tuple[str, ...]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    cells: tuple[Cell, ...]
+    depth: int = 0
+    is_folded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows below one that have more depth are its children."""
+
+    title: str
+    columns: tuple[tuple[str, Kind], ...]
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What is shown. `marks` name samples on the axis of time; `peak` is the number of a sample."""
+
+    title: str
+    headline: str
+    verdict: Verdict = ""
+    facts: Sequence[tuple[str, str]] = ()
+    categories: Sequence[str] = ()
+    samples: Sequence[Sample] = ()
+    blocks: Iterable[Block] = ()
+    holders: Mapping[str, Sequence[Holder]] = field(default_factory=dict)
+    """What holds the memory at the peak, in several orders: each is a flame graph."""
+    marks: Sequence[tuple[int, str]] = ()
+    peak: int = 0
+    capacity: int | None = None
+    tables: Sequence[Table] = ()
+    notes: Sequence[tuple[str, Sequence[str]]] = ()
+
+    def to_html(self) -> str:
+        data = json.dumps(self._to_record(), separators=(",", ":"), ensure_ascii=True)
+        # Inside of a script element only `<` can do harm; the others are for readers that take it for something else.
+        for character in "<>&":
+            data = data.replace(character, f"\\u{ord(character):04x}")
+        template = TEMPLATE.read_text(encoding="utf-8")
+        return template.replace("__TITLE__", html.escape(self.title), 1).replace("__DATA__", data, 1)
+
+    def _to_record(self) -> dict[str, Any]:
+        kept = choose_samples([sum(sample.sizes) for sample in self.samples], self.peak)
+        place = {old: new for new, old in enumerate(kept)}
+        names = _Names()
+        return {
+            "title": self.title,
+            "headline": self.headline,
+            "verdict": self.verdict or "unknown",
+            "facts": [list(fact) for fact in self.facts],
+            "categories": list(self.categories),
+            "samples": [[self.samples[i].label, list(self.samples[i].sizes)] for i in kept],
+            "marks": [[_following(kept, mark), name] for mark, name in self.marks] if kept else [],
+            "peak": place.get(self.peak, 0),
+            "capacity": self.capacity,
+            "blocks": _block_records(self.blocks, kept, names),
+            "holders": [[title, _holder_records(holders, names)] for title, holders in self.holders.items()],
+            "names": names.texts,
+            "tables": [_table_record(table) for table in self.tables],
+            "notes": [[title, list(notes)] for title, notes in self.notes if notes],
+        }
+
+
+@dataclass(slots=True)
+class _Names:
+    """Texts, each once."""
+
+    texts: list[str] = field(default_factory=list)
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def number(self, text: str) -> int:
+        if text not in self.numbers:
+            self.numbers[text] = len(self.texts)
+            self.texts.append(text)
+        return self.numbers[text]
+
+
+def choose_samples(totals: Sequence[int], peak: int, most: int = MOST_SAMPLES) -> list[int]:
+    """About so many: of each stretch the highest and the lowest one, and always the first, the last and the peak."""
+    if len(totals) <= most:
+        return list(range(len(totals)))
+    stretches = most // 2
+    chosen = {0, peak, len(totals) - 1}
+    for number in range(stretches):
+        stretch = range(len(totals) * number // stretches, len(totals) * (number + 1) // stretches)
+        chosen.add(max(stretch, key=totals.__getitem__))
+        chosen.add(min(stretch, key=totals.__getitem__))
+    return sorted(chosen)
+
+
+def _following(kept: Sequence[int], sample: int) -> int:
+    """The place of the first sample on the page that is not before this one."""
+    return min(bisect_left(kept, sample), len(kept) - 1)
+
+
+def _block_records(blocks: Iterable[Block], kept: Sequence[int], names: _Names) -> list[list[int]]:
+    """[start, end, bytes, category, module, line] in numbers of kept samples; blocks between two of them are left out."""
+    merged: dict[tuple[int, int, int, str, str], int] = {}
+    for block in blocks:
+        start, end = bisect_left(kept, block.start), bisect_left(kept, block.end)
+        if start < end:
+            key = (start, end, block.category, block.module, block.line)
+            merged[key] = merged.get(key, 0) + block.bytes
+    largest = sorted(merged.items(), key=lambda item: -item[1])[:MOST_BLOCKS]
+    return [[start, end, size, cat, names.number(mod), names.number(line)] for (start, end, cat, mod, line), size in largest]
+
+
+def _holder_records(holders: Sequence[Holder], names: _Names) -> list[list[Any]]:
+    """[names, bytes], those of the same path once."""
+    sizes: dict[tuple[str, ...], int] = {}
+    for holder in holders:
+        if holder.bytes:
+            sizes[holder.path] = sizes.get(holder.path, 0) + holder.bytes
+    largest = sorted(sizes.items(), key=lambda item: -item[1])[:MOST_BLOCKS]
+    return [[[names.number(name) for name in path], size] for path, size in largest]
+
+
+def _table_record(table: Table) -> dict[str, Any]:
+    rows = [{"cells": list(row.cells), "depth": row.depth, "is_folded": row.is_folded} for row in table.rows[:MOST_ROWS]]
+    more = len(table.rows) - len(rows)
+    title = f"{table.title} (the first {len(rows):,} of {len(table.rows):,})" if more else table.title
+    return {"title": title, "columns": [list(column) for column in table.columns], "rows": rows}
+
+
+def as_frame(page: str, height: int = 720) -> str:
+    """A page inside of a notebook: a frame of its own, so that styles and names stay apart."""
+    style = f"width:100%;height:{height}px;border:0"
+    return f'<iframe srcdoc="{html.escape(page)}" sandbox="allow-scripts" style="{style}"></iframe>'
+
+
+# the page of a rehearsal
+
+
+def make_page(rehearsal: Rehearsal, title: str = "Rehearsal") -> Page:
+    timeline = rehearsal.timeline
+    categories = [name for name in timeline.bytes if any(timeline.bytes[name])] or list(timeline.bytes)
+    columns = [timeline.bytes[name] for name in categories]
+    samples = [
+        Sample(f"operator {number:,}, step {step}, {phase}", tuple(column[i] for column in columns))
+        for i, (number, step, phase) in enumerate(zip(timeline.operators, timeline.steps, timeline.phases, strict=True))
+    ]
+    peak = timeline.peak_index
+    return Page(
+        title=title,
+        headline=rehearsal.headline,
+        verdict=VERDICTS.get(rehearsal.verdict, ""),
+        facts=_facts(rehearsal),
+        categories=[name.replace("_", " ") for name in categories],
+        samples=samples,
+        blocks=_blocks(rehearsal, categories),
+        holders={"by module": holders_by_module(rehearsal, folds_numbers=True), "by line": holders_by_line(rehearsal)},
+        marks=_marks(timeline.steps, timeline.phases),
+        peak=peak,
+        capacity=rehearsal.device.limit_bytes or None,
+        tables=[make(rehearsal) for make in TABLES if make(rehearsal).rows],
+        notes=_notes(rehearsal),
+    )
+
+
+VERDICTS: dict[str, Verdict] = {FITS: "fits", TIGHT: "tight", DOES_NOT_FIT: "no"}
+
+
+def _facts(rehearsal: Rehearsal) -> list[tuple[str, str]]:
+    peak, device = rehearsal.peak, rehearsal.device
+    count = f"{device.count} x " if device.count > 1 else ""
+    facts = [
+        ("device", f"{count}{device.name}"),
+        ("steps", str(rehearsal.steps)),
+        ("allocated", format_size(peak.allocated_bytes)),
+        ("reserved", format_size(peak.reserved_bytes)),
+        ("fragmentation", format_size(peak.fragmentation_bytes)),
+        ("peak at", f"{peak.line} (step {peak.step}, {peak.phase})" if peak.line else f"step {peak.step}, {peak.phase}"),
+        ("MACs", f"{rehearsal.macs:,}"),
+    ]
+    if rehearsal.out_of_memory is not None:
+        facts.append(("out of memory at", rehearsal.out_of_memory.line))
+    if rehearsal.time is not None:
+        facts.append(("a step, estimated", f"{1000 * rehearsal.time.seconds_per_step:,.1f} ms"))
+    return facts
+
+
+def _blocks(rehearsal: Rehearsal, categories: Sequence[str]) -> list[Block]:
+    places = {name: number for number, name in enumerate(categories)}
+    return [
+        Block(span.start, span.end, span.bytes, places[span.category], span.module, span.line)
+        for span in rehearsal.timeline.spans
+        if span.category in places
+    ]
+
+
+PARTS = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "other")
+
+
+def holders_by_module(rehearsal: Rehearsal, folds_numbers: bool = False) -> list[Holder]:
+    """`folds_numbers`: the numbered layers of a list are one, as there may be a hundred of them."""
+    found = []
+    for row in rehearsal.modules:
+        path = tuple(row.path.split(".")) if row.path else ("(no module)",)
+        if folds_numbers:
+            path = tuple("*" if part.isdecimal() else part for part in path)
+        found += [Holder((*path, part.replace("_", " ")), getattr(row, part)) for part in PARTS]
+    return found
+
+
+def holders_by_line(rehearsal: Rehearsal) -> list[Holder]:
+    found = []
+    for row in rehearsal.lines:
+        file = row.line.rpartition(":")[0]
+        found.append(Holder((file, row.line, *([row.source] if row.source else [])) if file else ("(no line)",), row.bytes))
+    return found
+
+
+def _marks(steps: Sequence[int], phases: Sequence[str]) -> list[tuple[int, str]]:
+    """Where another step or phase begins."""
+    found = []
+    for i, (step, phase) in enumerate(zip(steps, phases, strict=True)):
+        if i == 0 or (step, phase) != (steps[i - 1], phases[i - 1]):
+            found.append((i, f"{step} {phase}"))
+    return found
+
+
+def _layer_table(rehearsal: Rehearsal) -> Table:
+    columns: tuple[tuple[str, Kind], ...] = (
+        ("module", "text"), ("at the peak", "bytes"), ("parameters", "bytes"), ("gradients", "bytes"),
+        ("optimizer state", "bytes"), ("activations", "bytes"), ("MACs", "count"), ("calls", "count"),
+    )  # fmt: skip
+    root = _Branch("", "")
+    for row in rehearsal.modules:
+        branch = root
+        for part in row.path.split(".") if row.path else []:
+            branch = branch.children.setdefault(part, _Branch(part, ""))
+        branch.own = row
+        branch.kind = row.kind
+    return Table("Layers", columns, list(_layer_rows(root, root.kind or "all", 0, 1)))
+
+
+@dataclass(slots=True)
+class _Branch:
+    """A module and those in it; its sizes are the sums over both."""
+
+    name: str
+    kind: str
+    own: ModuleRow | None = None
+    children: dict[str, _Branch] = field(default_factory=dict)
+
+    def sums(self) -> tuple[int, ...]:
+        own = self.own
+        figures: tuple[int, ...] = (
+            (own.bytes, own.parameters, own.gradients, own.optimizer_state, own.activations, own.macs) if own else (0,) * 6
+        )
+        for child in self.children.values():
+            figures = tuple(a + b for a, b in zip(figures, child.sums(), strict=True))
+        return figures
+
+    def signature(self) -> tuple[Any, ...]:
+        return (self.kind, self.sums(), *((name, child.signature()) for name, child in self.children.items()))
+
+
+def _layer_rows(branch: _Branch, label: str, depth: int, repeats: int) -> Iterator[Row]:
+    """Neighbours that differ in their number only are one row, with the sizes of all of them."""
+    times = f" x{repeats}" if repeats > 1 else ""
+    kind = f" ({branch.kind}{times})" if branch.kind and branch.kind != label else times
+    size, *others = (figure * repeats for figure in branch.sums())
+    calls = branch.own.calls * repeats if branch.own else None
+    yield Row((f"{label}{kind}", size, *others, calls), depth, is_folded=depth >= 2 and bool(branch.children))
+    children = list(branch.children.values())
+    index = 0
+    while index < len(children):
+        first, end = children[index], index + 1
+        if first.name.isdecimal():
+            signature = first.signature()
+            while end < len(children) and children[end].name.isdecimal() and children[end].signature() == signature:
+                end += 1
+        folded = f"{first.name}..{children[end - 1].name}" if end - index > 1 else first.name
+        yield from _layer_rows(first, folded, depth + 1, repeats * (end - index))
+        index = end
+
+
+def _line_table(rehearsal: Rehearsal) -> Table:
+    columns: tuple[tuple[str, Kind], ...] = (
+        ("line", "code"), ("source", "code"), ("at the peak", "bytes"), ("share", "percent"), ("allocations", "count"),
+        ("in all", "bytes"),
+    )  # fmt: skip
+    total = rehearsal.peak.allocated_bytes or 1
+    rows = [
+        Row((row.line, row.source, row.bytes, row.bytes / total, row.allocations, row.allocated_in_all))
+        for row in rehearsal.lines
+    ]
+    return Table("Source lines", columns, rows)
+
+
+def _operator_table(rehearsal: Rehearsal) -> Table:
+    columns: tuple[tuple[str, Kind], ...] = (
+        ("operator", "code"), ("kind", "text"), ("calls", "count"), ("MACs", "count"), ("FLOPs", "count"),
+        ("bytes moved", "bytes"),
+    )  # fmt: skip
+    rows = [
+        Row((row.operator, row.kind, row.calls, row.macs, row.flops, row.bytes_moved)) for row in rehearsal.operators
+    ]
+    return Table("Operators", columns, rows)
+
+
+def _phase_table(rehearsal: Rehearsal) -> Table:
+    columns: tuple[tuple[str, Kind], ...] = (
+        ("step", "count"), ("phase", "text"), ("most allocated", "bytes"), ("operators", "count"), ("MACs", "count"),
+    )  # fmt: skip
+    rows = [Row((row.step, row.phase, row.peak_bytes, row.operators, row.macs)) for row in rehearsal.phases]
+    return Table("Phases", columns, rows)
+
+
+TABLES = (_layer_table, _line_table, _operator_table, _phase_table)
+"""One function for each table of the page."""
+
+
+def _notes(rehearsal: Rehearsal) -> list[tuple[str, list[str]]]:
+    coverage = rehearsal.coverage
+    known = f"{coverage.known:,} of {coverage.operators:,} calls of operators have a formula. {coverage.convention}."
+    unknown = [f"without formula: {name}, {calls:,} calls" for name, calls in coverage.unknown.items()]
+    return [
+        ("Answered reads", [_entry_text(entry) for entry in rehearsal.answers]),
+        ("Files that were not written", [_entry_text(entry) for entry in rehearsal.writes]),
+        ("Assumptions, and what is not modelled", list(rehearsal.assumptions)),
+        ("Coverage", [known, *unknown]),
+        ("Software", [f"{name}: {version}" for name, version in rehearsal.software.items()]),
+    ]
+
+
+def _entry_text(entry: dict[str, Any]) -> str:
+    return ", ".join(f"{name}: {value}" for name, value in entry.items())
+
+
+def format_size(size: float) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if abs(size) >= unit:
+            return f"{size / unit:.2f} {name}"
+    return f"{size:.0f} B"

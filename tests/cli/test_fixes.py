@@ -1,0 +1,342 @@
+"""`understudy fix` and `fit`: changes found in a source, rehearsals on executors, workers that are killed, the answers.
+
+What a rehearsal itself says is tested elsewhere: here, most of them are answered by a function of the changed text.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.report.samples import make_rehearsal
+from understudy.cli import fixes, main
+from understudy.cli.changes import Change, apply_changes, find_changes, set_constant, write_patch
+from understudy.cli.rehearsals import Outcome, Progress, Variant, make_executor, mirror, rehearse_all
+from understudy.report.rehearsal import Rehearsal
+
+GiB = 1 << 30
+
+SOURCE = '''"""A script."""
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+BATCH, LENGTH = 8, 128
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(4))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def train(model, optimizer, x, y):
+    out = model(
+        x
+    )
+    loss = F.cross_entropy(out, y, label_smoothing=0.1)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+
+
+model = Net().cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for _ in range(2):
+    train(model, optimizer, torch.randn(BATCH, 64, device="cuda"), torch.zeros(BATCH, dtype=torch.int64, device="cuda"))
+'''
+
+
+def rehearsal_of(needed: int, limit: int, flops: int = 10) -> Rehearsal:
+    result = make_rehearsal(verdict="fits" if needed <= limit else "does not fit")
+    object.__setattr__(result.peak, "reserved_bytes", needed)
+    object.__setattr__(result.peak, "allocated_bytes", needed)
+    result.flops = flops
+    return result
+
+
+# changes
+
+
+def test_changes_of_a_script() -> None:
+    changes = {change.name: change for change in find_changes({"train.py": SOURCE})}
+    assert list(changes) == [
+        "expandable segments",
+        "fused AdamW",
+        "AdamW parameter by parameter",
+        "gradients set to None",
+        "activations in place",
+        "checkpoint each block",
+        "checkpoint the loss",
+        "bf16 autocast",
+        "batch 8 -> 4 (accumulate 2 to keep the effective batch)",
+    ]
+    assert changes["checkpoint each block"].line == "train.py:18"
+    for change in changes.values():
+        for text in apply_changes((change,), {"train.py": SOURCE}).values():
+            assert text != SOURCE
+            ast.parse(text)
+
+
+def test_changes_together_are_one_patch() -> None:
+    files = {"train.py": SOURCE}
+    names = ("fused AdamW", "gradients set to None", "checkpoint each block", "checkpoint the loss", "bf16 autocast")
+    chosen = tuple(change for change in find_changes(files) if change.name in names)
+    assert all(a.is_compatible(b) for a in chosen for b in chosen if a is not b)
+    (text,) = apply_changes(chosen, files).values()
+    ast.parse(text)
+    assert text.count("import torch.utils.checkpoint\n") == 1
+    assert "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)" in text
+    assert "checkpoint(F.cross_entropy, out, y, label_smoothing=0.1, use_reentrant=False)" in text
+    assert 'with torch.autocast("cuda", dtype=torch.bfloat16):\n        out = model(\n            x\n        )' in text
+    assert "lr=1e-3, fused=True)" in text
+    assert "set_to_none=True" in text
+    patch = write_patch(chosen, files)
+    assert patch.startswith("--- a/train.py\n+++ b/train.py\n")
+    assert "+            x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)" in patch
+
+
+def test_two_changes_of_one_text_do_not_go_together() -> None:
+    changes = {change.name: change for change in find_changes({"train.py": SOURCE})}
+    assert not changes["fused AdamW"].is_compatible(changes["AdamW parameter by parameter"])
+    expandable = changes["expandable segments"]
+    assert not expandable.is_compatible(Change("other", "", 0, (), {"PYTORCH_CUDA_ALLOC_CONF": "x"}))
+    assert write_patch((expandable,), {}) == "# run with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n"
+
+
+def test_text_that_is_not_ascii_keeps_its_columns() -> None:
+    files = {"t.py": 'import torch\nα = "äöü"; o = torch.optim.SGD(α, lr=1)\n'}
+    change = next(change for change in find_changes(files) if change.name == "fused SGD")
+    assert apply_changes((change,), files)["t.py"].endswith('α = "äöü"; o = torch.optim.SGD(α, lr=1, fused=True)\n')
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("BATCH = 8\n", "BATCH = 3\n"),
+        ("batch_size: int = 8\n", "batch_size: int = 3\n"),
+        ("A, BATCH = 1, 8\n", "A, BATCH = 1, 3\n"),
+        ("load(data, batch_size=8)\n", "load(data, batch_size=3)\n"),
+        ("p.add_argument('--batch-size', type=int, default=8)\n", "p.add_argument('--batch-size', type=int, default=3)\n"),
+        ("TrainingArguments(per_device_train_batch_size=8)\n", "TrainingArguments(per_device_train_batch_size=3)\n"),
+        ("batches = 8\n", None),
+        ("BATCH = True\n", None),
+    ],
+)
+def test_numbers_by_name(text: str, expected: str | None) -> None:
+    changed = set_constant({"a.py": text}, "batch", 3)
+    assert (changed and changed["a.py"]) == expected
+
+
+def test_switches_and_arguments_of_the_script() -> None:
+    text = "p.add_argument('--checkpoint', action='store_true')\np.add_argument('--batch-size', type=int, default=8)\n"
+    found = {change.name: change.arguments for change in find_changes({"t.py": text}, ("--batch-size", "32"))}
+    assert found["its own --checkpoint"] == ("--checkpoint",)
+    assert found["batch 32 -> 16 (accumulate 2 to keep the effective batch)"] == ("--batch-size", "16")
+    assert len(found) == 3
+    assert "its own --checkpoint" not in {change.name for change in find_changes({"t.py": text}, ("--checkpoint",))}
+    changes = find_changes({"t.py": text}, ("--batch-size", "32"))
+    assert write_patch((changes[1],), {}) == "# run with --checkpoint\n"
+
+
+def test_a_mirror_has_links_and_other_texts(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / "package" / "inner").mkdir(parents=True)
+    (home / "train.py").write_text("1")
+    (home / "data.txt").write_text("data")
+    (home / "package" / "model.py").write_text("2")
+    (home / "package" / "inner" / "deep.py").write_text("3")
+    script = mirror(home / "train.py", {str(home / "package" / "model.py"): "changed"}, tmp_path / "mirror")
+    assert script == tmp_path / "mirror" / "train.py"
+    assert script.read_text() == "1"
+    assert (script.parent / "package" / "model.py").read_text() == "changed"
+    assert (script.parent / "package" / "inner" / "deep.py").read_text() == "3"
+    assert (script.parent / "data.txt").read_text() == "data"
+    assert (home / "package" / "model.py").read_text() == "2"
+
+
+# executors
+
+
+def die_once(variant: Variant, device: str | None) -> Outcome:
+    """The second variant's worker is killed the first time."""
+    mark = Path(variant.environment["mark"])
+    if variant.script == "1" and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Outcome(None, f"{variant.script} on {device}")
+
+
+def die(variant: Variant, device: str | None) -> Outcome:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return Outcome(None)
+
+
+def test_a_worker_that_is_killed_is_replaced(tmp_path: Path) -> None:
+    variants = [Variant(str(i), environment={"mark": str(tmp_path / "mark")}) for i in range(5)]
+    outcomes = dict(rehearse_all(variants, "h100", lambda: make_executor(2), die_once))
+    assert {number: outcome.error for number, outcome in outcomes.items()} == {i: f"{i} on h100" for i in range(5)}
+    assert (tmp_path / "mark").exists()
+
+
+def test_a_rehearsal_that_kills_every_worker_is_given_up() -> None:
+    ((_, outcome),) = rehearse_all([Variant("x")], None, lambda: make_executor(1), die)
+    assert outcome.error == "its worker was killed 3 times"
+
+
+def test_a_cluster_loses_nothing_with_a_worker(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
+    ) as cluster:
+        variants = [Variant(str(i), environment={"mark": str(tmp_path / "mark")}) for i in range(6)]
+        outcomes = dict(rehearse_all(variants, "t4", lambda: make_executor(2, cluster.scheduler_address), die_once))
+    assert sorted(outcomes) == list(range(6))
+    assert (tmp_path / "mark").exists()
+
+
+# commands
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(SOURCE)
+    return "train.py"
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, rule: object) -> list[Variant]:
+    """Rehearsals are answered by a function of the variant's text."""
+    seen: list[Variant] = []
+
+    def rehearse(variants: list[Variant], device: str, renew: object) -> object:
+        for number, variant in enumerate(variants):
+            seen.append(variant)
+            yield number, rule(variant, variant.files.get("train.py", SOURCE))  # type: ignore[operator]
+
+    monkeypatch.setattr(fixes, "rehearse_all", rehearse)
+    return seen
+
+
+def test_fix_finds_the_cheapest(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def rule(variant: Variant, text: str) -> Outcome:
+        if "inplace" in text:
+            return Outcome(None, "Traceback\nRuntimeError: modified in place")
+        needed, flops = 30 * GiB, 100
+        if "checkpoint(block" in text:
+            needed, flops = needed - 9 * GiB, flops + 33
+        if "bfloat16" in text:
+            needed -= 12 * GiB
+        if "fused" in text:
+            needed -= 2 * GiB
+        return Outcome(rehearsal_of(needed, 23 * GiB, flops))
+
+    answer(monkeypatch, rule)
+    assert main(["fix", "--device", "4090", script]) == 0
+    out = capsys.readouterr().out
+    rows = [line for line in out.splitlines() if "GiB" in line and "train.py:" in line]
+    assert rows[0].startswith("checkpoint each block")
+    assert "+33%" in rows[0] and "9.00 GiB" in rows[0]
+    assert "not possible: activations in place (train.py:14): RuntimeError: modified in place" in out
+    assert "The cheapest that fits: checkpoint each block" in out
+    assert "+            x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)" in out
+    assert Path(script).read_text() == SOURCE
+
+
+def test_fix_combines(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def rule(variant: Variant, text: str) -> Outcome:
+        saved = 3 * ("checkpoint(block" in text) + 2 * ("checkpoint(F." in text) + ("fused" in text)
+        return Outcome(rehearsal_of((28 - saved) * GiB, 22 * GiB))
+
+    seen = answer(monkeypatch, rule)
+    assert main(["fix", "--device", "4090", "--json", script, "--lr", "1"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    fitting = [entry for entry in record["changes"] if entry["verdict"] == "fits"]
+    assert [sorted(entry["names"]) for entry in fitting] == [["checkpoint each block", "checkpoint the loss", "fused AdamW"]]
+    assert fitting[0]["saved_bytes"] == 6 * GiB
+    assert all(variant.arguments == ("--lr", "1") for variant in seen)
+
+
+def test_fix_says_how_far_off_the_best_is(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    answer(monkeypatch, lambda variant, text: Outcome(rehearsal_of((60 - ("fused" in text)) * GiB, GiB)))
+    assert main(["fix", "--device", "4090", script]) == 3
+    out = capsys.readouterr().out
+    assert "Nothing fits: the best needs 59.00 GiB, 35.8" in out
+    assert "It would fit on h100 (" in out or "It would fit on a100-80 (" in out
+
+
+def test_a_script_that_fails(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    answer(monkeypatch, lambda variant, text: Outcome(None, "Traceback\n  NameError: x\x1b[2J"))
+    assert main(["fix", "--device", "4090", script]) == 1
+    assert main(["fit", "--device", "4090", "--vary", "batch=1..4", script]) == 1
+    error = capsys.readouterr().err
+    assert "understudy fix: the script failed in its rehearsal" in error
+    assert "NameError: x\\x1b[2J" in error
+
+
+def test_fit_finds_the_largest(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def rule(variant: Variant, text: str) -> Outcome:
+        batch = int(text.split("BATCH, LENGTH = ")[1].split(",")[0])
+        return Outcome(rehearsal_of(2 * GiB + batch * GiB // 4, 10 * GiB))
+
+    seen = answer(monkeypatch, rule)
+    assert main(["fit", "--device", "h100", "--vary", "batch=1..512", script]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("batch = 32 fits, 33 does not: ")
+    assert "about 2.00 GiB + 256.00 MiB x batch" in out
+    assert len(seen) < 20
+
+
+def test_fit_of_an_argument(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    answer(monkeypatch, lambda variant, text: Outcome(rehearsal_of(int(variant.arguments[1]) * GiB, 5 * GiB)))
+    command = ["fit", "--device", "h100", "--json", "--vary", "n=1..100", script, "--n", "{n}"]
+    assert main(command) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["largest"] == 5
+    assert record["sizes"]["6"]["verdict"] == "does not fit"
+    answer(monkeypatch, lambda variant, text: Outcome(rehearsal_of(6 * GiB, 5 * GiB)))
+    assert main(command) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fix", "--device", "h10", "x.py"], "understudy fix: no device is named 'h10': did you mean h100"),
+        (["fix", "--device", "h100", "missing.py"], "understudy fix: missing.py: No such file or directory"),
+        (["fix", "--device", "h100", "bad.py"], "understudy fix: bad.py is no Python: "),
+        (["fix", "x.py"], "understudy fix: the following arguments are required: --device"),
+        (["fit", "--device", "h100", "--vary", "batch", "train.py"], "understudy fit: --vary is written as batch=1..512"),
+        (["fit", "--device", "h100", "--vary", "b=3..1", "train.py"], "understudy fit: --vary is written as batch=1..512"),
+        (["fit", "--device", "h100", "--vary", "spam=1..2", "train.py"], "understudy fit: train.py has no number named 'spam'"),
+        (["fix", "--device", "h100", "--workers", "0", "train.py"], "understudy fix: --workers 0: at least 1"),
+    ],
+)
+def test_wrong_words(arguments: list[str], message: str, script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bad.py").write_text("def :")
+    try:
+        code: object = main(arguments)
+    except SystemExit as ended:
+        code = ended.code
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (2, "")
+    assert captured.err.startswith(message)
+    assert captured.err.count("\n") == 1
+
+
+def test_progress_is_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(3)
+    progress.advance("one")
+    progress.clear()
+    assert capsys.readouterr().err == ""
