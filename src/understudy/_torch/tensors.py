@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +49,12 @@ def has_other_tensors(tensor: Tensor) -> bool:
 def storage_number(storage: torch.UntypedStorage) -> int:
     """As `storage_id`, of the storage itself."""
     return storage._cdata
+
+
+def real_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A real tensor on the CPU, inside of any mode."""
+    with PastDispatch():
+        return torch.zeros(tuple(shape), dtype=dtype, device="cpu")
 
 
 def is_zero(tensor: Tensor) -> bool:

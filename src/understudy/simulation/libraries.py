@@ -352,16 +352,27 @@ def save_header(original: Function) -> Function:
     return save_file
 
 
-@when_imported("safetensors.torch", "_tobytes")
+@when_imported("safetensors.torch", "serialize_file", is_for_harm=True)
+@when_imported("safetensors.numpy", "serialize_file", is_for_harm=True)
+def serialize_in_overlay(original: Function) -> Function:
+    """Rust writes the file."""
+    return _redirect_path(original, 1, "filename", "safetensors")
+
+
+@when_imported("safetensors.torch", "_flatten", "_flatten_as_ptr")
 def write_zeros(original: Function) -> Function:
-    """Stand-ins have no bytes: as many zeros."""
+    """Of stand-ins there are no bytes, and no address that Rust may read: zeros in their place."""
 
-    def to_bytes(tensor: Any, *args: Any) -> Any:
-        if not _torch.is_stand_in(tensor):
-            return original(tensor, *args)
-        return bytes(tensor.numel() * tensor.element_size())
+    def flatten(tensors: dict[str, Any], *args: Any) -> Any:
+        if not any(_torch.is_stand_in(tensor) for tensor in tensors.values()):
+            return original(tensors, *args)
+        zeros = {name: _torch.real_zeros(tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        for kept in args:  # what Rust reads has to live until then
+            kept.append(zeros)
+        with _torch.no_modes():
+            return original(zeros, *args)
 
-    return to_bytes
+    return flatten
 
 
 class HeaderFile:
@@ -388,6 +399,9 @@ class HeaderFile:
     def get_tensor(self, name: str) -> torch.Tensor:
         return _stand_ins({name: self._header[name]}, self._device)[name]
 
+    def get_tensors(self) -> dict[str, torch.Tensor]:
+        return _stand_ins(self._header, self._device)
+
     def get_slice(self, name: str) -> HeaderSlice:
         return HeaderSlice(self, name, self._header[name])
 
@@ -407,6 +421,7 @@ class HeaderSlice:
 
 
 @when_imported("safetensors", "safe_open")
+@when_imported("safetensors.torch", "safe_open")
 def open_header(original: Function) -> Function:
     """Stand-ins of the right shapes, without reading the data."""
 
