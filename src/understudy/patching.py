@@ -414,10 +414,11 @@ class Hold:
     Each can be called twice, and `leave` without `enter`: an interrupt may have come in between.
     """
 
-    __slots__ = ("_found",)
+    __slots__ = ("_found", "_is_left")
 
     def __init__(self) -> None:
         self._found: list[tuple[Place, Make]] | None = None
+        self._is_left = True
 
     def __enter__(self) -> Hold:
         guard_exit(self, self.leave)
@@ -432,6 +433,7 @@ class Hold:
             raise
 
     def enter(self, scopes: int) -> None:
+        self._is_left = False
         with ENGINE.lock:
             ENGINE.holds[self] = scopes
             if scopes & ~ENGINE.active or not ENGINE.is_settled:
@@ -439,6 +441,7 @@ class Hold:
 
     def replace(self, owner: object, name: str, make: Make) -> None:
         """Patch a place that only the running program tells, by a function that `patch_found` has registered."""
+        self._is_left = False
         with ENGINE.lock:
             place = ENGINE.place(owner, name)
             if self._found is None:
@@ -448,7 +451,7 @@ class Hold:
             ENGINE.settle_held(place)
 
     def leave(self) -> None:
-        if self not in ENGINE.holds and not self._found and ENGINE.is_settled:
+        if self._is_left:
             return
         with ENGINE.lock:
             while self._found:
@@ -461,6 +464,7 @@ class Hold:
                 self._found.pop()
             ENGINE.holds.pop(self, None)
             ENGINE.settle()
+        self._is_left = True
 
 
 class ActiveScopes(Hold):
