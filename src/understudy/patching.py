@@ -258,10 +258,6 @@ class PatchEngine:
         self.active = wanted
         self.is_settled = True
 
-    def has_unfinished_change(self) -> bool:
-        """Whether an interrupt came between a change of the holds and that of the places, or in the midst of the latter."""
-        return not self.is_settled or self._wanted() != self.active
-
     def _wanted(self) -> int:
         wanted = 0
         for scopes in tuple(self.holds.values()):
@@ -422,10 +418,11 @@ class Hold:
     Each can be called twice, and `leave` without `enter`: an interrupt may have come in between.
     """
 
-    __slots__ = ("_found",)
+    __slots__ = ("_found", "_is_left")
 
     def __init__(self) -> None:
         self._found: list[tuple[Place, Make]] | None = None
+        self._is_left = True
 
     def __enter__(self) -> Hold:
         guard_exit(self, self.leave)
@@ -440,6 +437,7 @@ class Hold:
             raise
 
     def enter(self, scopes: int) -> None:
+        self._is_left = False
         with ENGINE.lock:
             ENGINE.holds[self] = scopes
             if scopes & ~ENGINE.active or not ENGINE.is_settled:
@@ -447,6 +445,7 @@ class Hold:
 
     def replace(self, owner: object, name: str, make: Make) -> None:
         """Patch a place that only the running program tells, by a function that `patch_found` has registered."""
+        self._is_left = False
         with ENGINE.lock:
             place = ENGINE.place(owner, name)
             if self._found is None:
@@ -456,7 +455,7 @@ class Hold:
             ENGINE.settle_held(place)
 
     def leave(self) -> None:
-        if self not in ENGINE.holds and not self._found and not ENGINE.has_unfinished_change():
+        if self._is_left:
             return
         with ENGINE.lock:
             while self._found:
@@ -469,6 +468,7 @@ class Hold:
                 self._found.pop()
             ENGINE.holds.pop(self, None)
             ENGINE.settle()
+        self._is_left = True
 
 
 class ActiveScopes(Hold):

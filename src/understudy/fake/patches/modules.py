@@ -1,4 +1,4 @@
-"""Modules, their initial values, how data is loaded, and what of files, storages and TorchScript needs data."""
+"""Modules, their initial values, how data is loaded, and what of files and storages needs data."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def load_in_this_process(original: Function) -> Function:
     return _get_iterator
 
 
-# --- files, storages, TorchScript ---------------------------------------------------------------------------------------
+# --- files and storages: what needs data ---------------------------------------------------------------------------------
 
 
 @patch("torch.asarray", "torch.as_tensor", during=ANY_MODE)
@@ -224,23 +224,6 @@ def print_storage_without_data(original: Function) -> Function:
             return f"[{type(self).__module__}.{type(self).__name__}(device={self.device}) of size {len(self)}, without data]"
 
     return text
-
-
-@patch("torch.jit.trace", "torch.jit.trace_module", during=ANY_MODE)
-def refuse_script_traces(original: Function) -> Function:
-    """TorchScript runs what it has traced once more on its inputs, and compares values."""
-
-    @functools.wraps(original)
-    def trace(func: Any, *args: Any, **kwargs: Any) -> Any:
-        if _torch.active_fake_mode() is None:
-            return original(func, *args, **kwargs)
-        raise with_line(
-            NoDataError("torch.jit.trace compares the values of two runs, and stand-ins have none"),
-            "torch.jit.trace", type(func).__name__,
-            'trace outside of the mode on real tensors, or capture a graph with make_fx(f, tracing_mode="fake")',
-        )  # fmt: skip
-
-    return trace
 
 
 @patch("torch.UntypedStorage.data_ptr", during=ANY_MODE)
