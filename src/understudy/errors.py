@@ -32,10 +32,7 @@ adds once what was called, with which specs, on which line of the user's code, a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from understudy._torch import OpOverload
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,7 @@ class UnderstudyError(Exception):
     def context(self) -> Context:
         return self._facts.context
 
-    def with_context(self, context: Context, func: OpOverload | None = None) -> UnderstudyError:
+    def with_context(self, context: Context, func: Any = None) -> UnderstudyError:
         """Add the context, once: an inner boundary knows more than an outer one."""
         if not self._facts.context.op:
             self._facts.context = context
@@ -120,7 +117,9 @@ class ArgumentError(OperatorError, ValueError):
 
 
 class FakeTensorDeviceMismatchError(OperatorError):
-    """Tensors on devices that do not go together."""
+    """Tensors on devices that do not go together; `devices` are these, where they are known."""
+
+    devices: tuple[object, ...] = ()
 
 
 class DataDependentOutputException(UnderstudyError, RuntimeError):

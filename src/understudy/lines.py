@@ -85,7 +85,8 @@ def describe_line(file: str, number: int) -> str:
 def statement_at(file: str, number: int) -> str:
     """The statement of which this line is a part, on one line; of one with a body, its first line."""
     line = linecache.getline(file, number).strip()
-    if not line or _is_statement(line):
+    before = linecache.getline(file, number - 1).strip()
+    if not line or (_is_statement(line) and _is_statement(before)):
         return line
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
@@ -111,10 +112,12 @@ def _last_line(node: ast.stmt) -> int:
 def _is_statement(line: str) -> bool:
     if line.endswith(":"):
         line += " pass"
+        if line.startswith(("else", "elif", "except", "finally", "case")):
+            return True
     try:
         ast.parse(line)
     except (SyntaxError, ValueError):
-        return line.startswith(("else", "elif", "except", "finally", "return", "yield", "@", "case"))
+        return False
     return True
 
 

@@ -245,9 +245,7 @@ class PatchEngine:
 
     def settle(self) -> None:
         """Bring all places to what the holds want now."""
-        wanted = 0
-        for scopes in self.holds.values():
-            wanted |= scopes
+        wanted = self._wanted()
         if wanted == self.active and self.is_settled:
             return
         if self.is_settled:
@@ -259,6 +257,16 @@ class PatchEngine:
             self._end_overrides(wanted)
         self.active = wanted
         self.is_settled = True
+
+    def has_unfinished_change(self) -> bool:
+        """Whether an interrupt came between a change of the holds and that of the places, or in the midst of the latter."""
+        return not self.is_settled or self._wanted() != self.active
+
+    def _wanted(self) -> int:
+        wanted = 0
+        for scopes in tuple(self.holds.values()):
+            wanted |= scopes
+        return wanted
 
     def _change_prepared(self, before: int, after: int) -> None:
         """The usual way: each place has what it had last time, and is given what it was given last time."""
@@ -448,7 +456,7 @@ class Hold:
             ENGINE.settle_held(place)
 
     def leave(self) -> None:
-        if self not in ENGINE.holds and not self._found and ENGINE.is_settled:
+        if self not in ENGINE.holds and not self._found and not ENGINE.has_unfinished_change():
             return
         with ENGINE.lock:
             while self._found:

@@ -17,6 +17,8 @@ from tests.exporting.models import leaves_of
 from tests.exporting.programs import CASES, Case
 
 SIZES = ((4, 6), (3, 6), (7, 6))
+WRITING = ("CountsCalls", "AssignsBuffer", "BatchNormInTraining", "WritesInput", "KeyValueCache")
+"""Whose decomposed signatures are compared with torch's, which takes its time."""
 each_case = pytest.mark.parametrize("name", CASES)
 
 
@@ -76,13 +78,16 @@ def test_decomposed_dialect(name: str) -> None:
     example = case.inputs(*SIZES[0])
     direct = understudy.export(model, example, dynamic_shapes=case.dynamic, decompositions=table)
     again = understudy.export(model, example, dynamic_shapes=case.dynamic).run_decompositions()
-    theirs = torch.export.export(model, example, dynamic_shapes=case.dynamic).run_decompositions()
+    theirs = None
+    if name in WRITING:
+        theirs = torch.export.export(model, example, dynamic_shapes=case.dynamic).run_decompositions()
     for ours in (direct, again):
         ours.validate()
         for node in ours.graph.nodes:
             assert not (isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable), node
-        assert kinds(ours.graph_signature.output_specs) == kinds(theirs.graph_signature.output_specs)
-        assert kinds(ours.graph_signature.input_specs) == kinds(theirs.graph_signature.input_specs)
+        if theirs is not None:
+            assert kinds(ours.graph_signature.output_specs) == kinds(theirs.graph_signature.output_specs)
+            assert kinds(ours.graph_signature.input_specs) == kinds(theirs.graph_signature.input_specs)
     for size in sizes_of(case):
         eager, inputs = copy.deepcopy(model), case.inputs(*size)
         programs = [copy.deepcopy(ep.module()) for ep in (direct, again)]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -478,3 +481,69 @@ assert seen == [torch.bfloat16] * 8, seen
 
 def test_eight_threads_at_the_first_use_of_a_device() -> None:
     subprocess.run([sys.executable, "-c", FIRST_USE], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+
+
+# --- mixtures of experts ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe"])
+def test_mixtures_of_experts(family: str, dtype: torch.dtype) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100,
+        "num_key_value_heads": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32, "num_local_experts": 4, "num_experts": 4,
+    }  # fmt: skip
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    with understudy.simulate("h100"):
+        model = getattr(transformers, f"{family}ForCausalLM")(config).to("cuda", dtype)
+        tokens = torch.randint(0, 100, (2, 16), device="cuda")
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())
+
+
+# --- interrupts ---------------------------------------------------------------------------------------------------------------
+
+
+class Interrupt(BaseException):
+    pass
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in finalizers, where Python swallows them
+def test_interrupts_at_random_moments_leave_nothing() -> None:
+    """Real signals. What torch's own `no_grad` loses is put back by hand."""
+    model = nn.Linear(4, 4)
+    weight = model.weight
+
+    def run() -> None:
+        with understudy.simulate("2xh100"):
+            model.to("cuda")
+            torch.cuda.set_device(1)
+            model(torch.ones(2, 4, device="cuda:0")).sum().backward()
+
+    def interrupt(*args: Any) -> None:
+        raise Interrupt
+
+    run()
+    start = time.perf_counter()
+    run()
+    usual = time.perf_counter() - start
+    moments = random.Random(0)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    hits = 0
+    try:
+        for _ in range(60):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, usual))
+                run()
+            except Interrupt:
+                hits += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            torch.set_grad_enabled(True)
+            assert ACTIVE.machine is None and not ENGINE.holds and ENGINE.active == 0
+            assert model.weight is weight and type(torch.empty(1)) is torch.Tensor and not torch.cuda.is_available()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert hits > 10

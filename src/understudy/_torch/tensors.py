@@ -187,3 +187,14 @@ class RaggedNode(NestedIntNode):
     def mul(self, other: Any) -> RaggedNode:
         times = other.constant_int() if other.is_constant() else other.guard_int("", 0)
         return RaggedNode(self.t_id, self.coeff * times)
+
+
+def flatten_wrapper(wrapper: torch.Tensor) -> tuple[list[str], object]:
+    """The names of the tensors inside of a wrapper subclass, and what else it takes to put it together again."""
+    return wrapper.__tensor_flatten__()
+
+
+def unflatten_wrapper(
+    kind: type[torch.Tensor], parts: dict[str, Any], context: object, shape: Any, stride: Any
+) -> torch.Tensor:
+    return kind.__tensor_unflatten__(parts, context, shape, stride)

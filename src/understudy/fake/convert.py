@@ -255,7 +255,7 @@ class FakeTensorConverter:
 
     def _convert_wrapper(self, mode: FakeTensorMode, t: torch.Tensor, wanted: _ConversionRequest) -> Any:
         """A wrapper subclass: the same wrapper around stand-ins for what is inside it."""
-        names, context = t.__tensor_flatten__()  # type: ignore[attr-defined]
+        names, context = _torch.flatten_wrapper(t)
         parts = {name: getattr(t, name) for name in names}
         tensors = {name: part for name, part in parts.items() if isinstance(part, torch.Tensor)}
         inner = {
@@ -264,9 +264,7 @@ class FakeTensorConverter:
         # Its sizes are symbols where those of what is inside are, if these are the same sizes.
         geometry = (t.shape, t.stride())
         alike = next((inner[name] for name, part in tensors.items() if (part.shape, part.stride()) == geometry), t)
-        wrapper: Any = type(t).__tensor_unflatten__(  # type: ignore[attr-defined]
-            {**parts, **inner}, context, alike.shape, alike.stride()
-        )
+        wrapper = _torch.unflatten_wrapper(type(t), {**parts, **inner}, context, alike.shape, alike.stride())
         if t.is_leaf and wrapper.requires_grad != t.requires_grad:
             wrapper.requires_grad_(t.requires_grad)
         if isinstance(t, torch.nn.Parameter):

@@ -153,8 +153,8 @@ def _fake_of_torch(func: OpOverload, args: tuple[object, ...], kwargs: dict[str,
     tensor = next(t for t in flat(torch.Tensor, args, kwargs) if type(t) is _torch.torch_fake_tensor_class())
     name = _argument_name(func, args, kwargs, tensor)
     return MixedTensorsError(
-        f"{func}: argument {name!r} is a FakeTensor of torch's own mode (torch._subclasses), and stand-ins of understudy are "
-        "expected",
+        f"{func}: argument {name!r} is a FakeTensor of torch's own mode (torch._subclasses), and stand-ins of understudy "
+        "are expected",
         func=func,
         context=Context(str(func), describe_tensors(args, kwargs), user_line(), ONE_MODE),
     )

@@ -384,11 +384,11 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
     def perform(self, function: Callable[..., Any], call: Call) -> Any:
         """Run a function on stand-ins for the call's inputs inside this mode, and say what it did."""
-        stand_ins: list[torch.Tensor] = []
+        stand_ins: list[FakeTensor] = []
 
         def place(spec: TensorSpec) -> FakeTensor:
             stand_ins.append(make_new(self, spec))
-            return stand_ins[-1]  # type: ignore[return-value]
+            return stand_ins[-1]
 
         args, kwargs = map_structure(place, TensorSpec, (call.args, call.kwargs))
         args, kwargs = map_structure(to_torch, SymNode, (args, kwargs))

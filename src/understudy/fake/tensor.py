@@ -65,6 +65,15 @@ MOST_CHECKED = 1 << 14
 INDEX_DTYPES = frozenset({torch.int64, torch.int32, torch.int16, torch.int8})
 
 
+def _is_on(device_type: str) -> Any:
+    """The property that says whether a fake is on a device of this type."""
+
+    def is_on(self: FakeTensor) -> bool:
+        return self._spec.device.type == device_type
+
+    return property(is_on)
+
+
 class FakeTensor(torch.Tensor):
     """A `torch.Tensor` with shape, strides, offset, dtype, device and aliasing, but no data.
 
@@ -181,25 +190,11 @@ class FakeTensor(torch.Tensor):
         index = self._spec.device.index
         return -1 if index is None else index
 
-    @property
-    def is_cpu(self) -> bool:  # type: ignore[override]
-        return self._spec.device.type == "cpu"
-
-    @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
-        return self._spec.device.type == "cuda"
-
-    @property
-    def is_meta(self) -> bool:  # type: ignore[override]
-        return self._spec.device.type == "meta"
-
-    @property
-    def is_xpu(self) -> bool:  # type: ignore[override]
-        return self._spec.device.type == "xpu"
-
-    @property
-    def is_mps(self) -> bool:  # type: ignore[override]
-        return self._spec.device.type == "mps"
+    is_cpu = _is_on("cpu")
+    is_cuda = _is_on("cuda")
+    is_meta = _is_on("meta")
+    is_xpu = _is_on("xpu")
+    is_mps = _is_on("mps")
 
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         args = tuple([_native_argument(a) for a in args])
@@ -209,7 +204,8 @@ class FakeTensor(torch.Tensor):
 
     def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
         if dtype is not None:
-            name = dtype if isinstance(dtype, str) else f"{getattr(dtype, '__module__', '')}.{getattr(dtype, '__name__', '')}"
+            parts = getattr(dtype, "__module__", ""), getattr(dtype, "__name__", "")
+            name = dtype if isinstance(dtype, str) else ".".join(parts)
             if name.startswith("torch.cuda."):  # the oldest way to name a dtype on a CUDA device
                 wanted = getattr(torch, name.rpartition(".")[2]).dtype
                 return self.to(torch.device("cuda"), wanted, non_blocking=non_blocking)

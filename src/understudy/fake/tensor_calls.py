@@ -84,7 +84,7 @@ MOVING = ("t_", "transpose_", "swapdims_", "swapaxes_", "squeeze_", "squeeze_.di
 
 
 @handler(*(f"aten::{name}" for name in MOVING))
-def move_dimensions(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def move_dimensions(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """Refuse to move the dimensions of a tensor whose views are differentiated.
 
     Autograd makes a view of a subclass anew by the call that made it, on the tensor as it is by then: another part of it.
@@ -92,6 +92,7 @@ def move_dimensions(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> 
     fake = args[0]
     if not fake.requires_grad or fake._is_view() or not _torch.has_other_tensors(fake):
         return NotImplemented
+    view: Any
     for view in gc.get_objects():
         if type(view) is FakeTensor and view.requires_grad and view is not fake and view._base is fake:
             reason = f"{func}: {fake._spec} has a view, {view._spec}, whose gradient would be that of other elements"

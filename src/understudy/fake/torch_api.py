@@ -55,7 +55,7 @@ def maybe_get_fake_mode(t: object) -> FakeTensorMode | None:
 
 def _inner(wrapper: torch.Tensor) -> list[Any]:
     """The tensors inside a wrapper. It may name other things as well, as a `DTensor` does its mesh."""
-    names, _ = wrapper.__tensor_flatten__()  # type: ignore[attr-defined]
+    names, _ = _torch.flatten_wrapper(wrapper)
     return [part for name in names if isinstance(part := getattr(wrapper, name), torch.Tensor)]
 
 

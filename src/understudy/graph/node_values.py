@@ -291,8 +291,10 @@ class NodeMeta:
         node.meta["seq_nr"] = backward[-1] if backward else _torch.count_autograd_nodes() - 1
         if isinstance(node.target, _torch.OpOverload):
             node.meta["original_aten"] = node.target
-        elif node.target is operator.getitem and "original_aten" in (source := node.args[0]).meta:  # type: ignore[union-attr]
-            node.meta["original_aten"] = source.meta["original_aten"]  # type: ignore[union-attr]
+        elif node.target is operator.getitem:
+            source = node.args[0]
+            if isinstance(source, Node) and "original_aten" in source.meta:
+                node.meta["original_aten"] = source.meta["original_aten"]
 
     def stack_trace(self) -> str:
         """The user's lines that led here, outermost first."""

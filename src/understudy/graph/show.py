@@ -42,6 +42,7 @@ def show(
     """
     from rich.console import Console  # why: only for those who look
 
+    require_graph(graph_module)
     console = console or Console(soft_wrap=False)
     for title, module in _graphs(graph_module, nested):
         console.print(_table(title, rows_of(module), limit))

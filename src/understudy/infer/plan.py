@@ -268,8 +268,8 @@ class Plan:
         """The same plan, its outcomes said in other terms."""
         plan = Plan(outcomes, self.written, self.determined)
         plan.op, plan.kind, plan.effects = self.op, self.kind, self.effects
-        if self.spec is not None:
-            plan.spec = outcomes.spec  # type: ignore[union-attr]
+        if self.spec is not None and isinstance(outcomes, (New, View)):
+            plan.spec = outcomes.spec
         return plan
 
     def __eq__(self, other: object) -> bool:

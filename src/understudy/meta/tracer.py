@@ -99,11 +99,7 @@ class MetaTracer(torch.fx.Tracer):
             raise TypeError(
                 f"meta_args maps names of arguments to examples; it is a {type(meta_args).__name__}"
             )
-        try:
-            function = self._begin(root, meta_args, symbolic)
-        except RecursionError:
-            refuse_cycles(meta_args, path="meta_args")
-            raise
+        function = self._begin(root, meta_args, symbolic)
         state = AssignedAttributes(self.root)
         pending = [] if self.shape_env is None else self.shape_env.pending_fresh_unbacked_symbols
         were_pending = len(pending)
@@ -113,10 +109,12 @@ class MetaTracer(torch.fx.Tracer):
             try:
                 with no_collection(), patch_calls(self, whole), recording:
                     self._record(root, function, TraceInputs(self, meta_args, concrete_args or {}), state)
-            except BaseException:
+            except BaseException as error:
                 while self.arguments.added:
                     vars(self.root).pop(self.arguments.added[-1], None)
                     self.arguments.added.pop()
+                if isinstance(error, RecursionError):
+                    refuse_cycles(meta_args, path="meta_args")
                 raise
         self.graph._tracer_extras = {"meta_args": meta_args}
         return self.graph

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import sympy  # type: ignore[import-untyped, unused-ignore]
+import sympy
 
 from understudy import _torch
 from understudy.shapes.algebra.expr import Expr

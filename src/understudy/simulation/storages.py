@@ -233,7 +233,9 @@ class ObservedMode(FakeTensorMode):
 
     def find_record(self, tensor: torch.Tensor) -> StorageRecord | None:
         """Of the storage that a stand-in is on, if it has been heard of."""
-        return self.storages.get(id(native_storage(tensor) if tensor.layout is torch.strided else tensor))
+        spec = getattr(tensor, "_spec", None)
+        is_sparse = tensor.layout is not torch.strided if spec is None else spec.sparse is not None
+        return self.storages.get(id(tensor if is_sparse else native_storage(tensor)))
 
     def _add(self, storage: Any, spec: TensorSpec) -> None:
         record = StorageRecord(storage, self._remove)

@@ -64,7 +64,8 @@ def normal(answer: object) -> Outcomes:
     if isinstance(answer, tuple):
         return tuple(normal(part) for part in answer)
     if isinstance(answer, list):
-        return [normal(part) for part in answer]  # type: ignore[misc]
+        parts: list[Any] = [normal(part) for part in answer]
+        return parts
     return Value(answer)
 
 

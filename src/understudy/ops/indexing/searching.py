@@ -131,7 +131,7 @@ def one_hot(spec: TensorSpec, num_classes: int = -1) -> TensorSpec:
 
 
 @rule("histc")
-def histc(spec: TensorSpec, bins: Any = 100, min: object = 0, max: object = 0) -> TensorSpec:
+def histc(spec: TensorSpec, bins: Any = 100, min: float = 0, max: float = 0) -> TensorSpec:
     if bins <= 0:
         raise ArgumentError(f"histc: the number of bins must be positive, got {bins}")
     if max < min:

@@ -417,7 +417,7 @@ def pool_to_symbols(name: str, args: Sequence[Any]) -> Any:
     if not _is_unheard(x) or not any(map(_has_symbols, others)):
         return NotImplemented
     if torch.is_grad_enabled() and x.requires_grad:
-        return SymbolicPooling.apply(name, x, *others)  # type: ignore[no-untyped-call]
+        return _torch.apply_function(SymbolicPooling, name, x, *others)
     return _call_past_cpp(getattr(aten, name).default, x, *others)
 
 

@@ -113,5 +113,5 @@ def _mismatch(call: Call, first: int, second: int) -> FakeTensorDeviceMismatchEr
         f"Expected all tensors to be on the same device, but found two devices in {call.op}: "
         f"{call.argument_of(first)} is on {a.device}, but {call.argument_of(second)} is on {b.device}"
     )
-    error.devices = (a.device, b.device)  # type: ignore[attr-defined]
+    error.devices = (a.device, b.device)
     return error

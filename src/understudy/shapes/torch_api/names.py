@@ -333,7 +333,7 @@ def is_accessor_node(node: Any) -> bool:
 def canonicalize_bool_expr(expr: object) -> Any:
     """A condition in sympy's words, with one form for each: `<` or `<=`, positive terms on both sides, no common factor."""
     # why: sympy is slow, and only tools that have expressions of it want this
-    import sympy  # type: ignore[import-untyped]
+    import sympy
 
     if isinstance(expr, (sympy.And, sympy.Or, sympy.Not)):
         expr = sympy.to_cnf(expr)
