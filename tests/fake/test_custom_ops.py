@@ -390,10 +390,7 @@ def test_tags_that_say_what_is_returned_need_no_fake_function() -> None:
     out_tag = getattr(torch.Tag, "out", None) or torch.Tag.out_variant
     library.define("double_(Tensor(a!) x) -> Tensor(a!)", tags=(torch.Tag.inplace,))
     library.define("double(Tensor x, *, Tensor(a!) out) -> Tensor(a!)", tags=(out_tag,))
-    library.define("untagged_(Tensor(a!) x) -> Tensor(a!)")
     with FakeTensorMode():
         x, out = torch.ones(3, 2).t(), torch.empty(4)
         assert torch.ops.tagged_ops.double_(x) is x
         assert torch.ops.tagged_ops.double(x, out=out) is out
-        with pytest.raises(UnsupportedOperatorException, match="nothing is known about what"):
-            torch.ops.tagged_ops.untagged_(x)
