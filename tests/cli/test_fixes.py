@@ -16,7 +16,15 @@ import pytest
 from tests.report.samples import make_rehearsal
 from understudy.cli import fixes, main
 from understudy.cli.changes import Change, apply_changes, find_changes, set_constant, write_patch
-from understudy.cli.rehearsals import Outcome, Progress, Variant, make_executor, mirror, rehearse_all, rehearse_variant
+from understudy.cli.rehearsals import (
+    Outcome,
+    Progress,
+    Variant,
+    make_executor,
+    mirror,
+    rehearse_all,
+    rehearse_variant,
+)
 from understudy.report.rehearsal import Rehearsal
 
 GiB = 1 << 30
