@@ -151,7 +151,7 @@ def _exit_code(options: argparse.Namespace, verdict: str, code: int, error: str 
 def _rehearse(options: argparse.Namespace, card: Card | None, count: int) -> tuple[Rehearsal, ScriptResult]:
     # why: torch is imported only once the input is known to be right
     from understudy.report.runs import Recorder, RehearsalOptions
-    from understudy.simulation.scripts import Script, run_script
+    from understudy.simulation.scripts import Script, run_script  # why: as above
 
     given = {"margin": options.margin} if options.margin is not None else {}
     wanted = RehearsalOptions(
