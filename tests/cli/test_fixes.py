@@ -169,6 +169,7 @@ def test_a_mirror_has_links_and_other_texts(tmp_path: Path) -> None:
     script = mirror(home / "train.py", {str(home / "package" / "model.py"): "changed"}, tmp_path / "mirror")
     assert script == tmp_path / "mirror" / "train.py"
     assert script.read_text() == "1"
+    assert not script.is_symlink()
     assert (script.parent / "package" / "model.py").read_text() == "changed"
     assert (script.parent / "package" / "inner" / "deep.py").read_text() == "3"
     assert (script.parent / "data.txt").read_text() == "data"
