@@ -99,7 +99,7 @@ def library_programs() -> dict[str, Program]:
     def step() -> None:
         trained = nn.Sequential(Layer(), Layer())
         optimizer = torch.optim.AdamW(trained.parameters())
-        understudy.capture_step(lambda x: trained(x).sum(), optimizer, batch())
+        understudy.capture_step(trained, lambda y: y.sum(), optimizer, batch())
 
     return {
         "enter": enter,

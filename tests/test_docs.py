@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests.test_architecture import ROOMS, SIDE_ROOMS
+from understudy.cli import main
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "understudy"
@@ -99,13 +100,16 @@ def test_changelog_knows_this_version() -> None:
     assert f"## {version[1]}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_demo_says_what_it_promises(capsys: pytest.CaptureFixture[str]) -> None:
-    from examples import demo
-
-    try:
-        demo.main(["--size", "tiny", "--device", "cuda", "--length", "128"])
-    finally:
-        torch.set_default_dtype(torch.float32)
-    said = capsys.readouterr().out
-    for line in ("which this machine", "bf16[4, 128, 1000]@cuda:0", "AdamW state", "this process"):
+def test_demo_says_what_it_promises(capfd: pytest.CaptureFixture[str]) -> None:
+    """`make demo` with a small model: the cards in a table, and where the memory goes."""
+    script = str(ROOT / "examples" / "train_gpt.py")
+    assert "understudy" not in Path(script).read_text()
+    small = [script, *"--layers 2 --width 128 --heads 4 --length 64 --batch 2 --vocabulary 500 --amp --sdpa".split()]
+    assert main(["run", "--device", "h100,t4", *small]) == 0
+    said = capfd.readouterr().out
+    assert [line.split()[:2] for line in said.splitlines()[-2:]] == [["h100", "fits"], ["t4", "fits"]]
+    assert main(["run", "--device", "t4", *small, "--checkpoint", "--accumulate", "2", "--save", "model.pt"]) == 0
+    said = capfd.readouterr().out
+    for line in ("fits on T4: ", "Where the memory goes", "train_gpt.py:", "Not written", "model.pt"):
         assert line in said
+    assert not Path("model.pt").exists()

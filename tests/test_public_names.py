@@ -38,6 +38,7 @@ NAMES = """
     rebind_unbacked resolve_unbacked_bindings rule run_every_layer set_meta set_original_aten_op set_proxy_slot show
     simulate
     RehearsalOptions rehearse Rehearsal
+    export check_inputs guards_of AccelerationWarning accelerate_export
     snapshot_fake statically_known_false statically_known_true sym_and sym_eq sym_or symbolic_trace thunkify
     to_torch track_tensor track_tensor_tree unset_fake_temporarily wrap_key wrapper_and_args_for_make_fx
 """.split()

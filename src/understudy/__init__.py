@@ -99,9 +99,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "understudy.report.runs": ("RehearsalOptions", "rehearse"),
     "understudy.report.rehearsal": ("Rehearsal",),
     # torch's own tools
-    "understudy.exporting.program": ("export",),
-    "understudy.exporting.guards": ("check_inputs", "guards_of"),
-    "understudy.exporting.acceleration": ("AccelerationWarning", "accelerate_export"),
+    "understudy.exporting.program": ("export", "AccelerationWarning", "accelerate_export"),
+    "understudy.exporting.inputs": ("check_inputs", "guards_of"),
     "understudy.exporting.interop": ("to_torch",),
     # errors
     "understudy.errors": (

@@ -52,9 +52,14 @@ from understudy.errors import UnderstudyError as UnderstudyError
 from understudy.errors import UnsupportedFakeTensorException as UnsupportedFakeTensorException
 from understudy.errors import UnsupportedMutationAliasingException as UnsupportedMutationAliasingException
 from understudy.errors import UnsupportedOperatorException as UnsupportedOperatorException
+from understudy.exporting.inputs import check_inputs as check_inputs
+from understudy.exporting.inputs import guards_of as guards_of
+from understudy.exporting.interop import to_torch as to_torch
 
 # torch's own tools
-from understudy.exporting.interop import to_torch as to_torch
+from understudy.exporting.program import AccelerationWarning as AccelerationWarning
+from understudy.exporting.program import accelerate_export as accelerate_export
+from understudy.exporting.program import export as export
 from understudy.fake.convert import FakeTensorConverter as FakeTensorConverter
 from understudy.fake.copying import FakeCopyMode as FakeCopyMode
 from understudy.fake.mode import FakeTensorMode as FakeTensorMode
@@ -276,6 +281,11 @@ __all__ = [
     "RehearsalOptions",
     "rehearse",
     "Rehearsal",
+    "export",
+    "check_inputs",
+    "guards_of",
+    "AccelerationWarning",
+    "accelerate_export",
     "to_torch",
     "ConstraintViolationError",
     "DataDependentOutputException",

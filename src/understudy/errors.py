@@ -117,7 +117,9 @@ class ArgumentError(OperatorError, ValueError):
 
 
 class FakeTensorDeviceMismatchError(OperatorError):
-    """Tensors on devices that do not go together."""
+    """Tensors on devices that do not go together; `devices` are these, where they are known."""
+
+    devices: tuple[object, ...] = ()
 
 
 class DataDependentOutputException(UnderstudyError, RuntimeError):
@@ -200,12 +202,12 @@ class NotProvided(type):
     with its docstring.
     """
 
-    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> None:
+    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, object]) -> None:
         if bases:
             raise bases[0].use()  # type: ignore[attr-defined]
         super().__init__(name, bases, namespace)
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: object, **kwargs: object) -> Any:
         raise cls.use()
 
     def __setattr__(cls, name: str, value: Any) -> None:

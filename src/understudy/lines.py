@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import linecache
 import os
@@ -36,14 +37,88 @@ def user_frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def user_line() -> str:
-    """The innermost line of code that is neither torch's nor ours: `train.py:88: y = x @ w`."""
+@functools.cache
+def is_installed(file: str) -> bool:
+    """A file of a package that was installed, and is not the user's to change."""
+    parts = file.split(os.sep)
+    return "site-packages" in parts or "dist-packages" in parts
+
+
+def frames_to_show() -> tuple[FrameType | None, FrameType | None]:
+    """The innermost frame of the user's own code; and, if that has called a package, the innermost of the package."""
+    library: FrameType | None = None
     for frame in user_frames():
-        name = frame.f_code.co_filename
-        source = linecache.getline(name, frame.f_lineno).strip()
-        place = f"{short_path(name)}:{frame.f_lineno}"
-        return f"{place}: {source}" if source else place
-    return ""
+        if not is_installed(frame.f_code.co_filename):
+            return frame, library
+        library = library or frame
+    return library, None
+
+
+def user_line() -> str:
+    """The innermost statement of the user's own code: `train.py:88: y = x @ w`; and what of a package it has come to:
+    `train.py:9: model(x), in site-packages/vision/vit.py:30: q @ k`."""
+    own, library = frames_to_show()
+    if own is None:
+        return ""
+    shown = describe_line(own.f_code.co_filename, own.f_lineno)
+    return shown if library is None else f"{shown}, in {describe_line(library.f_code.co_filename, library.f_lineno)}"
+
+
+def is_in_package() -> bool:
+    """Whether the code that called torch is a package's."""
+    own, library = frames_to_show()
+    return library is not None or (own is not None and is_installed(own.f_code.co_filename))
+
+
+@functools.lru_cache(maxsize=4096)
+def describe_line(file: str, number: int) -> str:
+    """`train.py:88: y = x @ w`: the place, and the whole statement there."""
+    source = statement_at(file, number)
+    if is_installed(file):
+        parts = file.split(os.sep)
+        kind = "site-packages" if "site-packages" in parts else "dist-packages"
+        file = os.sep.join(parts[len(parts) - 1 - parts[::-1].index(kind) :])
+    place = f"{short_path(file)}:{number}"
+    return f"{place}: {source}" if source else place
+
+
+def statement_at(file: str, number: int) -> str:
+    """The statement of which this line is a part, on one line; of one with a body, its first line."""
+    line = linecache.getline(file, number).strip()
+    before = linecache.getline(file, number - 1).strip()
+    if not line or (_is_statement(line) and _is_statement(before)):
+        return line
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return line
+    around = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and node.lineno <= number <= _last_line(node)]
+    if not around:
+        return line
+    node = max(around, key=lambda node: node.lineno)
+    lines = [linecache.getline(file, i).strip() for i in range(node.lineno, _last_line(node) + 1)]
+    joined = " ".join(part for part in lines if part and not part.startswith("#"))
+    return joined.replace("( ", "(").replace(" )", ")").replace("[ ", "[").replace(" ]", "]").replace(",)", ")")
+
+
+def _last_line(node: ast.stmt) -> int:
+    """Of a statement with a body, where its head ends."""
+    body = getattr(node, "body", None)
+    if isinstance(body, list) and body and isinstance(body[0], ast.stmt):
+        return max(node.lineno, body[0].lineno - 1)
+    return node.end_lineno or node.lineno
+
+
+def _is_statement(line: str) -> bool:
+    if line.endswith(":"):
+        line += " pass"
+        if line.startswith(("else", "elif", "except", "finally", "case")):
+            return True
+    try:
+        ast.parse(line)
+    except (SyntaxError, ValueError):
+        return False
+    return True
 
 
 _SHAPES = os.path.join(_OURS, "shapes", "")

@@ -145,7 +145,7 @@ class Place:
             self._made.append((value, self._base))
         return value
 
-    def _set_base(self, base: Any) -> None:
+    def _set_base(self, base: object) -> None:
         """What is not ours, and all of ours is built on."""
         if base is not _MISSING:
             self._original = self._look_up(base)
@@ -156,7 +156,7 @@ class Place:
         self._base = base
         self._values.clear()
 
-    def _find_base(self, current: Any) -> Any:
+    def _find_base(self, current: object) -> Any:
         """What a replacement of ours was made for; anything else is a base itself."""
         return next((base for value, base in self._made if value is current), current)
 
@@ -168,7 +168,7 @@ class Place:
     def read(self) -> Any:
         return self.namespace.get(self.name, _MISSING)
 
-    def write(self, value: Any) -> None:
+    def write(self, value: object) -> None:
         if isinstance(self.owner, MutableMapping):
             if value is _MISSING:
                 del self.owner[self.name]
@@ -230,7 +230,7 @@ class PatchEngine:
         place.patches = sorted((*place.patches, patch), key=lambda patch: patch.rank)
         place.forget_values()
 
-    def place(self, owner: Any, name: str) -> Place:
+    def place(self, owner: object, name: str) -> Place:
         key = _key(owner, name)
         return self._places.get(key) or self._places.setdefault(key, Place(owner, name))
 
@@ -245,9 +245,7 @@ class PatchEngine:
 
     def settle(self) -> None:
         """Bring all places to what the holds want now."""
-        wanted = 0
-        for scopes in self.holds.values():
-            wanted |= scopes
+        wanted = self._wanted()
         if wanted == self.active and self.is_settled:
             return
         if self.is_settled:
@@ -259,6 +257,16 @@ class PatchEngine:
             self._end_overrides(wanted)
         self.active = wanted
         self.is_settled = True
+
+    def has_unfinished_change(self) -> bool:
+        """Whether an interrupt came between a change of the holds and that of the places, or in the midst of the latter."""
+        return not self.is_settled or self._wanted() != self.active
+
+    def _wanted(self) -> int:
+        wanted = 0
+        for scopes in tuple(self.holds.values()):
+            wanted |= scopes
+        return wanted
 
     def _change_prepared(self, before: int, after: int) -> None:
         """The usual way: each place has what it had last time, and is given what it was given last time."""
@@ -324,7 +332,7 @@ class PatchEngine:
         self._overridden = [place for place in self._overridden if place.overridden]
 
 
-def _key(owner: Any, name: str) -> tuple[int, str]:
+def _key(owner: object, name: str) -> tuple[int, str]:
     """A module and its `__dict__` are the same owner."""
     return id(owner) if isinstance(owner, (type, dict)) else id(vars(owner)), name
 
@@ -334,7 +342,7 @@ def _two_of_one_place(first: Patch, second: Patch) -> TypeError:
     return TypeError(f"{second.place} is patched twice in the same scope: by {names[0]} and by {names[1]}")
 
 
-def find_place(patch: Patch) -> tuple[Any, str] | None:
+def find_place(patch: Patch) -> tuple[object, str] | None:
     """The owner and the name; None if this release of torch has no such place."""
     *path, name = patch.place.split(".")
     owner: Any = None
@@ -394,7 +402,7 @@ def switch(place: str, *, during: Scopes, reason: str = "") -> Callable[[M], M]:
     return register
 
 
-def _about(make: Callable[..., Any], during: Scopes, reason: str) -> tuple[int, str]:
+def _about(make: Callable[..., object], during: Scopes, reason: str) -> tuple[int, str]:
     reason = reason or inspect.getdoc(make) or ""
     if not reason:
         raise TypeError(f"{make.__module__}.{make.__qualname__} patches torch, and does not say why: give it a docstring")
@@ -424,7 +432,7 @@ class Hold:
         return self
 
     @GuardedExit
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         try:
             self.leave()
         except BaseException:  # an interrupt
@@ -437,7 +445,7 @@ class Hold:
             if scopes & ~ENGINE.active or not ENGINE.is_settled:
                 ENGINE.settle()
 
-    def replace(self, owner: Any, name: str, make: Make) -> None:
+    def replace(self, owner: object, name: str, make: Make) -> None:
         """Patch a place that only the running program tells, by a function that `patch_found` has registered."""
         with ENGINE.lock:
             place = ENGINE.place(owner, name)
@@ -448,7 +456,7 @@ class Hold:
             ENGINE.settle_held(place)
 
     def leave(self) -> None:
-        if self not in ENGINE.holds and not self._found and ENGINE.is_settled:
+        if self not in ENGINE.holds and not self._found and not ENGINE.has_unfinished_change():
             return
         with ENGINE.lock:
             while self._found:

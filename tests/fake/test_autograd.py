@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from tests.fake.sides import assert_like_eager, on_each_device, with_index
 from understudy import FakeTensor, FakeTensorMode
+from understudy.errors import UnsupportedMutationAliasingException
 
 
 @on_each_device
@@ -440,3 +442,23 @@ def test_wrong_gradient_shape_is_refused(device: str) -> None:
             (x * 2).backward()
         with pytest.raises(RuntimeError):
             x.grad = torch.ones(4, device=device)
+
+
+@pytest.mark.parametrize("move", [lambda t: t.t_(), lambda t: t.transpose_(0, 1), lambda t: t.unsqueeze_(0)])
+def test_dimensions_of_a_tensor_with_differentiated_views_are_not_moved(move: Callable[[torch.Tensor], Any]) -> None:
+    """Autograd would make the view anew of the moved tensor: the gradient would be that of other elements."""
+    with FakeTensorMode():
+        x = torch.ones(3, 3, requires_grad=True)
+        base = x.clone()
+        view = base[0]
+        with pytest.raises(UnsupportedMutationAliasingException, match="whose gradient would be that of other elements"):
+            move(base)
+        del view
+        assert move(x.clone()).requires_grad
+
+
+def test_dimensions_of_tensors_without_gradients_are_moved() -> None:
+    with FakeTensorMode():
+        base = torch.ones(2, 3)
+        view = base[0]
+        assert base.t_().shape == (3, 2) and view.shape == (3,)

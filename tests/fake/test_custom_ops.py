@@ -382,3 +382,18 @@ def test_a_triton_like_wrapper_works_through_its_fake() -> None:
     with FakeTensorMode():
         compiled = torch.vmap(lambda x: x * 2)(scaled(torch.randn(3, 2), 2.0))
         assert compiled.shape == (3, 2)
+
+
+@pytest.mark.skipif(not hasattr(torch.Tag, "inplace"), reason="this torch has no such tags")
+def test_tags_that_say_what_is_returned_need_no_fake_function() -> None:
+    library = torch.library.Library("tagged_ops", "FRAGMENT")
+    out_tag = getattr(torch.Tag, "out", None) or torch.Tag.out_variant
+    library.define("double_(Tensor(a!) x) -> Tensor(a!)", tags=(torch.Tag.inplace,))
+    library.define("double(Tensor x, *, Tensor(a!) out) -> Tensor(a!)", tags=(out_tag,))
+    library.define("untagged_(Tensor(a!) x) -> Tensor(a!)")
+    with FakeTensorMode():
+        x, out = torch.ones(3, 2).t(), torch.empty(4)
+        assert torch.ops.tagged_ops.double_(x) is x
+        assert torch.ops.tagged_ops.double(x, out=out) is out
+        with pytest.raises(UnsupportedOperatorException, match="nothing is known about what"):
+            torch.ops.tagged_ops.untagged_(x)

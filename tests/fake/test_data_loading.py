@@ -85,3 +85,20 @@ def test_nothing_is_replaced_afterwards() -> None:
     with FakeTensorMode():
         assert RandomSampler.__iter__ is not before
     assert RandomSampler.__iter__ is before
+
+
+def test_the_generator_of_the_program_is_not_advanced() -> None:
+    """And two epochs have two orders, those of a run without the mode."""
+    torch.manual_seed(3)
+    outside = [list(DataLoader(range(9), shuffle=True, batch_size=None)) for _ in range(3)]  # type: ignore[arg-type]
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    with FakeTensorMode():
+        inside = [list(DataLoader(range(9), shuffle=True, batch_size=None)) for _ in range(3)]  # type: ignore[arg-type]
+        random_split(range(10), [5, 5])  # type: ignore[arg-type]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert inside == outside
+    assert inside[0] != inside[1]
+    with FakeTensorMode():
+        torch.manual_seed(3)
+        assert list(DataLoader(range(9), shuffle=True, batch_size=None)) == outside[0]  # type: ignore[arg-type]

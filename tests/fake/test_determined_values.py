@@ -562,3 +562,50 @@ def test_after_an_undetermined_write_nothing_stale_is_read(first: Any, second: A
             continue
         assert torch.equal(a, b), "the random numbers make a difference, and the fake answers"
         assert values == a.tolist()
+
+
+def test_a_value_of_another_dtype_than_was_said_is_not_viewed() -> None:
+    """Bytes that are not what a wrong rule says must not be read, not even by accident."""
+    from understudy.errors import MetadataMismatchError
+    from understudy.ops.registry import user_rule
+
+    op = torch.ops.aten.flip.default
+    user_rule.replace(lambda x, dims: x.like(dtype=torch.float64), op)
+    FakeTensorMode.cache_clear()
+    try:
+        with FakeTensorMode(), pytest.raises(MetadataMismatchError, match=r"aten.flip.default was said to give f64\[2\]@cpu, and gives"):
+            torch.tensor([1.0, 2.0], dtype=torch.float32).flip(0).tolist()
+    finally:
+        user_rule.replace(None, op)
+        FakeTensorMode.cache_clear()
+
+
+@pytest.mark.parametrize("small", [torch.uint8, torch.int64, torch.float64])
+def test_block_diag_with_a_number_of_another_dtype(small: torch.dtype) -> None:
+    def program() -> tuple[torch.dtype, list[list[float]]]:
+        made = torch.block_diag(torch.tensor(2, dtype=small), torch.ones(1, 2))
+        return made.dtype, made.tolist()
+
+    with FakeTensorMode():
+        answer = program()
+    assert answer == program()
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_spdiags_of_literal_offsets(layout: torch.layout) -> None:
+    def program() -> tuple[object, ...]:
+        made = torch.sparse.spdiags(torch.ones(2, 3), torch.tensor([0, 1]), (3, 3), layout=layout)
+        return made.layout, made.dtype, tuple(made.shape), made._nnz()
+
+    with FakeTensorMode():
+        answer = program()
+    assert answer == program()
+
+
+def test_spdiags_of_offsets_without_data() -> None:
+    from understudy.errors import DynamicOutputShapeException
+
+    mode = FakeTensorMode()
+    offsets = mode.from_tensor(torch.tensor([0, 1]))
+    with mode, pytest.raises(DynamicOutputShapeException, match="depends on the offsets"):
+        torch.sparse.spdiags(torch.ones(2, 3), offsets, (3, 3))

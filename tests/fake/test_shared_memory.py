@@ -11,6 +11,7 @@ import torch
 
 from understudy import FakeTensorMode
 from understudy.errors import ArgumentError
+from understudy.shapes.env import ShapeEnv
 
 CROSSING: dict[str, Callable[[torch.Tensor], Any]] = {
     "transposed": lambda x: x.add_(x.t()),
@@ -159,3 +160,33 @@ def test_strided_views_are_refused_where_eager_refuses_them(make: Any, name: str
             real = run(stride, offset)
             with FakeTensorMode():
                 assert run(stride, offset) == real, (stride, offset)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.add_(x.t()),
+        lambda x: x[1:].add_(x[:-1]),
+        lambda x: x[1:].copy_(x[:-1]),
+        lambda x: torch.cat([x, x], out=x),
+        lambda x: torch.stack([x, x], out=x),
+        lambda x: torch.add(x[1:], x[:-1], out=x[1:]),
+        lambda x: x.unsqueeze(0).expand(3, *x.shape).add_(1),
+    ],
+)
+def test_symbolic_sizes_are_refused_as_plain_ones(write: Callable[[torch.Tensor], Any]) -> None:
+    with pytest.raises(RuntimeError):
+        write(torch.ones(4, 4))
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    x = mode.from_tensor(torch.ones(4, 4), source="x")
+    with mode, pytest.raises(RuntimeError, match=r"memory|expanded"):
+        write(x)
+
+
+@pytest.mark.parametrize("write", [lambda x: x.add_(x), lambda x: x[:2].add_(x[2:4]), lambda x: torch.add(x, 1, out=x)])
+def test_symbolic_sizes_are_taken_as_plain_ones(write: Callable[[torch.Tensor], Any]) -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    x = mode.from_tensor(torch.ones(4, 4), source="x")
+    with mode:
+        assert tuple(map(int, write(x).shape)) == write(torch.ones(4, 4)).shape

@@ -145,9 +145,9 @@ def asker(frame: Any) -> str:
 class SymbolicRun:
     """A case run once with symbolic sizes."""
 
-    def __init__(self, case: Case, duck_shape: bool, listener: Any = None) -> None:
+    def __init__(self, case: Case, duck_shape: bool, listener: Any = None, specialize_zero_one: bool = True) -> None:
         self.listener = listener
-        self.env = WatchedEnv(duck_shape=duck_shape)
+        self.env = WatchedEnv(duck_shape=duck_shape, specialize_zero_one=specialize_zero_one)
         self.mode = FakeTensorMode(shape_env=self.env)
         self.case = case
         self.inputs: list[tuple[Any, Any]] = []
@@ -367,7 +367,10 @@ def resized(model: torch.Tensor, geometry: Any) -> torch.Tensor:
     storage = torch.zeros(max(extent, 0) if all(shape) else offset, dtype=model.dtype)
     tensor = storage.as_strided(shape, stride, offset)
     values = model.detach().resolve_conj().resolve_neg().reshape(-1)
-    if tensor.numel() and values.numel():
+    is_expanded = any(size > 1 and step == 0 for size, step in zip(shape, stride, strict=True))
+    if is_expanded and storage.numel() and values.numel():
+        storage.copy_(values[torch.arange(storage.numel()) % values.numel()])
+    elif tensor.numel() and values.numel():
         count = tensor.numel()
         tensor.copy_(values[torch.arange(count) % values.numel()].reshape(shape))
     if model.is_conj():

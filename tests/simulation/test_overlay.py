@@ -62,8 +62,8 @@ def test_removed_files(overlay: Overlay) -> None:
     os.remove("b.txt")
     assert not os.path.exists("b.txt")
     assert os.listdir(".") == ["kept"]
-    with pytest.raises(FileNotFoundError):
-        open("b.txt")
+    with pytest.raises(FileNotFoundError), open("b.txt"):
+        pass
     with pytest.raises(FileNotFoundError):
         os.remove("b.txt")
     Path("b.txt").write_text("again")
@@ -96,18 +96,18 @@ def test_moves(overlay: Overlay) -> None:
 
 
 def test_errors_are_those_of_the_disk(overlay: Overlay) -> None:
-    with pytest.raises(FileNotFoundError):
-        open("nowhere/x.txt", "w")
+    with pytest.raises(FileNotFoundError), open("nowhere/x.txt", "w"):
+        pass
     with pytest.raises(FileExistsError):
         os.mkdir("kept")
-    with pytest.raises(FileExistsError):
-        open("b.txt", "x")
-    with pytest.raises(IsADirectoryError):
-        open("kept", "w")
+    with pytest.raises(FileExistsError), open("b.txt", "x"):
+        pass
+    with pytest.raises(IsADirectoryError), open("kept", "w"):
+        pass
     with pytest.raises(OSError, match="not empty"):
         os.rmdir("kept")
-    with pytest.raises(FileNotFoundError):
-        open("no.txt", "r+")
+    with pytest.raises(FileNotFoundError), open("no.txt", "r+"):
+        pass
 
 
 def test_what_is_built_on_it(overlay: Overlay) -> None:

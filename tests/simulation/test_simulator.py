@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +24,7 @@ from understudy import FakeTensor
 from understudy.patching import ENGINE
 from understudy.simulation.catalogue import Card, UnknownDeviceError, find_card
 from understudy.simulation.machine import ACTIVE, InvalidDeviceError, Machine, SimulationError
+from understudy.simulation.storages import Listener
 
 GiB, MiB = 1 << 30, 1 << 20
 F = torch.nn.functional
@@ -129,9 +135,10 @@ def test_out_of_memory_can_be_caught() -> None:
                 assert "CUDA out of memory" in str(error) and "test_simulator.py" in str(error)
                 batch //= 2
         assert 1 << 18 <= batch < 1 << 21
+        torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(0.01)
         with pytest.raises(RuntimeError, match="The allocator may reserve"):
-            torch.empty(GiB, dtype=torch.uint8, device="cuda")
+            torch.empty(12 * GiB, dtype=torch.uint8, device="cuda")
 
 
 def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +148,7 @@ def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.cuda.memory_reserved() == 40 * MiB  # pages of 20 MiB
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
     with understudy.simulate("t4"):
+        torch.cuda.init()
         assert torch.cuda.memory_stats()["max_split_size"] == 64 * MiB
     with understudy.simulate("t4", settings=""):
         torch.empty(1, device="cuda")
@@ -327,7 +335,7 @@ def test_torch_is_as_before(error: type[BaseException] | None) -> None:
 def test_nested_simulations_are_an_error() -> None:
     outer = understudy.simulate("t4")
     with outer:
-        with pytest.raises(SimulationError, match="t4 .* is simulated already"), understudy.simulate("h100"):
+        with pytest.raises(SimulationError, match=r"t4 .* is simulated already"), understudy.simulate("h100"):
             pass
         with pytest.raises(SimulationError, match="is entered already"), outer:
             pass
@@ -372,3 +380,170 @@ def test_threads_see_the_machine(two_cards: Machine) -> None:
     thread.join()
     assert seen == [(2, 4 * MiB)]
     del x
+
+
+# --- sharded tensors ----------------------------------------------------------------------------------------------------------
+
+
+class Operators(Listener):
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def before_operator(self, func: Any, args: Any, kwargs: Any) -> None:
+        self.names.append(func.overloadpacket.__name__)
+
+
+def test_sharded_tensors_are_cast_and_take_the_cards_kernels() -> None:
+    with understudy.simulate("h100") as machine:
+        torch.distributed.init_process_group("nccl", rank=0, world_size=4)
+        mesh = torch.distributed.device_mesh.init_device_mesh("cuda", (4,))
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+        machine.mode.add_listener(operators := Operators())
+        a = distribute_tensor(torch.randn(64, 512, device="cuda"), mesh, [Shard(0)])
+        weight = distribute_tensor(torch.randn(512, 512, device="cuda", requires_grad=True), mesh, [Replicate()])
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            y = a @ weight
+        assert y.dtype is y.to_local().dtype is torch.bfloat16
+        # the cast operands, the local rows of the result and a workspace: nothing of the global size
+        assert torch.cuda.max_memory_allocated() - before == 2 * (16 * 512 + 512 * 512 + 16 * 512) + 32 * MiB
+        shape = (2, 8, 128, 64)
+        q, k, v = (
+            distribute_tensor(torch.randn(shape, device="cuda", dtype=torch.bfloat16), mesh, [Shard(1)]) for _ in "qkv"
+        )
+        operators.names.clear()
+        assert F.scaled_dot_product_attention(q, k, v).to_local().shape == (2, 2, 128, 64)
+        assert operators.names.count("_scaled_dot_product_cudnn_attention") == 1
+    kind: Any = torch.distributed.tensor.DTensor
+    assert vars(kind)["__new__"] is torch.Tensor._dtensor__new__
+
+
+KERNELS = [
+    ("h100", torch.bfloat16, 64, "_scaled_dot_product_cudnn_attention"),
+    ("h100", torch.bfloat16, 60, "_scaled_dot_product_flash_attention"),
+    ("h100", torch.float32, 64, "_scaled_dot_product_efficient_attention"),
+    ("b200", torch.float16, 128, "_scaled_dot_product_cudnn_attention"),
+    ("4090", torch.bfloat16, 64, "_scaled_dot_product_flash_attention"),
+    ("4090", torch.bfloat16, 256, "_scaled_dot_product_efficient_attention"),
+    ("a100-80", torch.bfloat16, 256, "_scaled_dot_product_flash_attention"),
+    ("t4", torch.float16, 64, "_scaled_dot_product_efficient_attention"),
+    ("t4", torch.bfloat16, 64, "bmm"),
+    ("v100-16", torch.float32, 63, "_scaled_dot_product_efficient_attention"),
+    ("a100-80", torch.float32, 63, "bmm"),
+]
+
+
+@pytest.mark.parametrize(("card", "dtype", "width", "kernel"), KERNELS)
+def test_the_card_decides_the_kernel_of_attention(card: str, dtype: torch.dtype, width: int, kernel: str) -> None:
+    with understudy.simulate(card) as machine:
+        machine.mode.add_listener(operators := Operators())
+        q = torch.empty(2, 4, 32, width, dtype=dtype, device="cuda", requires_grad=True)
+        F.scaled_dot_product_attention(q, q, q).sum().backward()
+        forward = [name for name in operators.names if "attention" in name or name == "bmm"]
+        assert forward[0] == kernel
+
+
+def test_masks_and_causality_decide_as_well() -> None:
+    def kernel(card: str, mask: bool = False, keys: int = 32, is_causal: bool = False) -> str:
+        with understudy.simulate(card) as machine:
+            machine.mode.add_listener(operators := Operators())
+            q = torch.empty(2, 4, 32, 64, dtype=torch.float16, device="cuda")
+            k = torch.empty(2, 4, keys, 64, dtype=torch.float16, device="cuda")
+            bias = torch.ones(32, keys, dtype=torch.bool, device="cuda") if mask else None
+            F.scaled_dot_product_attention(q, k, k, bias, is_causal=is_causal)
+            return next(name for name in operators.names if "attention" in name).split("_")[4]
+
+    assert kernel("a100-80") == "flash" and kernel("a100-80", mask=True) == "efficient"
+    assert kernel("a100-80", keys=16, is_causal=True) == "efficient" and kernel("h100", mask=True) == "cudnn"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
+        assert kernel("h100") == "flash"
+
+
+FIRST_USE = """
+import sys, threading, torch, understudy
+sys.setswitchinterval(1e-6)
+barrier, seen = threading.Barrier(8), []
+def run():
+    with understudy.FakeTensorMode():
+        barrier.wait()
+        x = torch.empty(8, 8, device="cuda")
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            seen.append((x @ x).dtype)
+threads = [threading.Thread(target=run) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert seen == [torch.bfloat16] * 8, seen
+"""
+
+
+def test_eight_threads_at_the_first_use_of_a_device() -> None:
+    subprocess.run([sys.executable, "-c", FIRST_USE], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+
+
+# --- mixtures of experts ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe"])
+def test_mixtures_of_experts(family: str, dtype: torch.dtype) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100,
+        "num_key_value_heads": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32, "num_local_experts": 4, "num_experts": 4,
+    }  # fmt: skip
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    with understudy.simulate("h100"):
+        model = getattr(transformers, f"{family}ForCausalLM")(config).to("cuda", dtype)
+        tokens = torch.randint(0, 100, (2, 16), device="cuda")
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())
+
+
+# --- interrupts ---------------------------------------------------------------------------------------------------------------
+
+
+class Interrupt(BaseException):
+    pass
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in finalizers, where Python swallows them
+def test_interrupts_at_random_moments_leave_nothing() -> None:
+    """Real signals. What torch's own `no_grad` loses is put back by hand."""
+    model = nn.Linear(4, 4)
+    weight = model.weight
+
+    def run() -> None:
+        with understudy.simulate("2xh100"):
+            model.to("cuda")
+            torch.cuda.set_device(1)
+            model(torch.ones(2, 4, device="cuda:0")).sum().backward()
+
+    def interrupt(*args: Any) -> None:
+        raise Interrupt
+
+    run()
+    start = time.perf_counter()
+    run()
+    usual = time.perf_counter() - start
+    moments = random.Random(0)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    hits = 0
+    try:
+        for _ in range(60):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, usual))
+                run()
+            except Interrupt:
+                hits += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            torch.set_grad_enabled(True)
+            assert ACTIVE.machine is None and not ENGINE.holds and ENGINE.active == 0
+            assert model.weight is weight and type(torch.empty(1)) is torch.Tensor and not torch.cuda.is_available()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert hits > 10

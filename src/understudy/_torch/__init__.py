@@ -6,10 +6,9 @@ The rest of the library says `_torch.name`; which module here has the name is th
     modes        the modes of a thread: entered, left, taken out for a moment
     dispatch     dispatch keys, and what is set for the operators of a thread
     schema       schemas, kernels, registered fakes
-    graphs       graphs and graph modules of torch.fx
+    graphs       graphs and graph modules of torch.fx, exported programs
     functorch    transforms of torch.func, higher-order operators
     checkpoints  torch.load and torch.save
-    exports      exported programs
     identity     classes that are asked for by isinstance; sympy types of torch
 """
 
@@ -26,7 +25,6 @@ from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 from understudy._torch.checkpoints import *
 from understudy._torch.dispatch import *
-from understudy._torch.exports import *
 from understudy._torch.functorch import *
 from understudy._torch.graphs import *
 from understudy._torch.identity import *

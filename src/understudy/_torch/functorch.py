@@ -40,6 +40,11 @@ def attach_to_node(node: Any, name: str, value: object) -> None:
     node.metadata[name] = value
 
 
+def apply_function(function: type[torch.autograd.Function], *args: object) -> Any:
+    """`function.apply(…)`, which torch leaves without annotations."""
+    return function.apply(*args)
+
+
 def shape_of_gradient(node: Any, result: int = 0) -> Any:
     return node._input_metadata[result].shape
 

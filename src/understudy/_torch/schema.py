@@ -19,6 +19,22 @@ def returns_nothing(op: Any) -> bool:
     return not op._schema.returns
 
 
+def returned_arguments(op: Any) -> list[str] | None:
+    """The arguments that an operator returns, one for each result, if it returns nothing but what it writes to."""
+    schema = op._schema
+    by_alias = {
+        tuple(argument.alias_info.before_set): argument.name
+        for argument in schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write and str(argument.type) == "Tensor"
+    }
+    names = [
+        by_alias.get(tuple(result.alias_info.before_set)) if result.alias_info is not None else None
+        for result in schema.returns
+    ]
+    found = [name for name in names if name is not None]
+    return found if found and len(found) == len(names) else None
+
+
 def has_out_arguments(op: Any) -> bool:
     """Whether results are written to tensors that are given, which are resized to fit."""
     return any(argument.is_out for argument in op._schema.arguments)
@@ -140,6 +156,11 @@ def written_arguments(op: OpOverload) -> tuple[tuple[int, str], ...]:
         for position, argument in enumerate(op._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
+
+
+@once_for_each_operator
+def has_cpu_kernel(op: OpOverload) -> bool:
+    return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU"))
 
 
 @once_for_each_operator

@@ -40,6 +40,12 @@ def storage_id(tensor: Tensor) -> int:
     return native_storage(tensor)._cdata
 
 
+def has_other_tensors(tensor: Tensor) -> bool:
+    """Whether others share its storage. The storage object that is made to ask counts as one."""
+    storage = native_storage(tensor)
+    return torch._C._storage_Use_Count(storage._cdata) > 2
+
+
 def storage_number(storage: torch.UntypedStorage) -> int:
     """As `storage_id`, of the storage itself."""
     return storage._cdata
@@ -181,3 +187,14 @@ class RaggedNode(NestedIntNode):
     def mul(self, other: Any) -> RaggedNode:
         times = other.constant_int() if other.is_constant() else other.guard_int("", 0)
         return RaggedNode(self.t_id, self.coeff * times)
+
+
+def flatten_wrapper(wrapper: torch.Tensor) -> tuple[list[str], object]:
+    """The names of the tensors inside of a wrapper subclass, and what else it takes to put it together again."""
+    return wrapper.__tensor_flatten__()
+
+
+def unflatten_wrapper(
+    kind: type[torch.Tensor], parts: dict[str, Any], context: object, shape: Any, stride: Any
+) -> torch.Tensor:
+    return kind.__tensor_unflatten__(parts, context, shape, stride)

@@ -55,7 +55,7 @@ def _modules_of(f: Any, seen: set[int]) -> Iterator[Named]:
         yield from _modules_in(value, seen)
 
 
-def _modules_in(value: Any, seen: set[int], depth: int = 0) -> Iterator[Named]:
+def _modules_in(value: object, seen: set[int], depth: int = 0) -> Iterator[Named]:
     """The modules that a value is, holds in a list, a dict or an object, or, if it is a function, refers to in turn."""
     if isinstance(value, torch.nn.Module):
         yield value, False
@@ -73,7 +73,7 @@ DEEPEST, MOST = 4, 10_000
 """How deep, and into how many values, a function's surroundings are searched."""
 
 
-def _parts(value: Any) -> list[Any]:
+def _parts(value: object) -> list[Any]:
     if isinstance(value, CONTAINERS):
         return list(value.values() if isinstance(value, dict) else value)
     if type(value).__module__.partition(".")[0] in WITHOUT_MODULES:
@@ -210,7 +210,7 @@ class CachesOfNamespaces:
 _CACHES = CachesOfNamespaces()
 
 
-def _is_looked_through(module: Any) -> bool:
+def _is_looked_through(module: object) -> bool:
     """Whether it is neither torch's nor of Python's own library."""
     file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
     return isinstance(file, str) and is_the_users(file)
@@ -228,7 +228,7 @@ def _caches_in(module: ModuleType) -> Iterator[Any]:
             yield from (part for part in map(_unwrap, list(vars(value).values())) if type(part) is CACHED)
 
 
-def _unwrap(member: Any) -> Any:
+def _unwrap(member: object) -> Any:
     if isinstance(member, (staticmethod, classmethod)):
         return member.__func__
     return member.fget if isinstance(member, property) else member
@@ -291,7 +291,7 @@ def tensors_kept_by(cache: Any) -> list[torch.Tensor]:
     return [tensor for value in gc.get_referents(cache) for tensor in _tensors_in(value)]
 
 
-def _tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+def _tensors_in(value: object, depth: int = 0) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif depth < DEEPEST_RESULT and not isinstance(value, (type, ModuleType, FunctionType, torch.nn.Module)):

@@ -55,15 +55,15 @@ class LazyDict(dict[str, Any]):
         value = dict.get(self, key, default)
         return self[key] if type(value) is self.pending else value
 
-    def pop(self, key: str, default: Any = NOT_GIVEN) -> Any:
+    def pop(self, key: str, default: object = NOT_GIVEN) -> Any:
         self.settle()
         return dict.pop(self, key) if default is NOT_GIVEN else dict.pop(self, key, default)
 
-    def popitem(self) -> tuple[str, Any]:
+    def popitem(self) -> tuple[str, object]:
         self.settle()
         return dict.popitem(self)
 
-    def setdefault(self, key: str, default: Any = None) -> Any:
+    def setdefault(self, key: str, default: object = None) -> Any:
         self.settle()
         return dict.setdefault(self, key, default)
 
@@ -100,7 +100,7 @@ class LazyDict(dict[str, Any]):
     def __copy__(self) -> Any:
         return self.copy()
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         """Copied deeply and pickled as the dict that it looks like."""
         return dict, (dict(self),)
 
@@ -238,6 +238,6 @@ class LazyParameters:
         self._by_storage.clear()
 
 
-def resolve_parameters(tensors: Iterable[Any]) -> list[Any]:
+def resolve_parameters(tensors: Iterable[object]) -> list[Any]:
     """The stand-ins that there are in the place of what was lent."""
     return [part.fake if type(part) is LazyParameter and part.fake is not None else part for part in tensors]

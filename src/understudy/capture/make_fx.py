@@ -35,7 +35,7 @@ from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.torch_api import maybe_get_fake_mode
 from understudy.graph import show
-from understudy.graph.borrowed_state import no_collection
+from understudy.graph.borrowed_state import no_collection, refuse_cycles
 from understudy.graph.node_origins import begins_here
 from understudy.graph.node_values import in_stand_ins, set_val
 from understudy.shapes.bindings import bindings_of_input
@@ -190,7 +190,11 @@ def make_fx(
 
     @functools.wraps(f)
     def trace(*args: Any) -> GraphModule:
-        return Capture(f, options).run(args)
+        try:
+            return Capture(f, options).run(args)
+        except RecursionError:
+            refuse_cycles(args)
+            raise
 
     return trace
 

@@ -80,11 +80,11 @@ ACTIVE: ContextVar[ModuleStack | None] = ContextVar("module_stack", default=None
 
 
 @patch("torch.nn.Module.__call__", during=MODULE_PATHS)
-def record_module_path(original: Callable[..., Any]) -> Callable[..., Any]:
+def record_module_path(original: Callable[..., object]) -> Callable[..., object]:
     """Nodes say which modules were being called, also those that the program calls as functions."""
 
     @functools.wraps(original)
-    def call(self: Module, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Module, *args: object, **kwargs: object) -> Any:
         stack = ACTIVE.get()
         if stack is None:
             return original(self, *args, **kwargs)
@@ -114,7 +114,7 @@ def nothing() -> Iterator[None]:
     yield
 
 
-def root_of(f: Any) -> Module | None:
+def root_of(f: object) -> Module | None:
     """The module whose program a function is: what it wraps as `_orig_mod`, what it is, what it is a method of."""
     for candidate in (getattr(f, "_orig_mod", None), f, getattr(f, "__self__", None)):
         if isinstance(candidate, Module):
@@ -132,7 +132,7 @@ CHILDREN = "_understudy_children"
 class ReachedModule:
     """What the class of a reached module adds to the class of the module."""
 
-    def __init_subclass__(cls, **ignored: Any) -> None:
+    def __init_subclass__(cls, **ignored: object) -> None:
         """The user's own `__init_subclass__` is not told of classes that are made for a trace."""
 
     def _real_class(self) -> Any:
@@ -162,7 +162,7 @@ class ReachedModules(dict[str, Any]):
         )
         self._real = modules
 
-    def __setitem__(self, name: str, module: Any) -> None:
+    def __setitem__(self, name: str, module: object) -> None:
         super().__setitem__(name, module)
         self._real[name] = original(module)
 
@@ -171,7 +171,7 @@ class ReachedModules(dict[str, Any]):
         del self._real[name]
 
 
-def real_class(module: Any) -> Any:
+def real_class(module: object) -> Any:
     """The class of a module, of a reached one too."""
     kind = type(module)
     return kind.__mro__[2] if issubclass(kind, ReachedModule) else kind
@@ -186,7 +186,7 @@ def original(value: Any) -> Any:
     )
 
 
-def reach_module(owner: Any, name: str, module: Module) -> Any:
+def reach_module(owner: object, name: str, module: Module) -> Any:
     """The module as it is reached from another by this name: another object on the same attributes, always the same."""
     known: dict[str, Any] = getattr(type(owner), CHILDREN)
     module = original(module)
@@ -244,7 +244,7 @@ class _ProgramsWithPaths:
                     set_class(root, real_class(root))
 
 
-def set_class(module: Module, kind: Any) -> None:
+def set_class(module: Module, kind: object) -> None:
     """Past the property, and past what classes make of an assignment."""
     object.__dict__["__class__"].__set__(module, kind)
 

@@ -43,12 +43,15 @@ class PreDispatchTorchFunctionMode(TorchFunctionMode):
         }
 
     # torch.autocast asks the modes for functions whether one is torch's own class of this name.
-    def _claimed_class(self) -> Any:
+    def _claimed_class(self) -> type:
         return _torch.torch_state_recorder_class()
 
     __class__ = property(_claimed_class)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., object], types: tuple[object, ...], args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> Any:
         handler = self._handlers.get(func) if _torch.is_recorded_above_autograd() else None
         if handler is not None:
             return handler(*args, **(kwargs or {}))
@@ -57,7 +60,7 @@ class PreDispatchTorchFunctionMode(TorchFunctionMode):
                 return func(*args, **(kwargs or {}))
         return func(*args, **kwargs) if kwargs else func(*args)
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         if exception[0] is None:
             self._keep_in_step()
@@ -82,7 +85,7 @@ class PreDispatchTorchFunctionMode(TorchFunctionMode):
         self.enter_autocast_nodes.append(node)
         return node
 
-    def _exit_autocast(self, *args: Any) -> Node:
+    def _exit_autocast(self, *args: object) -> Node:
         return self._record(_torch.exit_autocast, (self.enter_autocast_nodes.pop(),))
 
     def _record(self, function: Any, args: tuple[Any, ...]) -> Node:

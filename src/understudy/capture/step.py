@@ -310,7 +310,9 @@ def _begins_with_zeros(optimizer: torch.optim.Optimizer) -> bool:
 def _origin(node: Node) -> Node:
     """The node that made a tensor which this one wrote to in place."""
     while isinstance(node.target, _torch.OpOverload) and _torch.is_mutable(node.target):
-        node = node.args[0]  # type: ignore[assignment]
+        written = node.args[0]
+        assert isinstance(written, Node)
+        node = written
     return node
 
 
@@ -344,7 +346,9 @@ def _zeros_like(val: Any) -> torch.Tensor:
 def _evaluate_node(node: Node, graph: GraphModule, values: dict[Node, Any]) -> Any:
     """What a node gives for real, where it depends on nothing but parameters, constants and metadata."""
     if isinstance(node.target, _torch.OpOverload) and node.target.overloadpacket.__name__ in LIKE:
-        values.setdefault(node.args[0], _zeros_like(node.args[0].meta["val"]))  # type: ignore[arg-type,union-attr]
+        like = node.args[0]
+        assert isinstance(like, Node)
+        values.setdefault(like, _zeros_like(like.meta["val"]))
     if node not in values:
         if node.op == "get_attr":
             result: Any = graph
@@ -401,7 +405,7 @@ def _called_with_structures(
     root = torch.nn.Module()
     for node in graph.find_nodes(op="get_attr"):
         attach(root, str(node.target), _evaluate_node(node, graph_module, {}))
-    result = _torch.lazy_graph_module(root, graph, "step")
-    result.example_parameters = parameters  # type: ignore[assignment]
-    result.example_state = state  # type: ignore[assignment]
+    result: Any = _torch.lazy_graph_module(root, graph, "step")
+    result.example_parameters = parameters
+    result.example_state = state
     return result

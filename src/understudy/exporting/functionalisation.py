@@ -1,8 +1,14 @@
 """Functionalisation of a captured graph: writes become values, and what is written to from outside becomes an output.
 
-A graph that was recorded through `FunctionalTable` has one kind of write left, `aten.copy_(target, source)`, and views. Which
-nodes share memory is known: their stand-ins do. A memory has a *base*, the node that made it, and *views*, each a call on
-the base or on another view. A copy into a view becomes
+    functional_form    operator → function that computes the new values, and copies them into what was written to
+    FunctionalTable    a table of decompositions in which operators that write are decomposed by it
+    view_inverse       operator → what a tensor is, from the new value of a view of it
+    functionalise      the copies of a graph as values
+
+A graph that was recorded through `FunctionalTable` has one kind of write left, `aten.copy_(target, source)`, and views: the
+new values are computed by operators that go through the recorder as well, and are decomposed by the same table. Which nodes
+share memory is known: their stand-ins do. A memory has a *base*, the node that made it, and *views*, each a call on the base
+or on another view. A copy into a view becomes
 
     v = source, as the view looks                          the new value of the view
     b = slice_scatter(base, v, …)                          the new value of what it is a view of, up to the base
@@ -15,21 +21,316 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Graph, Node
 
 from understudy import _torch
-from understudy.errors import Context
-from understudy.exporting.functional_forms import COPY, NotFunctionalError
-from understudy.exporting.view_inverses import Scattering, sizes_of, view_inverse
+from understudy._torch import OpOverload
+from understudy.errors import Context, UnderstudyError
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_origins import line_behind
-from understudy.ops.registry import record_of
+from understudy.ops.registry import Trait, record_of
 from understudy.shapes.sizes import surely_equal
+
+# --- operators that write -------------------------------------------------------------------------------------------
+
+aten = torch.ops.aten
+Form = Callable[..., Any]
+COPY = aten.copy_.default
+
+
+class NotFunctionalError(UnderstudyError, RuntimeError):
+    """A write that can't be expressed by operators without writes."""
+
+
+def _derive(op: OpOverload) -> Form | None:
+    """By the schema: the overload without `_`, without `out=`, or with the written arguments among its results."""
+    record = record_of(op)
+    if op is COPY or not record.is_mutable or record.changes_metadata:
+        return None
+    functional = _find_functional(op)
+    if functional is None:
+        return None
+    return _write_results(op, functional)
+
+
+functional_form: Trait[Form] = Trait("the same without writes, but for copies into what it writes to", derive=_derive)
+
+
+def _find_functional(op: OpOverload) -> OpOverload | None:
+    written = {name for _, name in _torch.written_arguments(op)}
+    out_names = {a.name for a in op._schema.arguments if a.kwarg_only and a.name in written}
+    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if a.name not in out_names]
+    plain = op.overloadpacket.__name__
+    namespace = getattr(torch.ops, op.namespace)
+    for name in (plain, plain.removesuffix("_"), f"{plain}_functional", f"{plain.removesuffix('_')}_functional"):
+        family = getattr(namespace, name, None)
+        for overload in family.overloads() if family is not None else ():
+            found = getattr(family, overload)
+            arguments = [(a.name, str(a.type)) for a in found._schema.arguments]
+            if arguments == wanted and not record_of(found).is_mutable:
+                return found
+    return None
+
+
+def _write_results(op: OpOverload, functional: OpOverload) -> Form:
+    names = [name for _, name in _torch.written_arguments(op)]
+    positions = {a.name: position for position, a in enumerate(op._schema.arguments)}
+    is_out = record_of(op).has_out
+    returns = len(op._schema.returns)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        targets = [
+            args[positions[name]] if positions[name] < len(args) else kwargs.get(name) for name in names
+        ]
+        if is_out:
+            kwargs = {name: value for name, value in kwargs.items() if name not in names}
+        results = functional(*args, **kwargs)
+        values = list(results) if isinstance(results, (tuple, list)) else [results]
+        # In place and out=, all results are written; a `_functional` variant gives them after its other results.
+        into = values[-len(targets) :] if len(values) >= len(targets) else values
+        if len(targets) == 1 and isinstance(targets[0], (list, tuple)):
+            into = [values]
+        for target, value in zip(targets, into, strict=True):
+            _copy_all(target, value, op)
+        rest = values[: returns] if len(values) > len(targets) else targets
+        return rest[0] if returns == 1 else None if returns == 0 else tuple(rest)
+
+    return run
+
+
+def _copy_all(target: Any, value: Any, op: OpOverload) -> None:
+    if target is None:
+        return
+    if isinstance(target, (list, tuple)):
+        for one, new in zip(target, value, strict=True):
+            _copy_all(one, new, op)
+        return
+    if len(target.shape) != len(value.shape):
+        raise NotFunctionalError(
+            f"{op} resizes the tensor it writes to, from {list(target.shape)} to {list(value.shape)}: a program without "
+            "writes has no place for that; give it a tensor of the right size, or take what it returns"
+        )
+    target.copy_(value)
+
+
+# --- Operators whose schema does not tell ----------------------------------------------------------------------------
+
+
+@functional_form("normal_")
+def normal_(target: Any, mean: float = 0, std: float = 1, *, generator: Any = None) -> Any:
+    return target.copy_(aten.normal_functional(target, mean, std, generator=generator))
+
+
+@functional_form("native_batch_norm")
+def native_batch_norm(
+    input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    if running_mean is None:
+        return aten._native_batch_norm_legit.no_stats(input, weight, bias, training, momentum, eps)
+    if not training:
+        return aten._native_batch_norm_legit_no_training(
+            input, weight, bias, running_mean, running_var, momentum, eps
+        )
+    *results, mean, var = aten._native_batch_norm_legit_functional(
+        input, weight, bias, running_mean, running_var, training, momentum, eps
+    )
+    running_mean.copy_(mean)
+    running_var.copy_(var)
+    return tuple(results)
+
+
+class FunctionalTable(Mapping[Any, Form]):
+    """A table of decompositions, and for operators that write their functional forms."""
+
+    def __init__(self, table: Mapping[Any, Form]) -> None:
+        self._table = table
+
+    def __contains__(self, op: object) -> bool:
+        return op in self._table or (isinstance(op, OpOverload) and functional_form.of(op) is not None)
+
+    def __getitem__(self, op: Any) -> Form:
+        form = functional_form.of(op) if isinstance(op, OpOverload) else None
+        return self._table[op] if form is None or op in self._table else form
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._table)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+
+# --- the inverse of a view ------------------------------------------------------------------------------------------
+
+aten = torch.ops.aten
+
+
+class Scattering(NamedTuple):
+    """`view` is a view of `parent`, made by `call`; it has the new `value`. `before` is the parent's value until now."""
+
+    graph: Graph
+    call: Node
+    view: Node
+    parent: Node
+    before: Node
+    value: Node
+    position: int | None
+    """Which of the views that the call gave."""
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument of the call that made the view."""
+        given = self.call.args
+        return given[position] if position < len(given) else self.call.kwargs.get(name, default)
+
+    @property
+    def parent_shape(self) -> tuple[Any, ...]:
+        shape: tuple[Any, ...] = self.parent.meta["val"]._spec.shape
+        return shape
+
+    @property
+    def view_shape(self) -> tuple[Any, ...]:
+        shape: tuple[Any, ...] = self.view.meta["val"]._spec.shape
+        return shape
+
+    def add(self, op: Any, *args: Any) -> Node:
+        """A node that gives the parent's new value."""
+        node = self.graph.call_function(op, args)
+        node.meta = self.parent.meta.copy() if self.parent.op == "call_function" else self.call.meta.copy()
+        node.meta["val"] = self.parent.meta["val"]
+        return node
+
+
+Inverse = Callable[[Scattering], Node | None]
+view_inverse: Trait[Inverse] = Trait("the value of a tensor, from that of a view of it")
+
+
+def sizes_of(graph: Graph, node: Node) -> list[Any]:
+    """The sizes of a node's tensor, as arguments: numbers, and nodes that ask for those that vary."""
+    sizes: list[Any] = []
+    for dim, size in enumerate(node.meta["val"]._spec.shape):
+        if isinstance(size, int):
+            sizes.append(size)
+            continue
+        asked = graph.call_function(aten.sym_size.int, (node, dim))
+        asked.meta = {name: value for name, value in node.meta.items() if name not in ("val", "tensor_meta")}
+        asked.meta["val"] = node.meta["val"].shape[dim]
+        sizes.append(asked)
+    return sizes
+
+
+@view_inverse("detach", "alias", "lift_fresh", "view_as", "contiguous")
+def same(s: Scattering) -> Node:
+    return s.value
+
+
+@view_inverse("slice.Tensor")
+def slice_(s: Scattering) -> Node:
+    dim, start, end = s.argument(1, "dim", 0), s.argument(2, "start"), s.argument(3, "end")
+    return s.add(aten.slice_scatter.default, s.before, s.value, dim, start, end, s.argument(4, "step", 1))
+
+
+@view_inverse("select.int")
+def select(s: Scattering) -> Node:
+    return s.add(aten.select_scatter.default, s.before, s.value, s.argument(1, "dim"), s.argument(2, "index"))
+
+
+@view_inverse("diagonal")
+def diagonal(s: Scattering) -> Node:
+    where = s.argument(1, "offset", 0), s.argument(2, "dim1", 0), s.argument(3, "dim2", 1)
+    return s.add(aten.diagonal_scatter.default, s.before, s.value, *where)
+
+
+@view_inverse("as_strided")
+def as_strided(s: Scattering) -> Node:
+    where = s.argument(1, "size"), s.argument(2, "stride"), s.argument(3, "storage_offset")
+    return s.add(aten.as_strided_scatter.default, s.before, s.value, *where)
+
+
+@view_inverse("view", "_unsafe_view", "reshape", "_reshape_alias", "flatten.using_ints", "unflatten.int")
+def view(s: Scattering) -> Node:
+    packed = s.graph.call_function(aten.clone.default, (s.value,), {"memory_format": torch.contiguous_format})
+    packed.meta = s.view.meta.copy()
+    return s.add(aten.view.default, packed, sizes_of(s.graph, s.parent))
+
+
+@view_inverse("view.dtype")
+def view_dtype(s: Scattering) -> Node:
+    return s.add(aten.view.dtype, s.value, s.parent.meta["val"].dtype)
+
+
+@view_inverse("unsqueeze")
+def unsqueeze(s: Scattering) -> Node:
+    return s.add(aten.squeeze.dim, s.value, s.argument(1, "dim"))
+
+
+@view_inverse("squeeze", "squeeze.dim", "squeeze.dims")
+def squeeze(s: Scattering) -> Node | None:
+    count = len(s.parent_shape)
+    asked = s.argument(1, "dim", range(count))
+    dims = sorted({dim % count for dim in ([asked] if isinstance(asked, int) else asked)}) if count else []
+    value = s.value
+    for dim in dims:
+        if surely_equal(s.parent_shape[dim], 1):
+            value = s.add(aten.unsqueeze.default, value, dim)
+    return value
+
+
+@view_inverse("permute")
+def permute(s: Scattering) -> Node:
+    dims = s.argument(1, "dims")
+    order = [dim % len(dims) for dim in dims]
+    return s.add(aten.permute.default, s.value, [order.index(dim) for dim in range(len(order))])
+
+
+@view_inverse("transpose.int")
+def transpose(s: Scattering) -> Node:
+    return s.add(aten.transpose.int, s.value, s.argument(1, "dim0"), s.argument(2, "dim1"))
+
+
+@view_inverse("t")
+def t(s: Scattering) -> Node:
+    return s.add(aten.t.default, s.value)
+
+
+@view_inverse("expand")
+def expand(s: Scattering) -> Node | None:
+    is_same = len(s.parent_shape) == len(s.view_shape) and all(map(surely_equal, s.parent_shape, s.view_shape))
+    return s.value if is_same else None
+
+
+@view_inverse("view_as_real")
+def view_as_real(s: Scattering) -> Node:
+    return s.add(aten.view_as_complex.default, s.value)
+
+
+@view_inverse("view_as_complex")
+def view_as_complex(s: Scattering) -> Node:
+    return s.add(aten.view_as_real.default, s.value)
+
+
+@view_inverse("unbind.int")
+def unbind(s: Scattering) -> Node:
+    return s.add(aten.select_scatter.default, s.before, s.value, s.argument(1, "dim", 0), s.position)
+
+
+@view_inverse("split.Tensor", "split_with_sizes", "chunk")
+def split(s: Scattering) -> Node | None:
+    dim = s.argument(2, "dim", 0)
+    parts: Sequence[Any] = s.call.meta["val"]
+    assert s.position is not None
+    lengths = [part._spec.shape[dim] for part in parts[: s.position + 1]]
+    if not all(isinstance(length, int) for length in lengths):
+        return None
+    end = sum(lengths)
+    return s.add(aten.slice_scatter.default, s.before, s.value, dim, end - lengths[-1], end)
+
+
+# --- the copies of a graph ------------------------------------------------------------------------------------------
 
 aten = torch.ops.aten
 

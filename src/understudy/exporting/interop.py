@@ -15,7 +15,6 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 from torch.fx.experimental.symbolic_shapes import ShapeEnv as TorchShapeEnv
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp as TorchFakeTensorProp
-
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -149,8 +148,9 @@ class TorchValues:
     """Torch's fake tensors and symbols for ours."""
 
     def __init__(self) -> None:
-        self.mode = TorchFakeTensorMode(allow_non_fake_inputs=True, shape_env=TorchShapeEnv(), export=True)
-        self.symbols = TorchSymbols(self.mode.shape_env)
+        self.env = TorchShapeEnv()
+        self.mode = TorchFakeTensorMode(allow_non_fake_inputs=True, shape_env=self.env, export=True)
+        self.symbols = TorchSymbols(self.env)
         self._made: dict[tuple[TensorSpec, bool], torch.Tensor] = {}
 
     def convert(self, value: Any) -> Any:
@@ -168,7 +168,7 @@ class TorchValues:
         if found is None:
             shape, stride = ([self.symbols.number(size) for size in sizes] for sizes in (spec.shape, spec.stride))
             # Nothing is to be assumed because it was written down, and no mode of the caller is to answer.
-            with _torch.no_modes(), self.mode.shape_env.suppress_guards():
+            with _torch.no_modes(), self.env.suppress_guards():
                 plain = torch.empty_strided(shape, stride, dtype=spec.dtype, device="meta")
                 device = torch.device(spec.device)
                 found = TorchFakeTensor(self.mode, plain, device, requires_grad=requires_grad)
@@ -179,7 +179,7 @@ class TorchValues:
         """Where the symbols that a node makes are found in what it gives, in torch's words."""
         from torch.fx.experimental.symbolic_shapes import _free_unbacked_symbols_with_path  # why: private
 
-        env = self.mode.shape_env
+        env = self.env
         found = _free_unbacked_symbols_with_path(
             node.meta["val"], (), shape_env=env, pending=set(env.var_to_range), simplify=True
         )

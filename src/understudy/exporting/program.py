@@ -1,14 +1,19 @@
 """export: an ExportedProgram of torch, from one capture.
 
-    export      the function of the users
-    Program     the exported program: torch's class, whose decompositions take our path
+    export              the function of the users
+    Recording           the model, run once
+    Program             the exported program: torch's class, whose decompositions take our path
+    accelerate_export   `torch.export.export` and `torch.onnx.export` on our capture, for code that calls them
 """
 
 from __future__ import annotations
 
 import copy
+import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,18 +24,22 @@ from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx import GraphModule, Node
 
 from understudy import _torch
-from understudy.capture.make_fx import Capture, Options
-from understudy.exporting.functional_forms import FunctionalTable
-from understudy.exporting.functionalisation import functionalise
-from understudy.exporting.guards import GuardRecord, check_requests, guard_code
+from understudy.capture.make_fx import Capture, Options, TracingMode
+from understudy.exporting.functionalisation import FunctionalTable, functionalise
+from understudy.exporting.inputs import GuardRecord, Inputs, check_requests, guard_code, read_inputs
 from understudy.exporting.interop import TorchValues, convert_values
-from understudy.exporting.regions import wrap_regions
-from understudy.exporting.requests import Inputs, read_inputs
-from understudy.exporting.signature import ExportError, Lifted, ModelState, lift, lift_again, make_signature
+from understudy.exporting.signature import (
+    Lifted,
+    ModelState,
+    check_results,
+    lift,
+    lift_again,
+    make_signature,
+    wrap_regions,
+)
 from understudy.fake.mode import FakeTensorMode
-from understudy.fake.tensor import FakeTensor
 from understudy.fake.torch_api import maybe_get_fake_mode
-from understudy.patching import EXPORTING, active, patch
+from understudy.patching import ACCELERATION, EXPORTING, active, patch
 from understudy.shapes.env import ShapeEnv
 
 Table = Mapping[Any, Callable[..., Any]]
@@ -142,6 +151,8 @@ class Recording:
         """Run the model once. Without a table it is recorded above autograd, else below, without writes."""
         is_training = table is None
         options = _options(table)
+        if self.mode.shape_env is None:  # stand-ins of the user, all of whose sizes are numbers
+            options = replace(options, tracing_mode="fake")
         given = [fake for fake in self.fakes if isinstance(fake, (torch.Tensor, torch.SymInt))]
         is_grad_enabled = torch.is_grad_enabled()
         with active(EXPORTING), torch.set_grad_enabled(is_grad_enabled and is_training):
@@ -161,6 +172,7 @@ class Recording:
             with _copied_buffers(model), self._noted_calls():
                 result = model(*args, **kwargs)
             flat, self.out_spec = _torch.tree_flatten(result)
+            check_results(flat)
             return tuple(flat)
 
         run._orig_mod = model  # type: ignore[attr-defined]  # whose parameters keep their names
@@ -203,8 +215,7 @@ def _copied_buffers(model: torch.nn.Module) -> Iterator[None]:
         for name, tensor in before.items():
             now = module._buffers.get(name)
             if now is not tensor and tensor is not None and now is not None:
-                with torch.no_grad():
-                    tensor.copy_(now)
+                tensor.copy_(now)
 
 
 class CallNotes:
@@ -242,7 +253,10 @@ def _recorded(leaf: Any) -> Any:
 
 
 def _call_argument(value: Any) -> Any:
-    from torch.export.graph_signature import ConstantArgument, TensorArgument  # why: only where signatures are preserved
+    from torch.export.graph_signature import (  # why: only where signatures are preserved
+        ConstantArgument,
+        TensorArgument,
+    )
 
     return TensorArgument(value.name) if isinstance(value, Node) else ConstantArgument("", value)
 
@@ -264,20 +278,13 @@ class Captured:
         state = recording.state
         inputs = list(zip(recording.inputs.names, recording.fakes, strict=True))
         with _torch.no_modes():
-            lifted = lift(module, state, inputs, self._state_values())
+            lifted = lift(module, state, inputs, stand_ins(recording.mode))
             written = {} if self.is_training else functionalise(module.graph)
             if self.is_training:
                 wrap_regions(module, self.is_grad_enabled)
             _complete_metadata(module)
             signature = make_signature(module.graph, lifted, written)
             return self._program(lifted, signature, example)
-
-    def _state_values(self) -> dict[str, Any]:
-        """Stand-ins for the parameters and buffers."""
-        mode, values = self.recording.mode, {}
-        for name, tensor in (*self.recording.state.parameters.items(), *self.recording.state.buffers.items()):
-            values[name] = tensor if mode.is_our_fake(tensor) else mode.from_tensor(tensor, static_shapes=True)
-        return values
 
     def _program(self, lifted: Lifted, signature: Any, example: tuple[Any, Any]) -> Program:
         recording = self.recording
@@ -305,10 +312,15 @@ class Captured:
         return entries
 
 
+def stand_ins(mode: FakeTensorMode) -> Callable[[torch.Tensor], Any]:
+    """What stands for a tensor of the model, in this mode."""
+    return lambda tensor: tensor if mode.is_our_fake(tensor) else mode.from_tensor(tensor, static_shapes=True)
+
+
 def _complete_metadata(module: GraphModule) -> None:
     """Every call says in which module it was made; inputs and outputs do not."""
-    root = next((node.meta["nn_module_stack"] for node in module.graph.nodes if "nn_module_stack" in node.meta), {})
-    root = dict(list(root.items())[:1])
+    stacks = (node.meta["nn_module_stack"] for node in module.graph.nodes if "nn_module_stack" in node.meta)
+    root = dict(list(next(stacks, {}).items())[:1])
     for inner in module.modules():
         if not isinstance(inner, GraphModule):
             continue
@@ -367,7 +379,7 @@ class Program(ExportedProgram):
         table = _torch.materialise_table(torch.export.default_decompositions() if decomp_table is None else decomp_table)
         vals = self._stand_ins()
         if vals is None or decompose_custom_triton_ops:  # other inputs than were captured: torch knows what to do
-            return super().run_decompositions(decomp_table, decompose_custom_triton_ops)  # type: ignore[arg-type]
+            return super().run_decompositions(decomp_table, decompose_custom_triton_ops)
         return _decompose(self, vals, table)
 
     def _stand_ins(self) -> list[Any] | None:
@@ -387,14 +399,15 @@ def _decompose(program: Program, vals: list[Any], table: Table) -> Program:
         with torch.fx.traceback.preserve_node_meta():
             return interpreter.run(*(next(remaining) if is_one else val for val, is_one in zip(vals, is_given, strict=True)))
 
-    options = replace(_options(table), record_module_stack=False)
+    tracing_mode: TracingMode = "fake" if origin.mode.shape_env is None else "symbolic"
+    options = replace(_options(table), record_module_stack=False, tracing_mode=tracing_mode)
     with active(EXPORTING), torch.no_grad():
         made = Capture(run, options).run(tuple(val for val, is_one in zip(vals, is_given, strict=True) if is_one))
     signature = program.graph_signature
     specs = [InputSpec(spec.kind, copy.copy(spec.arg), spec.target, spec.persistent) for spec in signature.input_specs]
     lifted = Lifted(specs, dict(program.constants))
     with _torch.no_modes():
-        lift_again(made, lifted, vals)
+        lift_again(made, lifted, vals, stand_ins(origin.mode))
         written = functionalise(made.graph)
         _complete_metadata(made)
         new_signature = make_signature(made.graph, lifted, written, signature.output_specs)
@@ -414,3 +427,51 @@ def _submodules(module: GraphModule) -> torch.nn.Module:
     for node in module.graph.find_nodes(op="get_attr"):
         setattr(root, str(node.target), getattr(module, str(node.target)))
     return root
+
+
+# --- for code that calls torch.export -------------------------------------------------------------------------------
+
+ACCELERATED: ContextVar[bool] = ContextVar("accelerated", default=False)
+
+
+class AccelerationWarning(UserWarning):
+    """An export that took torch's own path."""
+
+
+@contextmanager
+def accelerate_export() -> Iterator[None]:
+    """Inside, in this thread, `torch.export.export` captures with understudy, and so does `torch.onnx.export`, which calls
+    it.
+
+    A program that can't be exported so is exported by torch, with an `AccelerationWarning` that says why.
+    """
+    token = ACCELERATED.set(True)
+    try:
+        with active(ACCELERATION):
+            yield
+    finally:
+        ACCELERATED.reset(token)
+
+
+@patch("torch.export.export", during=ACCELERATION)
+def capture_quickly(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The export that was asked for, from our capture; where that fails, from torch's."""
+
+    @functools.wraps(original)
+    def accelerated(mod: torch.nn.Module, args: Any, kwargs: Any = None, **options: Any) -> Any:
+        if not ACCELERATED.get() or options.get("strict"):
+            return original(mod, args, kwargs, **options)
+        token = ACCELERATED.set(False)
+        try:
+            return export(mod, args, kwargs, guard_zero_one=False, **options)
+        except Exception as error:  # whatever it is, torch may still be able to export the program
+            reason = str(error).partition("\n")[0]
+            warnings.warn(
+                f"accelerate_export: torch's own export is used, because {type(error).__name__}: {reason}",
+                AccelerationWarning, stacklevel=2,
+            )  # fmt: skip
+            return original(mod, args, kwargs, **options)
+        finally:
+            ACCELERATED.reset(token)
+
+    return accelerated

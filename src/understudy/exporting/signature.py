@@ -1,14 +1,16 @@
-"""A captured graph as the graph of an exported program: state as inputs, names, the signature.
+"""A captured graph as the graph of an exported program: state as inputs, names, the signature, regions.
 
     ModelState        parameters and buffers of a model, by name
     lift              attributes that a graph reads become placeholders before those of the user
     make_signature    what each placeholder and each output is
+    wrap_regions      regions without gradients or with autocast, each as a graph of its own
 """
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +32,7 @@ from torch.fx import Graph, GraphModule, Node
 from understudy import _torch
 from understudy.errors import Context, UnderstudyError
 from understudy.graph.node_origins import line_behind
+from understudy.ops.registry import record_of
 
 PREFIXES = {InputKind.PARAMETER: "p_", InputKind.BUFFER: "b_", InputKind.CONSTANT_TENSOR: "c_"}
 NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9]")
@@ -76,11 +79,13 @@ class Lifted:
     constants: dict[str, Any]
 
 
-def lift(module: GraphModule, state: ModelState, inputs: Sequence[tuple[str, Any]], values: Mapping[str, Any]) -> Lifted:
+def lift(
+    module: GraphModule, state: ModelState, inputs: Sequence[tuple[str, Any]], stand_in: Callable[[torch.Tensor], Any]
+) -> Lifted:
     """Make placeholders of the state that the graph reads, and name all placeholders.
 
     `inputs`: name and leaf of each input of the user, of which the graph has those that are tensors or symbols already.
-    `values`: what the state's placeholders say that they are.
+    `stand_in`: what stands for a tensor of the state.
     """
     graph = module.graph
     specs: list[InputSpec] = []
@@ -93,7 +98,7 @@ def lift(module: GraphModule, state: ModelState, inputs: Sequence[tuple[str, Any
     def place(kind: InputKind, target: str, tensor: Any) -> Node:
         with graph.inserting_before(first):
             node = graph.placeholder(f"state_{len(specs)}")
-        node.meta["val"] = values.get(target)
+        node.meta["val"] = stand_in(tensor)
         by_identity.setdefault(id(tensor), node)
         names[node] = PREFIXES[kind] + NOT_IN_NAMES.sub("_", target).lower()
         persistent = target not in state.temporary if kind is InputKind.BUFFER else None
@@ -125,7 +130,9 @@ def lift(module: GraphModule, state: ModelState, inputs: Sequence[tuple[str, Any
     return Lifted(specs, constants)
 
 
-def lift_again(module: GraphModule, lifted: Lifted, vals: Sequence[Any]) -> None:
+def lift_again(
+    module: GraphModule, lifted: Lifted, vals: Sequence[Any], stand_in: Callable[[torch.Tensor], Any]
+) -> None:
     """The same for the graph of a program that was run once more: its state is among its inputs already.
 
     `vals`: of all placeholders. Constants that decompositions have made are lifted, and `lifted` is completed.
@@ -152,6 +159,7 @@ def lift_again(module: GraphModule, lifted: Lifted, vals: Sequence[Any]) -> None
     def place(kind: InputKind, target: str, tensor: Any) -> Node:
         with graph.inserting_before(first_of_user or _first_call(graph)):
             node = graph.placeholder(f"constant_{len(specs)}")
+        node.meta["val"] = stand_in(tensor)
         names[node] = PREFIXES[kind] + NOT_IN_NAMES.sub("_", target).lower()
         specs.append(InputSpec(kind, TensorArgument(node.name), target, None))
         return node
@@ -171,12 +179,15 @@ def _first_call(graph: Graph) -> Node:
 def _put_in_order(graph: Graph, nodes: list[Node]) -> None:
     """Placeholders of the user in the order of the arguments."""
     first = _first_call(graph)
-    if [node for node in graph.find_nodes(op="placeholder")][-len(nodes) :] != nodes:
+    if list(graph.find_nodes(op="placeholder"))[-len(nodes) :] != nodes:
         for node in nodes:
             first.prepend(node)
 
 
-def _lift_reads(module: GraphModule, state: ModelState, known: dict[int, Node], constants: dict[str, Any], place: Any) -> None:
+def _lift_reads(
+    module: GraphModule, state: ModelState, known: dict[int, Node], constants: dict[str, Any],
+    place: Callable[[InputKind, str, torch.Tensor], Node],
+) -> None:  # fmt: skip
     """Tensors that the graph reads as attributes: of the state, or constants."""
     for node in list(module.graph.find_nodes(op="get_attr")):
         value = _read(module, str(node.target))
@@ -189,8 +200,6 @@ def _lift_reads(module: GraphModule, state: ModelState, known: dict[int, Node], 
             name = state.attributes[id(value)][0] if id(value) in state.attributes else f"lifted_tensor_{_count(constants)}"
             constants[name] = value
             found = place(InputKind.CONSTANT_TENSOR, name, value)
-        if found.meta.get("val") is None:
-            found.meta["val"] = node.meta.get("val")
         node.replace_all_uses_with(found)
         module.graph.erase_node(node)
 
@@ -231,7 +240,7 @@ def make_signature(
     `before`: the outputs of the program that was run, some of which may be such values already.
     """
     (output,) = graph.find_nodes(op="output")
-    results = list(output.args[0])  # type: ignore[arg-type]
+    results = list(output.args[0])
     by_name = {spec.arg.name: spec for spec in lifted.inputs}
     mutations, outputs = [], []
     for node in graph.find_nodes(op="placeholder"):
@@ -258,6 +267,13 @@ def _mutation(node: Node, value: Node, spec: InputSpec) -> OutputSpec:
     return OutputSpec(kind, TensorArgument(value.name), spec.target or node.name)
 
 
+def check_results(results: Sequence[Any]) -> None:
+    """Refuse what an exported program can't return."""
+    for result in results:
+        if not isinstance(result, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
+            _result_argument(result)
+
+
 def _result_argument(result: Any) -> Any:
     if isinstance(result, Node):
         return _argument(result, result.meta.get("val"))
@@ -266,3 +282,144 @@ def _result_argument(result: Any) -> Any:
     raise ExportError(
         f"the program returns a {type(result).__name__}: it may return tensors, numbers, text, None, and structures of them"
     )
+
+
+# --- regions in which gradients or autocast are switched ------------------------------------------------------------
+
+@dataclass
+class Region:
+    """What is between two switches."""
+
+    operator: Any
+    settings: tuple[Any, ...]
+    first: Node
+    nodes: list[Node] = field(default_factory=list)
+
+
+def wrap_regions(module: GraphModule, is_grad_enabled: bool) -> None:
+    """Put the regions of a graph module into graph modules inside of it. Gradients are on, or off, where it begins."""
+    for name, inner in list(module.named_children()):
+        if isinstance(inner, GraphModule):
+            wrap_regions(getattr(module, name), is_grad_enabled)
+    targets = (_torch.set_grad_enabled, _torch.enter_autocast)
+    if not any(node.target in targets for node in module.graph.nodes if node.op == "call_function"):
+        return
+    _Walk(module, is_grad_enabled).run()
+
+
+def _writes(node: Node) -> bool:
+    return isinstance(node.target, _torch.OpOverload) and record_of(node.target).may_write
+
+
+class _Walk:
+    def __init__(self, module: GraphModule, is_grad_enabled: bool) -> None:
+        self._module, self._graph = module, module.graph
+        self._open: list[Region] = []
+        self._grad = [is_grad_enabled]
+        self._count = 0
+
+    def run(self) -> None:
+        for node in list(self._graph.nodes):
+            if node.op in ("placeholder", "output"):
+                continue
+            if node.target is _torch.set_grad_enabled:
+                self._switch_grad(node)
+            elif node.target is _torch.enter_autocast:
+                self._open.append(Region(_torch.wrap_autocast(), tuple(node.args), node))
+            elif node.target is _torch.exit_autocast:
+                self._leave_autocast(node)
+            elif self._open:
+                self._open[-1].nodes.append(node)
+        while self._open:
+            self._close(None)
+
+    def _switch_grad(self, node: Node) -> None:
+        enabled = bool(node.args[0])
+        if self._open and self._open[-1].operator is _torch.wrap_set_grad():
+            self._close(node)
+            self._grad.pop()
+        if enabled is not self._grad[-1]:
+            self._open.append(Region(_torch.wrap_set_grad(), (enabled,), node))
+            self._grad.append(enabled)
+        else:
+            self._graph.erase_node(node)
+
+    def _leave_autocast(self, node: Node) -> None:
+        entered = node.args[0]
+        self._graph.erase_node(node)
+        while self._open:
+            region = self._open[-1]
+            self._close(None)
+            if region.first is entered:
+                return
+            self._grad.pop()
+
+    def _close(self, before: Node | None) -> None:
+        """The region ends: its nodes become a graph, and a call of it takes their place."""
+        region = self._open.pop()
+        nodes = [node for node in region.nodes if node.graph is self._graph and not getattr(node, "_erased", False)]
+        made = self._wrap(region, nodes) if nodes else []
+        self._graph.erase_node(region.first)
+        if self._open:
+            self._open[-1].nodes.extend(made)
+
+    def _wrap(self, region: Region, nodes: list[Node]) -> list[Node]:
+        inside = set(nodes)
+        results = [node for node in nodes if any(user not in inside for user in node.users)]
+        inputs = list(dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in inside))
+        last = nodes[-1]
+        if not results:  # a region may be there for what it writes
+            results = [node for node in nodes if _writes(node)]
+        if not results:
+            for node in reversed(nodes):
+                self._graph.erase_node(node)
+            return []
+        graphs = [n for n in inputs if n.op == "get_attr"]  # of modules: a graph reads its own
+        inputs = [n for n in inputs if n.op != "get_attr"]
+        name = self._choose_name()
+        setattr(self._module, name, self._make_module(nodes, inputs, graphs, results))
+        with self._graph.inserting_after(last):
+            module = self._graph.get_attr(name)
+        with self._graph.inserting_after(module):
+            call = self._graph.call_function(region.operator, (*region.settings, module, *inputs))
+        meta = {key: value for key, value in region.first.meta.items() if key not in ("val", "tensor_meta")}
+        module.meta, call.meta = dict(meta), dict(meta)
+        call.meta["val"] = tuple(node.meta.get("val") for node in results)
+        return [module, call, *self._read_results(call, results, nodes)]
+
+    def _read_results(self, call: Node, results: list[Node], nodes: list[Node]) -> list[Node]:
+        items: list[Node] = []
+        after = call
+        for position, node in enumerate(results):
+            with self._graph.inserting_after(after):
+                item = after = self._graph.call_function(operator.getitem, (call, position))
+            item.meta = node.meta.copy()
+            node.replace_all_uses_with(item, delete_user_cb=lambda user: user not in set(nodes))
+            items.append(item)
+        for node in reversed(nodes):
+            self._graph.erase_node(node)
+        return items
+
+    def _make_module(
+        self, nodes: list[Node], inputs: list[Node], graphs: list[Node], results: list[Node]
+    ) -> GraphModule:
+        graph = Graph()
+        known: dict[Node, Node] = {}
+        for node in inputs:
+            known[node] = graph.placeholder(node.name)
+            if "val" in node.meta:
+                known[node].meta["val"] = node.meta["val"]
+        for node in graphs:
+            known[node] = graph.node_copy(node)
+        for node in nodes:
+            known[node] = graph.node_copy(node, lambda n: known[n])
+        graph.output(tuple(known[node] for node in results))
+        root = torch.nn.Module()
+        for node in graph.find_nodes(op="get_attr"):
+            setattr(root, str(node.target), getattr(self._module, str(node.target)))
+        return _torch.lazy_graph_module(root, graph, "GraphModule")
+
+    def _choose_name(self) -> str:
+        while hasattr(self._module, name := f"submod_{self._count}"):
+            self._count += 1
+        return name

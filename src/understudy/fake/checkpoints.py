@@ -121,7 +121,7 @@ def _spec_on(storage: Any, spec: TensorSpec, offset: Any = 0, shape: Any = None,
 
 
 @handler("aten::set_.source_Tensor")
-def set_tensor(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def set_tensor(mode: FakeTensorMode, func: Any, args: Any, kwargs: object) -> Any:
     adopt(args[0], args[1])
     return args[0]
 

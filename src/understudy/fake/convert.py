@@ -88,6 +88,11 @@ class FakeTensorConverter:
         found = self._recall(t, id(t))
         if found is not None:
             return found
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(
+                f"FakeTensorMode.from_tensor takes a tensor, and was given {t!r:.80}, of the class {type(t).__name__}. For "
+                "a module there is from_module; numbers and strings need no stand-in"
+            )
         if not make_constant and type(t) in PLAIN_TYPES and _is_static(fake_mode, t, static_shapes) and _is_whole(t):
             return self._whole(fake_mode, t)
         wanted = _ConversionRequest(static_shapes, source, symbolic_context)
@@ -250,7 +255,7 @@ class FakeTensorConverter:
 
     def _convert_wrapper(self, mode: FakeTensorMode, t: torch.Tensor, wanted: _ConversionRequest) -> Any:
         """A wrapper subclass: the same wrapper around stand-ins for what is inside it."""
-        names, context = t.__tensor_flatten__()  # type: ignore[attr-defined]
+        names, context = _torch.flatten_wrapper(t)
         parts = {name: getattr(t, name) for name in names}
         tensors = {name: part for name, part in parts.items() if isinstance(part, torch.Tensor)}
         inner = {
@@ -259,9 +264,7 @@ class FakeTensorConverter:
         # Its sizes are symbols where those of what is inside are, if these are the same sizes.
         geometry = (t.shape, t.stride())
         alike = next((inner[name] for name, part in tensors.items() if (part.shape, part.stride()) == geometry), t)
-        wrapper: Any = type(t).__tensor_unflatten__(  # type: ignore[attr-defined]
-            {**parts, **inner}, context, alike.shape, alike.stride()
-        )
+        wrapper = _torch.unflatten_wrapper(type(t), {**parts, **inner}, context, alike.shape, alike.stride())
         if t.is_leaf and wrapper.requires_grad != t.requires_grad:
             wrapper.requires_grad_(t.requires_grad)
         if isinstance(t, torch.nn.Parameter):

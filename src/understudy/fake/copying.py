@@ -49,7 +49,7 @@ def deep_copy(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, Any]) -> F
     return twin
 
 
-def _parameter_twin(fake: FakeTensor, memo: dict[int, Any]) -> FakeTensor:
+def _parameter_twin(fake: FakeTensor, memo: dict[int, object]) -> FakeTensor:
     """As of a real parameter: its values alone, by an operator, without gradient and attributes."""
     with torch.no_grad():
         values = fake.clone(memory_format=torch.preserve_format)
@@ -58,7 +58,7 @@ def _parameter_twin(fake: FakeTensor, memo: dict[int, Any]) -> FakeTensor:
     return twin
 
 
-def _twin(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, Any]) -> FakeTensor:
+def _twin(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, object]) -> FakeTensor:
     spec = fake._spec
     if spec.layout is not torch.strided:
         return make_new(mode, spec)
@@ -75,7 +75,7 @@ def _twin(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, Any]) -> FakeT
     return twin
 
 
-def _copy_attributes(fake: FakeTensor, twin: FakeTensor, memo: dict[int, Any]) -> None:
+def _copy_attributes(fake: FakeTensor, twin: FakeTensor, memo: dict[int, object]) -> None:
     for name, value in fake.__dict__.items():
         if name not in NOT_COPIED:
             twin.__dict__[name] = copy.deepcopy(value, memo)
@@ -108,7 +108,7 @@ class PickledStorage:
         self.as_real: Any = None
         self._bases: dict[torch.device, FakeTensor] = {}
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return PickledStorage, (self.nbytes, self.contents, self.literal)
 
     def base(self, mode: FakeTensorMode, device: torch.device) -> FakeTensor:
@@ -120,7 +120,7 @@ class PickledStorage:
         return base
 
 
-def reduce(fake: FakeTensor) -> Any:
+def reduce(fake: FakeTensor) -> object:
     if fake._spec.is_symbolic:
         raise pickle.PicklingError(
             f"{fake._spec} has symbols for sizes, which belong to a ShapeEnv of this process: pickle tensors with plain "
@@ -136,7 +136,7 @@ def reduce(fake: FakeTensor) -> Any:
     return rebuild, (fake.fake_mode, token, geometry, fake.requires_grad, _state(fake))
 
 
-def _state(fake: FakeTensor) -> dict[str, Any]:
+def _state(fake: FakeTensor) -> dict[str, object]:
     return {name: value for name, value in fake.__dict__.items() if name not in NOT_COPIED}
 
 
@@ -182,7 +182,7 @@ def rebuild(mode: FakeTensorMode, token: PickledStorage, geometry: Any, requires
 
 
 def rebuild_sparse(
-    mode: FakeTensorMode, spec: TensorSpec, location: str, requires_grad: bool, state: Any
+    mode: FakeTensorMode, spec: TensorSpec, location: str, requires_grad: bool, state: dict[str, object]
 ) -> FakeTensor:
     fake = make_new(mode, spec.on(where_to(location, 0)))
     fake.requires_grad_(requires_grad)

@@ -41,7 +41,7 @@ MOST_ROUNDS = 1 << 14
 """Rounds of a loop with known values, after which the rest is taken to be alike."""
 
 
-def _decide(predicate: Any) -> bool | None:
+def _decide(predicate: object) -> bool | None:
     """The truth of a predicate, None if nobody knows it."""
     if type(predicate) is FakeTensor and predicate.item_memo is None and not is_known(predicate):
         return None  # to ask would make a symbol that nobody reads
@@ -52,7 +52,7 @@ def _decide(predicate: Any) -> bool | None:
 
 
 @hops.run("cond")
-def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
+def cond(pred: object, true_fn: Any, false_fn: Any, operands: Any) -> Any:
     decided = _decide(pred)
     if decided is not None:
         return true_fn(*operands) if decided else false_fn(*operands)
@@ -69,7 +69,7 @@ def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
 
 
 @hops.run("while_loop")
-def while_loop(cond_fn: Any, body_fn: Any, carried: Any, additional: Any = (), **ignored: Any) -> Any:
+def while_loop(cond_fn: Any, body_fn: Any, carried: Any, additional: Any = (), **ignored: object) -> Any:
     carried = tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in carried)
     for _ in range(MOST_ROUNDS):
         decided = _decide(cond_fn(*carried, *additional))
@@ -84,7 +84,7 @@ def while_loop(cond_fn: Any, body_fn: Any, carried: Any, additional: Any = (), *
 
 
 @hops.run("scan")
-def scan(combine_fn: Any, init: Any, xs: Any, additional_inputs: Any = ()) -> Any:
+def scan(combine_fn: Any, init: list[object], xs: Any, additional_inputs: Any = ()) -> tuple[object, ...]:
     carry, steps = list(init), []
     spec: Any = None
     for step in range(xs[0].shape[0]):
@@ -102,7 +102,7 @@ def scan(combine_fn: Any, init: Any, xs: Any, additional_inputs: Any = ()) -> An
 
 
 @hops.run("map_impl")
-def map_impl(f: Any, xs: Any, pos_args: Any, **written: str) -> Any:
+def map_impl(f: Any, xs: Any, pos_args: Any, **written: str) -> tuple[object, ...]:
     """`written`: which operands the function writes to, for releases that ask; it writes to them here as well."""
     flat = [_torch.tree_flatten(f(*[x[step] for x in xs], *pos_args)) for step in range(xs[0].shape[0])]
     outputs = [_stack_parts(parts) for parts in zip(*(leaves for leaves, _ in flat), strict=True)]
@@ -110,16 +110,16 @@ def map_impl(f: Any, xs: Any, pos_args: Any, **written: str) -> Any:
 
 
 @hops.run("invoke_subgraph")
-def invoke_subgraph(subgraph: Any, identifier: Any, *operands: Any) -> Any:
+def invoke_subgraph(subgraph: Any, identifier: str, *operands: Any) -> tuple[object, ...]:
     return subgraph(*operands)
 
 
 @hops.run("flex_attention")
-def flex_attention(*args: Any) -> Any:
+def flex_attention(*args: object) -> tuple[object, ...]:
     return _torch.plain_flex_attention(*args)
 
 
-def _has_spec_of(leaf: Any, merged: Any) -> bool:
+def _has_spec_of(leaf: object, merged: object) -> bool:
     """Whether a value of one branch is what comes out of both."""
     if type(leaf) is not FakeTensor or type(merged) is not FakeTensor:
         return leaf is merged
@@ -127,11 +127,11 @@ def _has_spec_of(leaf: Any, merged: Any) -> bool:
     return all(a is b or (type(a) is int and type(b) is int and a == b) for a, b in pairs)
 
 
-def _stack_parts(parts: Sequence[Any]) -> Any:
+def _stack_parts(parts: Sequence[Any]) -> object:
     return torch.stack(list(parts)) if isinstance(parts[0], torch.Tensor) else parts[0]
 
 
-def _check_alike(what: str, first: Any, second: Any) -> None:
+def _check_alike(what: str, first: object, second: object) -> None:
     one, two = _torch.tree_flatten(first)[0], _torch.tree_flatten(second)[0]
     # Lists and tuples are as good as each other.
     alike = len(one) == len(two) and all(_facts(a) == _facts(b) for a, b in zip(one, two, strict=True))
@@ -143,13 +143,13 @@ def _check_alike(what: str, first: Any, second: Any) -> None:
         )
 
 
-def _facts(leaf: Any) -> Any:
+def _facts(leaf: Any) -> object:
     if isinstance(leaf, torch.Tensor):
         return tuple(leaf.shape), leaf.dtype, leaf.device
     return type(leaf)
 
 
-def _describe_leaf(leaf: Any) -> str:
+def _describe_leaf(leaf: object) -> str:
     return str(leaf._spec) if type(leaf) is FakeTensor else str(_facts(leaf))
 
 
@@ -162,8 +162,8 @@ SAME_IN_BOTH = ("dtype", "device", "layout", "ndim", "conj", "neg")
 
 
 def merge_branches(
-    mode: FakeTensorMode, first: Sequence[Any], second: Sequence[Any], known: set[Any]
-) -> tuple[Any, ...]:
+    mode: FakeTensorMode, first: Sequence[object], second: Sequence[object], known: set[Any]
+) -> tuple[object, ...]:
     """The outputs of two branches as one; `known` are the symbols that the surrounding program can read."""
     if len(first) != len(second):
         raise mismatch(f"the true branch returns {len(first)} values and the false branch {len(second)}")
@@ -175,7 +175,7 @@ def mismatch(what: str) -> OperatorError:
     return OperatorError(f"torch.cond: {what}", context=Context(line=user_line(), hint=hint))
 
 
-def _merge_values(mode: FakeTensorMode, a: Any, b: Any, known: set[Any]) -> Any:
+def _merge_values(mode: FakeTensorMode, a: object, b: object, known: set[Any]) -> Any:
     if a is None and b is None:
         return None
     if isinstance(a, INTEGERS) and isinstance(b, INTEGERS) and not isinstance(a, bool):
@@ -187,7 +187,7 @@ def _merge_values(mode: FakeTensorMode, a: Any, b: Any, known: set[Any]) -> Any:
     return make_new(mode, _spec(mode, a._spec, b._spec, known))
 
 
-def describe_value(value: Any) -> str:
+def describe_value(value: object) -> str:
     return str(value._spec) if type(value) is FakeTensor else f"{type(value).__name__} {value}"
 
 
@@ -210,7 +210,7 @@ def _spec(mode: FakeTensorMode, a: TensorSpec, b: TensorSpec, known: set[Any]) -
     return TensorSpec(shape, packed_strides(shape, order), dtype=a.dtype, device=a.device, layout=a.layout)
 
 
-def _are_equal(a: Sequence[Any], b: Sequence[Any]) -> bool:
+def _are_equal(a: Sequence[object], b: Sequence[object]) -> bool:
     return all(x is y or (type(x) is int and type(y) is int and x == y) for x, y in zip(a, b, strict=True))
 
 
@@ -228,7 +228,7 @@ def _order(spec: TensorSpec) -> list[int] | None:
     return order
 
 
-def _number(mode: FakeTensorMode, a: Any, b: Any, known: set[Any]) -> Any:
+def _number(mode: FakeTensorMode, a: object, b: object, known: set[object]) -> Any:
     is_same = a is b or (type(a) is int and type(b) is int and a == b)
     if is_same and not (unbacked_in(a) - known):
         return a
@@ -273,7 +273,7 @@ def no_symbols_to_bind(mode: FakeTensorMode) -> AbstractContextManager[None]:
     return nullcontext() if mode.shape_env is None else mode.shape_env.ignore_fresh_unbacked_symbols()
 
 
-def make_carry(mode: FakeTensorMode, values: Sequence[Any]) -> list[Any]:
+def make_carry(mode: FakeTensorMode, values: Sequence[object]) -> list[object]:
     """What a round of a loop may be given: like this in all but its values."""
     found = []
     for value in values:
@@ -289,27 +289,27 @@ def make_carry(mode: FakeTensorMode, values: Sequence[Any]) -> list[Any]:
 
 
 @hops.examples("cond")
-def cond_examples(mode: FakeTensorMode, args: Args) -> list[Any]:
+def cond_examples(mode: FakeTensorMode, args: Args) -> list[object]:
     return list(args[3])
 
 
 @hops.examples("while_loop", "while_loop_stack_output")
-def while_loop_examples(mode: FakeTensorMode, args: Args) -> list[Any]:
+def while_loop_examples(mode: FakeTensorMode, args: Args) -> list[object]:
     return [*make_carry(mode, args[2]), *args[3]]
 
 
 @hops.examples("scan")
-def scan_examples(mode: FakeTensorMode, args: Args) -> list[Any]:
+def scan_examples(mode: FakeTensorMode, args: Args) -> list[object]:
     return [*make_carry(mode, args[1]), *slices(args[2]), *args[3]]
 
 
 @hops.examples("map_impl")
-def map_examples(mode: FakeTensorMode, args: Args) -> list[Any]:
+def map_examples(mode: FakeTensorMode, args: Args) -> list[object]:
     return [*slices(args[1]), *args[2]]
 
 
 @hops.examples("associative_scan")
-def associative_scan_examples(mode: FakeTensorMode, args: Args) -> list[Any]:
+def associative_scan_examples(mode: FakeTensorMode, args: Args) -> list[object]:
     return [*slices(args[1]), *slices(args[1]), *args[2]]
 
 
@@ -317,7 +317,9 @@ def associative_scan_examples(mode: FakeTensorMode, args: Args) -> list[Any]:
 
 
 @hops.result("cond")
-def cond_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[Any]:
+def cond_result(
+    mode: FakeTensorMode, args: Args, outputs: list[Sequence[object]]
+) -> Sequence[int | torch.SymInt | object | None]:
     first, second = outputs
     return merge_branches(mode, first, second, unbacked_symbols_in(list(args[3])))
 
@@ -332,14 +334,14 @@ def while_loop_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[A
 
 
 @hops.result("while_loop_stack_output")
-def stacked_loop_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[Any]:
+def stacked_loop_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[object]:
     check_alike("while_loop", "what goes into the body", args[2], "what comes out of it", outputs[1])
     rounds = fresh_size(mode, 1)
     return [_stack_row(mode, value, rounds) for value in outputs[1]]
 
 
 @hops.result("scan")
-def scan_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[Any]:
+def scan_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[object]]) -> Sequence[object]:
     _, init, xs, _ = args
     carry, rows = outputs[0][: len(init)], outputs[0][len(init) :]
     check_alike("scan", "the carry before a step", init, "the carry after it", carry)
@@ -347,12 +349,12 @@ def scan_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) 
 
 
 @hops.result("map_impl")
-def map_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[Any]:
+def map_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[object]:
     return [_stack_row(mode, row, _length(args[1])) for row in outputs[0]]
 
 
 @hops.result("associative_scan")
-def associative_scan_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[Any]:
+def associative_scan_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[object]]) -> Sequence[object]:
     check_alike("associative_scan", "what is combined", slices(args[1]), "what comes out", outputs[0])
     return [_new(mode, value) for value in args[1]]
 
@@ -361,18 +363,20 @@ def _length(xs: Sequence[torch.Tensor]) -> Any:
     return from_torch(xs[0].shape[0])
 
 
-def _new(mode: FakeTensorMode, value: Any) -> Any:
+def _new(mode: FakeTensorMode, value: object) -> object:
     return make_new(mode, value._spec) if type(value) is FakeTensor else value
 
 
-def _stack_row(mode: FakeTensorMode, row: Any, length: Any) -> Any:
+def _stack_row(mode: FakeTensorMode, row: object, length: Any) -> object:
     if type(row) is FakeTensor:
         spec = row._spec
         return make_new(mode, TensorSpec((length, *spec.shape), dtype=spec.dtype, device=spec.device))
     return torch.stack([row]) if isinstance(row, torch.Tensor) else row
 
 
-def check_alike(op: str, before: str, first: Sequence[Any], after: str, second: Sequence[Any]) -> None:
+def check_alike(
+    op: str, before: str, first: Sequence[int | object], after: str, second: Sequence[int | torch.SymInt | object]
+) -> None:
     """What is handed from round to round must not change its metadata."""
     if len(first) == len(second) and all(map(_is_alike, first, second)):
         return
@@ -383,7 +387,7 @@ def check_alike(op: str, before: str, first: Sequence[Any], after: str, second: 
     )
 
 
-def _is_alike(a: Any, b: Any) -> bool:
+def _is_alike(a: object, b: object) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
     return isinstance(a, INTEGERS) == isinstance(b, INTEGERS) and isinstance(a, torch.Tensor) == isinstance(

@@ -37,7 +37,7 @@ native = torch.Tensor
 # --- what a write comes to: each says whether it was done; autograd must not have asked for a gradient -----------------
 
 
-def draw_normal(fake: FakeTensor, mean: Any, std: Any, generator: Any = None) -> bool:
+def draw_normal(fake: FakeTensor, mean: float, std: float, generator: object = None) -> bool:
     is_plain = type(std) in NUMBERS and type(mean) in NUMBERS and std >= 0 and generator is None
     return is_plain and "aten::normal_" not in user_rule and _draw(fake)
 
@@ -69,7 +69,7 @@ def _draw(fake: FakeTensor) -> bool:
     return True
 
 
-def _fill(fake: FakeTensor, value: Any) -> bool:
+def _fill(fake: FakeTensor, value: object) -> bool:
     mode = fake.fake_mode
     if fake._spec.sparse is not None or not (mode.answers_at_once and goes_unnoticed(mode)):
         return False
@@ -108,28 +108,28 @@ def _is_all_that_is_known(fake: FakeTensor) -> bool:
 # --- methods of FakeTensor -----------------------------------------------------------------------------------------
 
 
-def normal_(self: FakeTensor, *numbers: Any, generator: Any = None, **others: Any) -> Any:
+def normal_(self: FakeTensor, *numbers: Any, generator: Any = None, **others: Any) -> torch.Tensor:
     is_usual = len(numbers) == 2 and not others and not (is_grad_enabled() and self.requires_grad)
     if is_usual and draw_normal(self, numbers[0], numbers[1], generator):
         return self
     return native.normal_(self, *numbers, generator=generator, **others)
 
 
-def uniform_(self: FakeTensor, *numbers: Any, generator: Any = None, **others: Any) -> Any:
+def uniform_(self: FakeTensor, *numbers: Any, generator: Any = None, **others: Any) -> torch.Tensor:
     is_usual = len(numbers) == 2 and not others and not (is_grad_enabled() and self.requires_grad)
     if is_usual and draw_uniform(self, numbers[0], numbers[1], generator):
         return self
     return native.uniform_(self, *numbers, generator=generator, **others)
 
 
-def fill_(self: FakeTensor, *values: Any, **others: Any) -> Any:
+def fill_(self: FakeTensor, *values: Any, **others: Any) -> torch.Tensor:
     is_usual = len(values) == 1 and not others and not (is_grad_enabled() and self.requires_grad)
     if is_usual and fill(self, values[0]):
         return self
     return native.fill_(self, *values, **others)
 
 
-def zero_(self: FakeTensor) -> Any:
+def zero_(self: FakeTensor) -> torch.Tensor:
     if not (is_grad_enabled() and self.requires_grad) and zero(self):
         return self
     return native.zero_(self)

@@ -17,6 +17,7 @@ from understudy.spec.call import describe, flat, map_structure
 from understudy.spec.tensor_spec import SHORT_DTYPE
 
 if TYPE_CHECKING:
+    from understudy._torch import OpOverload
     from understudy.fake.mode import FakeTensorMode
 
 ORDINARY = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -64,7 +65,9 @@ def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs
         answer = handle(mode, func, args, kwargs)  # a literal, such as `torch.tensor(0)`
         if answer is not NotImplemented:
             return (answer,), args, kwargs
-    if any(_is_foreign(kind) for kind in types):
+    if any(is_foreign(kind) for kind in types):
+        if _torch.torch_fake_tensor_class() in types:
+            raise _fake_of_torch(func, args, kwargs)
         return NotImplemented
     tensors = flat(torch.Tensor, args, kwargs)
     for tensor in tensors:
@@ -97,12 +100,12 @@ def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs
     return None, converted, converted_kwargs
 
 
-def _is_foreign(kind: type) -> bool:
+def is_foreign(kind: type) -> bool:
     """A subclass with an operator dispatch of its own goes first: it will call again with what is inside it."""
     return kind is not FakeTensor and _torch.uses_python_dispatch(kind)
 
 
-def _convertible(mode: FakeTensorMode, func: Any, tensor: torch.Tensor) -> bool:
+def _convertible(mode: FakeTensorMode, func: OpOverload, tensor: torch.Tensor) -> bool:
     if torch.Tag.inplace_view in func.tags:
         return False
     override = fake_tensor_tls.allow_non_fake_inputs_override
@@ -114,7 +117,9 @@ def _convertible(mode: FakeTensorMode, func: Any, tensor: torch.Tensor) -> bool:
     return tensor.device.type == "meta" or (is_scripted_literal and not tensor.requires_grad)
 
 
-def _real_tensor(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> MixedTensorsError:
+def _real_tensor(
+    func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], tensor: torch.Tensor
+) -> MixedTensorsError:
     name = _argument_name(func, args, kwargs, tensor)
     shown = describe_tensors(args, kwargs)
     what = "a real parameter" if type(tensor) is torch.nn.Parameter else "a real tensor"
@@ -133,7 +138,9 @@ def _real_tensor(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> Mix
     return UnknownSubclassError(f"Multiple dispatch failed for {message}", func=func, context=context)
 
 
-def _other_mode(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> MixedTensorsError:
+def _other_mode(
+    func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], tensor: torch.Tensor
+) -> MixedTensorsError:
     name = _argument_name(func, args, kwargs, tensor)
     return MixedTensorsError(
         f"{func}: argument {name!r} is a stand-in of another FakeTensorMode",
@@ -142,7 +149,18 @@ def _other_mode(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> Mixe
     )
 
 
-def _argument_name(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> str:
+def _fake_of_torch(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> MixedTensorsError:
+    tensor = next(t for t in flat(torch.Tensor, args, kwargs) if type(t) is _torch.torch_fake_tensor_class())
+    name = _argument_name(func, args, kwargs, tensor)
+    return MixedTensorsError(
+        f"{func}: argument {name!r} is a FakeTensor of torch's own mode (torch._subclasses), and stand-ins of understudy "
+        "are expected",
+        func=func,
+        context=Context(str(func), describe_tensors(args, kwargs), user_line(), ONE_MODE),
+    )
+
+
+def _argument_name(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], tensor: torch.Tensor) -> str:
     for name, value in [*zip(_torch.argument_names(func), args, strict=False), *kwargs.items()]:
         if any(candidate is tensor for candidate in flat(torch.Tensor, (value,), {})):
             return name
@@ -155,7 +173,7 @@ def _real_spec(tensor: torch.Tensor) -> str:
 
 
 def describe_tensors(args: Any, kwargs: Any) -> str:
-    def describe_bare(tensor: torch.Tensor) -> Any:
+    def describe_bare(tensor: torch.Tensor) -> object:
         return _BareText(str(tensor._spec) if type(tensor) is FakeTensor else f"real {_real_spec(tensor)}")
 
     args, kwargs = map_structure(describe_bare, torch.Tensor, (tuple(args), dict(kwargs)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -210,7 +211,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             return self._attend(func, args, kwargs or {}, full, plan, is_known)
         cache.hits += 1
         if plan.effects:
-            run_effects(plan, flat(FakeTensor, args, kwargs or {}))
+            plan = run_effects(plan, flat(FakeTensor, args, kwargs or {}))
         answer = plan.kind
         if answer == ONE_NEW:
             spec = plan.spec
@@ -282,7 +283,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                 call = self._call(func, args, kwargs)
                 tensor_calls.crosscheck(call, plan, self._infer(call))
         if plan.effects:
-            run_effects(plan, flat(FakeTensor, args, kwargs))
+            plan = run_effects(plan, flat(FakeTensor, args, kwargs))
         return self._replay(func, plan, args, kwargs, is_known)
 
     def _replay(self, func: Any, plan: Plan, args: Any, kwargs: Any, is_known: bool) -> Any:
@@ -383,17 +384,17 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
     def perform(self, function: Callable[..., Any], call: Call) -> Any:
         """Run a function on stand-ins for the call's inputs inside this mode, and say what it did."""
-        stand_ins: list[torch.Tensor] = []
+        stand_ins: list[FakeTensor] = []
 
         def place(spec: TensorSpec) -> FakeTensor:
             stand_ins.append(make_new(self, spec))
-            return stand_ins[-1]  # type: ignore[return-value]
+            return stand_ins[-1]
 
         args, kwargs = map_structure(place, TensorSpec, (call.args, call.kwargs))
         args, kwargs = map_structure(to_torch, SymNode, (args, kwargs))
         with self, _torch.fake_context(call.op, self._dynamic_size, self.shape_env):
             result = function(*args, **kwargs)
-        return outcomes_of(result, stand_ins, call, lambda fake: fake._spec)
+        return outcomes_of(result, stand_ins, call, functools.partial(tensor_calls.spec_of_performed, call))
 
     def _dynamic_size(self, op: Any, least: int, most: int | None) -> Any:
         return tensor_calls.dynamic_size(self, op, least, most)

@@ -72,7 +72,7 @@ def native(device: torch.device) -> torch.device:
     return _native[device]
 
 
-def prepare(spec: TensorSpec) -> tuple[Any, ...]:
+def prepare(spec: TensorSpec) -> tuple[object, ...]:
     """The arguments that make a wrapper for this spec, kept with the spec."""
     device = native(spec.device)
     arguments: tuple[Any, ...] = (spec.shape, spec.stride, spec.offset, None, spec.dtype, torch.strided, device)

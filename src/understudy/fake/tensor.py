@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from understudy.ops.traits.ranges import ValueRange
 
 
-def make_memo(fake: FakeTensor, value: Any) -> Any:
+def make_memo(fake: FakeTensor, value: object) -> Any:
     """A number that was read off a tensor's data, and when. A tensor made for inference counts no writes: it has none."""
     if value is None or torch.is_inference_mode_enabled() or fake.is_inference():
         return None
     return value, fake._version, fake.fake_mode.epoch
 
 
-def recall(fake: FakeTensor, memo: Any) -> Any:
+def recall(fake: FakeTensor, memo: tuple[object, ...] | None) -> Any:
     """A memo holds until the tensor is written to or the mode's epoch moves on."""
     if memo is None or fake.is_inference():
         return None
@@ -60,6 +60,20 @@ class SymNumberMemoDescriptor:
         setattr(fake, self._name, value if self._is_nested_int else make_memo(fake, value))
 
 
+MOST_CHECKED = 1 << 14
+"""Elements that determined indices may have for their bounds to be checked."""
+INDEX_DTYPES = frozenset({torch.int64, torch.int32, torch.int16, torch.int8})
+
+
+def _is_on(device_type: str) -> Any:
+    """The property that says whether a fake is on a device of this type."""
+
+    def is_on(self: FakeTensor) -> bool:
+        return self._spec.device.type == device_type
+
+    return property(is_on)
+
+
 class FakeTensor(torch.Tensor):
     """A `torch.Tensor` with shape, strides, offset, dtype, device and aliasing, but no data.
 
@@ -78,6 +92,9 @@ class FakeTensor(torch.Tensor):
     """The class of the tensor that it stands for, if that is one of the program's."""
     _node: Any = None
     """The graph node that made it, where a trace is being recorded."""
+    pytype: Any = None
+    dispatch_keys: Any = None
+    """Asked by torch's compiler of its own stand-ins: for which class and which keys they stand."""
     nonzero_memo = SymNumberMemoDescriptor()
     item_memo = SymNumberMemoDescriptor()
     unique_memo = SymNumberMemoDescriptor()
@@ -91,7 +108,7 @@ class FakeTensor(torch.Tensor):
     def __new__(
         cls: type[FakeTensor], fake_mode: FakeTensorMode, elem: torch.Tensor, device: Any,
         constant: torch.Tensor | None = None, real_tensor: torch.Tensor | None = None, *,
-        requires_grad: bool | None = None, **ignored: Any,
+        requires_grad: bool | None = None, **ignored: object,
     ) -> FakeTensor:  # fmt: skip
         fake = fake_mode.fake_tensor_converter.make_on_device(fake_mode, elem, device)
         if requires_grad is not None:
@@ -103,7 +120,7 @@ class FakeTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls, func: Any, types: object, args: object = (), kwargs: object = None
     ) -> Any:
         """Operators on fakes outside of any mode: the mode of the first one answers."""
         mode = mode_among(args, kwargs)
@@ -127,7 +144,7 @@ class FakeTensor(torch.Tensor):
             return FakeTensor
         return self._kind or _torch.torch_fake_tensor_class()
 
-    def _claim_class(self, kind: Any) -> None:
+    def _claim_class(self, kind: object) -> None:
         if kind is not _torch.torch_fake_tensor_class():
             object.__dict__["__class__"].__set__(self, kind)
 
@@ -173,25 +190,11 @@ class FakeTensor(torch.Tensor):
         index = self._spec.device.index
         return -1 if index is None else index
 
-    @property
-    def is_cpu(self) -> bool:  # type: ignore[override]
-        return self._spec.device.type == "cpu"
-
-    @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
-        return self._spec.device.type == "cuda"
-
-    @property
-    def is_meta(self) -> bool:  # type: ignore[override]
-        return self._spec.device.type == "meta"
-
-    @property
-    def is_xpu(self) -> bool:  # type: ignore[override]
-        return self._spec.device.type == "xpu"
-
-    @property
-    def is_mps(self) -> bool:  # type: ignore[override]
-        return self._spec.device.type == "mps"
+    is_cpu = _is_on("cpu")
+    is_cuda = _is_on("cuda")
+    is_meta = _is_on("meta")
+    is_xpu = _is_on("xpu")
+    is_mps = _is_on("mps")
 
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         args = tuple([_native_argument(a) for a in args])
@@ -201,7 +204,8 @@ class FakeTensor(torch.Tensor):
 
     def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
         if dtype is not None:
-            name = dtype if isinstance(dtype, str) else f"{getattr(dtype, '__module__', '')}.{getattr(dtype, '__name__', '')}"
+            parts = getattr(dtype, "__module__", ""), getattr(dtype, "__name__", "")
+            name = dtype if isinstance(dtype, str) else ".".join(parts)
             if name.startswith("torch.cuda."):  # the oldest way to name a dtype on a CUDA device
                 wanted = getattr(torch, name.rpartition(".")[2]).dtype
                 return self.to(torch.device("cuda"), wanted, non_blocking=non_blocking)
@@ -222,11 +226,11 @@ class FakeTensor(torch.Tensor):
         where = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
         return self.to(where, non_blocking=non_blocking, memory_format=memory_format)
 
-    def xpu(self, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format) -> Any:
+    def xpu(self, device: Any = None, non_blocking: bool = False, memory_format: object = torch.preserve_format) -> Any:
         where = torch.device("xpu", device) if isinstance(device, int) else torch.device(device or "xpu")
         return self.to(where, non_blocking=non_blocking, memory_format=memory_format)
 
-    def cpu(self, memory_format: Any = torch.preserve_format) -> Any:
+    def cpu(self, memory_format: object = torch.preserve_format) -> Any:
         return self.to(torch.device("cpu"), memory_format=memory_format)
 
     def pin_memory(self, device: Any = None) -> Any:
@@ -236,7 +240,7 @@ class FakeTensor(torch.Tensor):
         pinned._is_pinned = True
         return pinned
 
-    def is_pinned(self, device: Any = None) -> bool:
+    def is_pinned(self, device: object = None) -> bool:
         return self._is_pinned
 
     def new_tensor(  # type: ignore[override]
@@ -287,11 +291,23 @@ class FakeTensor(torch.Tensor):
             return None
         return self.fake_mode.value_of(self)
 
+    def extreme_values(self, without: int | None = None) -> tuple[int, int] | None:
+        """The least and the largest of a few determined integers; None if they are not determined, or there are none."""
+        spec = self._spec
+        if spec.is_symbolic or not 0 < spec.numel <= MOST_CHECKED or spec.dtype not in INDEX_DTYPES:
+            return None
+        values = self.fake_mode.value_of(self)
+        if values is None:
+            return None
+        with _torch.PastDispatch():
+            kept = values if without is None else values[values != without]
+            return (int(kept.min()), int(kept.max())) if kept.numel() else None
+
     def recall_size(self, question: Any) -> Any:
         """The size that an operator was said to give on this tensor, None if it has to be asked anew."""
         return recall(self, (self._size_memos or {}).get(question))
 
-    def remember_size(self, question: Any, size: Any) -> None:
+    def remember_size(self, question: tuple[object, ...], size: int | torch.SymInt) -> None:
         self._size_memos = {**(self._size_memos or {}), question: make_memo(self, size)}
 
     def get_nested_int(self, *, coeff: int = 1) -> Any:
@@ -325,7 +341,7 @@ class FakeTensor(torch.Tensor):
         with _torch.PastDispatch():
             return known.numpy(force=force)
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+    def __array__(self, dtype: object = None, copy: object = None) -> Any:
         array = self.numpy(force=True)
         return array if dtype is None else array.astype(dtype)
 
@@ -335,7 +351,7 @@ class FakeTensor(torch.Tensor):
     def const_data_ptr(self) -> NoReturn:
         self._refuse("Tensor.const_data_ptr")
 
-    def __dlpack__(self, **kwargs: Any) -> NoReturn:
+    def __dlpack__(self, **kwargs: object) -> NoReturn:
         self._refuse("Tensor.__dlpack__")
 
     def __dlpack_device__(self) -> NoReturn:
@@ -353,7 +369,7 @@ class FakeTensor(torch.Tensor):
 
     # --- copies ------------------------------------------------------------------------------------------
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> FakeTensor:
+    def __deepcopy__(self, memo: dict[int, object]) -> FakeTensor:
         return self.fake_mode.deep_copy(self, memo)
 
     def __copy__(self) -> FakeTensor:
@@ -362,7 +378,7 @@ class FakeTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.fake_mode.reduce(self)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         spec = self._spec
         dtype = str(spec.dtype).removeprefix("torch.")
         parts = [f"{tuple(spec.shape)}", f"dtype={dtype}", f"device='{spec.device}'"]
@@ -393,7 +409,7 @@ USUAL_FUNCTIONS = frozenset({torch.Tensor.__torch_function__.__func__, _torch.no
 KEPT_MARKS = frozenset({"_is_param", "_is_buffer", "persistent"})
 
 
-def _native_argument(value: Any) -> Any:
+def _native_argument(value: object) -> Any:
     if isinstance(value, torch.device):
         return native(value)
     if isinstance(value, str):

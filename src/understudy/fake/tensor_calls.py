@@ -3,6 +3,7 @@ forward-mode gradients."""
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,24 +15,28 @@ from understudy.errors import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     MetadataMismatchError,
+    MixedTensorsError,
+    UnsupportedMutationAliasingException,
     UnsupportedOperatorException,
 )
 from understudy.fake.inputs import handler, real_handler
 from understudy.fake.native import canonical
-from understudy.fake.realise import extent, make_new, make_zeros
+from understudy.fake.realise import extent, make_new, make_zeros, realise
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.answers import answer_equal, answer_item, answer_values
 from understudy.fake.values.data_dependent import symbolic_item, symbolic_list
 from understudy.fake.values.determined import DeterminedContents, FilledStorage, start_contents
 from understudy.fake.values.sizes_in_tensors import values_of
+from understudy.infer.kernels import CPU, run_on_zeros, strided_on
 from understudy.infer.plan import Plan
 from understudy.lines import user_line
 from understudy.shapes.sizes import from_torch
 from understudy.spec import TensorSpec, same_shape
-from understudy.spec.call import Call
+from understudy.spec.call import Call, flat, map_structure
 from understudy.spec.error_context import hint_for, with_line
 
 if TYPE_CHECKING:
+    from understudy._torch import OpOverload
     from understudy.fake.mode import FakeTensorMode
 
 NUMBERS = frozenset({int, float, bool, complex})
@@ -43,7 +48,7 @@ LIFTED = NUMBERS | SYMBOLIC_DTYPES.keys()
 
 
 @handler("aten::_local_scalar_dense", "aten::item")
-def item(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def item(mode: FakeTensorMode, func: Any, args: Any, kwargs: object) -> Any:
     fake = args[0]
     if (symbols := values_of(fake)) is not None and len(symbols.flat) == 1:
         return symbols.flat[0]
@@ -75,11 +80,49 @@ def equal(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     raise _no_value(a, func, "compares values", AS_A_SYMBOL if mode.allow_scalar_outputs else "")
 
 
+MOVING = ("t_", "transpose_", "swapdims_", "swapaxes_", "squeeze_", "squeeze_.dim", "squeeze_.dims", "unsqueeze_")
+
+
+@handler(*(f"aten::{name}" for name in MOVING))
+def move_dimensions(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """Refuse to move the dimensions of a tensor whose views are differentiated.
+
+    Autograd makes a view of a subclass anew by the call that made it, on the tensor as it is by then: another part of it.
+    """
+    fake = args[0]
+    if not fake.requires_grad or fake._is_view() or not _torch.has_other_tensors(fake):
+        return NotImplemented
+    view: Any
+    for view in gc.get_objects():
+        if type(view) is FakeTensor and view.requires_grad and view is not fake and view._base is fake:
+            reason = f"{func}: {fake._spec} has a view, {view._spec}, whose gradient would be that of other elements"
+            raise with_line(
+                UnsupportedMutationAliasingException(reason), str(func), fake._spec,
+                "take the view afterwards, delete it before, or call the operator that gives a new tensor (x = x.t())",
+            )  # fmt: skip
+    return NotImplemented
+
+
+@handler("aten::_spdiags")
+def spdiags(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """How many elements it stores is in the offsets, which are literals, as a rule."""
+    inputs = flat(FakeTensor, args, kwargs)
+    offsets = mode.value_of(args[1])
+    if offsets is None:
+        raise with_line(
+            DynamicOutputShapeException("spdiags: how many elements are stored depends on the offsets, which have no data"),
+            str(func), ", ".join(str(fake._spec) for fake in inputs),
+        )  # fmt: skip
+    call = Call.of(func, *map_structure(lambda fake: fake._spec, FakeTensor, (args, kwargs)))
+    outcomes = run_on_zeros(call, lambda spec: offsets if spec is call.inputs[1] else strided_on(spec, CPU, zero=True))
+    return realise(mode, outcomes, inputs)
+
+
 AS_TWO_SYMBOLS = "symbols are real: x.real.item() and x.imag.item() are two"
 AS_A_SYMBOL = "(a == b).all().item() is the same as a symbol; or keep the decision out of the code that runs on stand-ins"
 
 
-def _no_value(fake: FakeTensor, func: Any, what: str, hint: str = "") -> DataDependentOutputException:
+def _no_value(fake: FakeTensor, func: OpOverload, what: str, hint: str = "") -> DataDependentOutputException:
     error = DataDependentOutputException(f"{func} {what}, and {fake._spec} has no data", func=func)
     error.with_context(Context(str(func), str(fake._spec), user_line(), hint or hint_for(error)), func)
     return error
@@ -108,7 +151,7 @@ def numpy(mode: FakeTensorMode, fake: FakeTensor) -> torch.Tensor | None:
     return answer_values(mode, fake, "numpy") if value is None else value
 
 
-def dynamic_size(mode: FakeTensorMode, op: Any, least: int, most: int | None) -> Any:
+def dynamic_size(mode: FakeTensorMode, op: OpOverload, least: int, most: int | None) -> int | torch.SymInt:
     """`ctx.new_dynamic_size(min=..., max=...)` in the fake of a custom operator."""
     env = mode.shape_env
     if mode.answers is not None and most is not None:
@@ -137,7 +180,7 @@ def lift(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     return fake
 
 
-def by_lifted_numbers(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def by_lifted_numbers(mode: FakeTensorMode, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """A call on nothing but numbers where tensors are expected: the same call with tensors on the CPU.
 
     C++ hands Python numbers that it had wrapped into tensors over as numbers again.
@@ -171,7 +214,7 @@ def _spec_of_dense(real: torch.Tensor) -> TensorSpec:
 
 
 @handler("aten::lift_fresh", "aten::lift")
-def lift_fake(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def lift_fake(mode: FakeTensorMode, func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     return args[0]
 
 
@@ -184,29 +227,29 @@ def device(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @handler("aten::is_pinned")
-def is_pinned(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def is_pinned(mode: FakeTensorMode, func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     return False
 
 
 @handler("aten::_pin_memory", "aten::pin_memory")
-def pin_memory(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def pin_memory(mode: FakeTensorMode, func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     return mode.__torch_dispatch__(torch.ops.aten.clone.default, (), (args[0],), {})
 
 
 @handler("aten::record_stream")
-def record_stream(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def record_stream(mode: FakeTensorMode, func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     return None
 
 
 # --- higher-order operators ----------------------------------------------------------------------------------
 
 
-def by_handler(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def by_handler(mode: FakeTensorMode, func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     handle = handler.of(func)
     return NotImplemented if handle is None else handle(mode, func, args, kwargs)
 
 
-def by_higher_order(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def by_higher_order(mode: FakeTensorMode, func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """torch registers what each higher-order operator does on fakes by itself, or by the class of its own mode."""
     if not isinstance(func, _torch.HigherOrderOperator):
         return NotImplemented
@@ -261,7 +304,7 @@ def _checked_view(func: Any, fake: FakeTensor, shape: Any, stride: Any, offset: 
 
 
 @handler("aten::_sparse_mm_reduce_impl_backward")
-def sparse_mm_reduce_backward(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def sparse_mm_reduce_backward(mode: FakeTensorMode, func: object, args: Any, kwargs: dict[str, object]) -> Any:
     """The real kernel trusts the positions that it is given, and these are not known: it must not run on zeros."""
     sparse, _, weight, _, _, (of_sparse, of_weight) = args
     return (
@@ -293,7 +336,7 @@ class DeterminedZeros(DeterminedContents):
 
 
 @handler("aten::_efficientzerotensor")
-def zero_tensor(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def zero_tensor(mode: Any, func: OpOverload, args: Any, kwargs: Any) -> FakeTensor:
     """Where sizes are symbols, C++ would fix them for such a tensor. Inside of torch.func.jvp ordinary zeros serve as well;
     outside, C++ may take them for a number, whose value it reads.
 
@@ -312,3 +355,14 @@ def zero_tensor(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 TENSOR_SOURCES = (by_higher_order, by_handler, by_lifted_numbers)
 """Where answers come from that need tensors, in order. What none of them knows is inferred from specs."""
+
+
+def spec_of_performed(call: Call, result: torch.Tensor) -> TensorSpec:
+    """Of what a registered function, or a decomposition, has given for a call on stand-ins."""
+    if type(result) is not FakeTensor:
+        raise MixedTensorsError(
+            f"{call.op}: its fake function has returned a real tensor ({type(result).__name__} of shape "
+            f"{list(result.shape)}): it is to make one of what it is given, as in torch.empty_like(x) or x.new_empty(...)",
+            func=call.op,
+        )
+    return result._spec

@@ -55,11 +55,11 @@ def maybe_get_fake_mode(t: object) -> FakeTensorMode | None:
 
 def _inner(wrapper: torch.Tensor) -> list[Any]:
     """The tensors inside a wrapper. It may name other things as well, as a `DTensor` does its mesh."""
-    names, _ = wrapper.__tensor_flatten__()  # type: ignore[attr-defined]
+    names, _ = _torch.flatten_wrapper(wrapper)
     return [part for name in names if isinstance(part := getattr(wrapper, name), torch.Tensor)]
 
 
-def get_plain_tensors(subclass: Any, *, out: list[Any]) -> list[Any]:
+def get_plain_tensors(subclass: Any, *, out: list[object]) -> list[Any]:
     """All tensors inside a wrapper subclass that are no wrappers themselves."""
     for part in _inner(subclass):
         if _torch.is_traceable_wrapper_subclass(part):
@@ -199,7 +199,7 @@ def init_gpu_context(device: torch.device) -> None:
 # --- structures -----------------------------------------------------------------------------------------------------------
 
 
-def tree_flatten_only(ty: type[T], tree: Any) -> list[T]:
+def tree_flatten_only(ty: type[T], tree: object) -> list[T]:
     """The leaves of a structure that are of this class."""
     return [leaf for leaf in _torch.tree_flatten(tree)[0] if isinstance(leaf, ty)]
 

@@ -78,13 +78,27 @@ def containers_in(values: Iterable[Any], depth: int = 0) -> Iterator[Any]:
             yield from containers_in(value.values() if isinstance(value, dict) else value, depth + 1)
 
 
-def values_in(container: Any, depth: int = 0) -> Iterator[Any]:
+def values_in(container: Any, depth: int = 0) -> Iterator[object]:
     """The values in a dict or a list, and in lists, tuples and dicts among them."""
     for value in container.values() if isinstance(container, dict) else container:
         if isinstance(value, (list, tuple, dict)) and depth < DEEPEST:
             yield from values_in(value, depth + 1)
         else:
             yield value
+
+
+def refuse_cycles(value: object, around: tuple[object, ...] = (), path: str = "the inputs") -> None:
+    """An error that names a list, tuple or dict which contains itself; nothing if there is none."""
+    if not isinstance(value, (list, tuple, dict)):
+        return
+    if any(value is outer for outer in around):
+        raise ValueError(
+            f"{path} is the {type(value).__name__} in which it is: inputs that contain themselves are no tree, and no graph "
+            "can name their parts"
+        )
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, part in items:
+        refuse_cycles(part, (*around, value), f"{path}[{key!r}]")
 
 
 def named_parts(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:

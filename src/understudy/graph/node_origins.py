@@ -6,7 +6,7 @@ import functools
 import linecache
 import re
 from types import CodeType, FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.fx import Node
 
@@ -15,6 +15,9 @@ from understudy.errors import Context, UnderstudyError
 from understudy.fake.inputs import describe_tensors
 from understudy.lines import is_the_users, short_path
 from understudy.spec.error_context import hint_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NOWHERE = 0
 USERS, BOUNDARY, OTHER = "the user's code", "where a trace begins", "other code"
@@ -99,7 +102,7 @@ BOUNDARIES: set[CodeType] = set()
 """What is outside of these is not part of the program that is recorded."""
 
 
-def begins_here(function: Any) -> Any:
+def begins_here(function: Callable[..., object]) -> Callable[..., object]:
     """Mark a function that calls the user's program."""
     BOUNDARIES.add(function.__code__)
     return function
@@ -134,7 +137,7 @@ def describe_node(node: Node) -> str:
     return f"%{node.name} = {node.op} {_name_of(node.target)}"
 
 
-def _name_of(target: Any) -> str:
+def _name_of(target: object) -> str:
     if isinstance(target, (str, _torch.OpOverload)):
         return str(target)
     return getattr(target, "__name__", None) or str(target)

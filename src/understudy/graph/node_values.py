@@ -68,10 +68,10 @@ def val_of(value: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any
     return None if is_empty else val
 
 
-def in_stand_ins(mode: FakeTensorMode, value: Any) -> Any:
+def in_stand_ins(mode: FakeTensorMode, value: object) -> Any:
     """The value with each real tensor in it converted, with static shapes."""
 
-    def convert(part: Any) -> Any:
+    def convert(part: object) -> object:
         if not isinstance(part, torch.Tensor) or is_fake(part):
             return part
         return mode.from_tensor(part, static_shapes=True)
@@ -95,7 +95,7 @@ def spec_of_val(val: Any) -> Any:
     return map_aggregate(val, leaf)
 
 
-def is_complete(mode: FakeTensorMode, val: Any) -> bool:
+def is_complete(mode: FakeTensorMode, val: object) -> bool:
     """Whether a `val` is the whole value: stand-ins of this mode and numbers, and no place of something else."""
     if isinstance(val, (list, tuple)):
         return all(is_complete(mode, part) for part in val)
@@ -104,7 +104,7 @@ def is_complete(mode: FakeTensorMode, val: Any) -> bool:
     return mode.is_our_fake(val) or isinstance(val, NUMBERS)
 
 
-def needs_attention(mode: FakeTensorMode, value: Any) -> tuple[bool, bool]:
+def needs_attention(mode: FakeTensorMode, value: object) -> tuple[bool, bool]:
     """Whether autograd, and whether something else in C++, has a say in calls with this value."""
     if type(value) is FakeTensor:
         spec = value._spec
@@ -144,7 +144,7 @@ def is_alike(old: Any, new: Any) -> bool:
     return old is new
 
 
-def storages_of(value: Any) -> list[int]:
+def storages_of(value: object) -> list[int]:
     """The storages of the tensors in a value, in order."""
     if type(value) is FakeTensor:
         return [_torch.storage_id(value)]
@@ -171,7 +171,7 @@ def tensor_meta_of(value: Any) -> Any:
         )
     is_empty = True
 
-    def leaf(part: Any) -> Any:
+    def leaf(part: object) -> Any:
         nonlocal is_empty
         if not isinstance(part, torch.Tensor):
             return part
@@ -271,7 +271,7 @@ class NodeMeta:
             if stack:
                 meta["nn_module_stack"] = stack
 
-    def _described_call(self, call: tuple[Any, int]) -> tuple[str, str]:
+    def _described_call(self, call: tuple[object, int]) -> tuple[str, str]:
         func, count = call
         name = getattr(func, "__name__", None) or str(func)
         self._torch_fn = call, (f"{name}_{count}", f"{type(func).__name__}.{name}")
@@ -291,8 +291,10 @@ class NodeMeta:
         node.meta["seq_nr"] = backward[-1] if backward else _torch.count_autograd_nodes() - 1
         if isinstance(node.target, _torch.OpOverload):
             node.meta["original_aten"] = node.target
-        elif node.target is operator.getitem and "original_aten" in (source := node.args[0]).meta:  # type: ignore[union-attr]
-            node.meta["original_aten"] = source.meta["original_aten"]  # type: ignore[union-attr]
+        elif node.target is operator.getitem:
+            source = node.args[0]
+            if isinstance(source, Node) and "original_aten" in source.meta:
+                node.meta["original_aten"] = source.meta["original_aten"]
 
     def stack_trace(self) -> str:
         """The user's lines that led here, outermost first."""
@@ -338,12 +340,12 @@ def stand_in(tensor: torch.Tensor) -> torch.Tensor:
     return make_new(_FOR_REAL_TENSORS, spec_of_real(tensor))
 
 
-def as_val(value: Any) -> Any:
+def as_val(value: object) -> Any:
     """What `val` says of a value: the same structure of stand-ins and numbers, None for what is neither."""
     return val_of(value, stand_in)
 
 
-def set_val(node: Node, value: Any) -> None:
+def set_val(node: Node, value: object) -> None:
     """`val` and `tensor_meta` of a node that gives this value."""
     if type(value) is FakeTensor:
         node.meta["val"] = snapshot(value)

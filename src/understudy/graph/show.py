@@ -42,6 +42,7 @@ def show(
     """
     from rich.console import Console  # why: only for those who look
 
+    require_graph(graph_module)
     console = console or Console(soft_wrap=False)
     for title, module in _graphs(graph_module, nested):
         console.print(_table(title, rows_of(module), limit))
@@ -54,7 +55,18 @@ def show(
 
 def rows_of(graph_module: GraphModule) -> list[NodeRow]:
     """The rows of the table, for tools."""
+    require_graph(graph_module)
     return [_row(node) for node in graph_module.graph.nodes]
+
+
+def require_graph(value: object) -> None:
+    """Only what has been captured has a graph to show."""
+    if not isinstance(value, GraphModule):
+        what = value.__name__ if isinstance(value, type) else f"a {type(value).__name__}"
+        raise TypeError(
+            f"show() takes a captured graph (a torch.fx.GraphModule), and was given {what}: capture it first, with "
+            'show(make_fx(module, tracing_mode="fake")(*inputs))'
+        )
 
 
 def _graphs(graph_module: GraphModule, nested: bool) -> Iterator[tuple[str, GraphModule]]:
@@ -120,7 +132,7 @@ def _operator(node: Node) -> str:
     return f"{name.removesuffix('.default')}({', '.join(shown)})"
 
 
-def _argument(value: Any) -> str:
+def _argument(value: object) -> str:
     if isinstance(value, Node):
         return value.name
     if isinstance(value, (list, tuple)):
@@ -137,7 +149,7 @@ def _argument(value: Any) -> str:
     return str(value)
 
 
-def describe_val(val: Any) -> str:
+def describe_val(val: object) -> str:
     """What a node gives, in one line."""
     if type(val) is FakeTensor:
         return str(val._spec)

@@ -54,7 +54,7 @@ class GraphBuilder(Protocol):
     graph: Any
     node_meta: Any
 
-    def append_call(self, target: Any, args: Any, kwargs: Any) -> Node: ...
+    def append_call(self, target: Any, args: object, kwargs: object) -> Node: ...
 
 
 class SymbolNodes(Writer[Any]):
@@ -195,7 +195,7 @@ class SymbolNodes(Writer[Any]):
         target, arguments = source
         return self._make(target, arguments, number)
 
-    def _make(self, target: Any, arguments: tuple[Any, ...], number: SymNode | None) -> Node:
+    def _make(self, target: object, arguments: tuple[object, ...], number: SymNode | None) -> Node:
         node = self._tracer.append_call(target, arguments, {})
         if number is not None:
             node.meta["val"] = number.symbolic
@@ -306,13 +306,13 @@ class SymbolNodes(Writer[Any]):
             return self._join(operator.neg, (product,), env.node(-so_far, int))
         return self._join(operator.mul, (product, coefficient), env.node(so_far * coefficient, int))
 
-    def _join(self, target: Any, parts: tuple[Any, ...], number: SymNode) -> Any:
+    def _join(self, target: Callable[..., object], parts: tuple[Node | int, ...], number: SymNode) -> object:
         found = self._nodes.get(number)
         if found is None:
             found = self._nodes[number] = self._make(target, parts, number)
         return found
 
-    def _find_condition(self, condition: Condition, number: SymNode) -> Any:
+    def _find_condition(self, condition: Condition, number: SymNode) -> object:
         """A condition that is in the graph already, or that is to be written as it was first asked."""
         env = number.shape_env
         symbol = env.truths.get(condition)
@@ -327,12 +327,12 @@ class SymbolNodes(Writer[Any]):
     def write_comparison(self, relation: str, left: Any, right: Any) -> Any:
         return self._write_comparison(relation, (left, right), self._number)
 
-    def _write_comparison(self, relation: str, sides: tuple[Any, ...], number: SymNode) -> Any:
+    def _write_comparison(self, relation: str, sides: tuple[Node | int, ...], number: SymNode) -> Any:
         if any(isinstance(side, Node) for side in sides):
             return self._make(RELATIONS[relation], sides, number)
         return RELATIONS[relation](*sides)  # guards have fixed both of them
 
-    def write_junction(self, kind: str, parts: Sequence[Writable]) -> Any:
+    def write_junction(self, kind: str, parts: Sequence[Writable]) -> object:
         number = self._number
         total = self.write(parts[0])
         for part in parts[1:]:

@@ -48,12 +48,12 @@ class Cache:
         if counters is not None:
             counters._dependents.add(self)
 
-    def add(self, key: Any, plan: Plan) -> None:
+    def add(self, key: tuple[object, ...], plan: Plan) -> None:
         with self._lock:
             self._counters.misses += 1
         self.share(key, plan)
 
-    def share(self, key: Any, plan: Plan) -> None:
+    def share(self, key: tuple[object, ...], plan: Plan) -> None:
         """Add what another cache has found."""
         with self._lock:
             if len(self.plans) >= self._limit:
@@ -61,7 +61,7 @@ class Cache:
                 self.recipes.clear()
             self.plans[key] = plan
 
-    def add_shared(self, key: Any, plan: Any) -> None:
+    def add_shared(self, key: tuple[object, ...], plan: object) -> None:
         with self._lock:
             if len(self.shared) >= self._limit:
                 self.shared.clear()

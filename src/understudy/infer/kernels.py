@@ -1,19 +1,41 @@
-"""Torch's own kernels as sources of answers: the meta kernel, and the real one on zeros."""
+"""Torch's own kernels as sources of answers: the meta kernel, the real one on zeros; and that as the judge of refusals.
+
+A rule knows in general what an operator refuses; eager knows it of each call: a kernel that is missing for a dtype is not
+missed by an empty tensor, and which built-in exception says so differs from operator to operator. Refusals are rare, so
+asking costs nothing that anybody would notice. Small calls that are out of the ordinary (no elements, complex numbers,
+`out=`, operators without a rule of ours) are rare, too: there, eager is asked about what would be taken as well.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from functools import cache
+from typing import Any, NoReturn
 
 import torch
 
 from understudy import _torch
-from understudy.errors import UnsupportedOperatorException
+from understudy.errors import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorDeviceMismatchError,
+    GuardOnDataDependentSymNode,
+    UnderstudyError,
+    UnsupportedFakeTensorException,
+    UnsupportedMutationAliasingException,
+    UnsupportedOperatorException,
+)
+from understudy.ops.registry import record_of
+from understudy.ops.shared.dtypes import COMPLEX_HALF, FLOAT8, UNSIGNED
+from understudy.ops.traits.caching import uncacheable
 from understudy.ops.traits.devices import device_of
+from understudy.ops.traits.writes import trusts_arguments, written_inputs
 from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import from_torch, to_torch
-from understudy.spec import New, Same, TensorSpec, Value, View
-from understudy.spec.call import Call, map_structure
+from understudy.spec import Changed, New, Outcomes, Same, TensorSpec, Value, View
+from understudy.spec.call import Call, flat, map_structure
+from understudy.spec.error_context import translate, with_context
 from understudy.spec.sparse import is_sparse, sparse_on, spec_of_sparse
 
 META = torch.device("meta")
@@ -107,17 +129,26 @@ def with_fixed_sizes(call: Call) -> Call:
 
 
 def run_real_kernel(call: Call) -> Any:
-    state = torch.random.get_rng_state()
-    # Without an explicit choice torch warns, once in a process, that it does not check indices of sparse tensors.
-    unchecked = torch.sparse.check_sparse_tensor_invariants(enable=False)
     try:
-        with unchecked if any(spec.sparse is not None for spec in call.inputs) else nullcontext():
-            return _run(call, lambda spec: strided_on(spec, CPU, zero=True), CPU)
+        return run_on_zeros(call)
     except NotImplementedError as error:
         raise UnsupportedOperatorException(
             f"{call.op} has neither a rule nor a kernel that could tell: {str(error).splitlines()[0]}",
             func=call.op,
         ) from error
+
+
+def run_on_zeros(call: Call, make: Callable[[TensorSpec], torch.Tensor] | None = None) -> Any:
+    """What the real operator does, or raises, on tensors of zeros, or on those that `make` gives for the specs in order.
+
+    The state of the random numbers stays.
+    """
+    state = torch.random.get_rng_state()
+    # Without an explicit choice torch warns, once in a process, that it does not check indices of sparse tensors.
+    unchecked = torch.sparse.check_sparse_tensor_invariants(enable=False)
+    try:
+        with unchecked if any(spec.sparse is not None for spec in call.inputs) else nullcontext():
+            return _run(call, make or (lambda spec: strided_on(spec, CPU, zero=True)), CPU)
     finally:
         torch.random.set_rng_state(state)
 
@@ -148,7 +179,7 @@ def result_device(call: Call) -> torch.device:
     return asked or device_of(call) or CPU
 
 
-def outcomes_of(result: Any, inputs: list[torch.Tensor], call: Call, spec_of: Any) -> Any:
+def outcomes_of(result: Any, inputs: Sequence[torch.Tensor], call: Call, spec_of: Any) -> Any:
     """Read outcomes off the tensors that a call gave, by identity and by storage."""
     if isinstance(result, tuple):
         return tuple(outcomes_of(part, inputs, call, spec_of) for part in result)
@@ -167,3 +198,194 @@ def outcomes_of(result: Any, inputs: list[torch.Tensor], call: Call, spec_of: An
         if tensor.layout is torch.strided and _torch.storage_id(tensor) == storage:
             return View(position, spec)
     return New(spec)
+
+
+# --- The real operator as the judge of refusals ------------------------------------------------------------------
+
+SMALL = 1 << 20
+"""Bytes that the inputs of a call may have for the real operator to be asked."""
+LARGE_NUMBERS = range(1 << 16, 1 << 50)
+"""Numbers that, as sizes, ask for memory that may be there. What asks for more is refused at once."""
+STORED = FLOAT8 | UNSIGNED | COMPLEX_HALF
+BUILT_IN = (NotImplementedError, IndexError, ValueError, TypeError, RuntimeError)
+NOT_EAGERS = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+    FakeTensorDeviceMismatchError,
+    UnsupportedFakeTensorException,
+    UnsupportedMutationAliasingException,
+    UnsupportedOperatorException,
+)
+"""Errors about stand-ins, of which eager knows nothing."""
+
+
+def judge_refusal(call: Call, error: Exception) -> Outcomes:
+    """What the call does after all; or the error again, as the built-in exception that eager raises."""
+    if isinstance(error, NOT_EAGERS) or _has_context(error) or not can_ask(call):
+        raise error
+    try:
+        answer = run_on_zeros_or_ones(with_fixed_sizes(call), lambda: strided_zeros)
+    except NOT_EAGERS:
+        raise error from None
+    except BUILT_IN as refusal:
+        raise_as(error, refusal, call)
+    if isinstance(answer, Value) and written_inputs(call):
+        raise error  # it returns nothing that would tell what it wrote
+    return answer
+
+
+def check_against_eager(call: Call, outcomes: Outcomes, is_by_rule: bool) -> Outcomes:
+    """What eager says of a call that is out of the ordinary, where our answer may not know all of its kernel's whims."""
+    if is_by_rule and not _is_unusual(call):
+        return outcomes
+    if any(spec.is_symbolic for spec in call.inputs) or flat(SymNode, call.args, call.kwargs) or not can_ask(call):
+        return outcomes
+    try:
+        answer = run_on_zeros_or_ones(call, lambda: strided_zeros)
+    except (*NOT_EAGERS, torch.linalg.LinAlgError):
+        return outcomes
+    except BUILT_IN as refusal:
+        raise translate(refusal, call) from None
+    return outcomes if isinstance(outcomes, Changed) else answer
+
+
+def run_on_zeros_or_ones(call: Call, new_maker: Callable[[], Callable[[TensorSpec], torch.Tensor]]) -> Outcomes:
+    """A kernel may refuse zeros, as a probability or a divisor, and take ones. Raises what it says of zeros.
+
+    `new_maker`: what makes zeros for the specs of one run, in order.
+    """
+    try:
+        return run_on_zeros(call, new_maker())  # type: ignore[no-any-return]
+    except (*NOT_EAGERS, torch.linalg.LinAlgError):
+        raise
+    except BUILT_IN as error:
+        refusal = error
+    make = new_maker()
+    try:
+        return run_on_zeros(call, lambda spec: _with_ones(make(spec)))  # type: ignore[no-any-return]
+    except BUILT_IN:
+        raise refusal from None
+
+
+def _is_unusual(call: Call) -> bool:
+    """Dtypes that are for storing numbers, or complex, or mixed; no elements; tensors to write to."""
+    inputs = call.inputs
+    dtypes = {spec.dtype for spec in inputs}
+    if _torch.has_out_arguments(call.op) or call.kwargs.get("dtype") in STORED:
+        return True
+    if any(dtype in STORED or dtype.is_complex for dtype in dtypes):
+        return True
+    if not record_of(call.op).is_pointwise and (len(dtypes) > 1 or _has_fractions(call, dtypes)):
+        return True
+    return any(0 in spec.shape for spec in inputs if not spec.is_symbolic)
+
+
+def _has_fractions(call: Call, dtypes: set[torch.dtype]) -> bool:
+    """Whether floats are given beside tensors of integers."""
+    are_whole = bool(dtypes) and not any(dtype.is_floating_point for dtype in dtypes)
+    return are_whole and bool(flat(float, call.args, call.kwargs))
+
+
+def strided_zeros(spec: TensorSpec) -> torch.Tensor:
+    return strided_on(spec, CPU, zero=True)
+
+
+def _with_ones(tensor: torch.Tensor) -> torch.Tensor:
+    whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+    whole.copy_(torch.ones((), dtype=torch.int64))
+    return tensor
+
+
+def answer_for_shared(call: Call, inputs: Sequence[Any]) -> Outcomes | None:
+    """What the real operator does with tensors that share memory as these do, at the sizes at hand."""
+    current = iter(inputs)  # a plan may come from a capture with other symbols
+    args, kwargs = map_structure(lambda _: next(current)._spec, TensorSpec, (call.args, call.kwargs))
+    call = with_fixed_sizes(Call.of(call.op, args, kwargs))
+    needed = max(_bytes(spec) for spec in call.inputs)
+
+    def new_maker() -> Callable[[TensorSpec], torch.Tensor]:
+        storages: dict[int, torch.Tensor] = {}
+        made: dict[int, torch.Tensor] = {}
+        tensors = iter(inputs)
+
+        def make(spec: TensorSpec) -> torch.Tensor:
+            fake = next(tensors)
+            if id(fake) not in made:
+                fresh = torch.zeros(needed, dtype=torch.uint8)
+                made[id(fake)] = _on_shared(spec, storages.setdefault(_torch.storage_id(fake), fresh))
+            return made[id(fake)]
+
+        return make
+
+    try:
+        return run_on_zeros_or_ones(call, new_maker)
+    except torch.linalg.LinAlgError:
+        return None  # it is about values
+    except BUILT_IN as refusal:
+        raise with_context(refusal, call) from None
+
+
+def _on_shared(spec: TensorSpec, storage: torch.Tensor) -> torch.Tensor:
+    tensor = torch.empty(0, dtype=spec.dtype)
+    tensor.set_(storage.untyped_storage(), spec.offset, spec.shape, spec.stride)
+    if spec.conj:
+        _torch.set_conj(tensor, True)
+    if spec.neg:
+        _torch.set_neg(tensor, True)
+    return tensor
+
+
+def can_ask(call: Call) -> bool:
+    """Whether the real operator can be run on zeros: of this build, on few elements, and without reading beyond them."""
+    op = call.op
+    if not _torch.is_builtin_namespace(op) or torch.Tag.inplace_view in op.tags or record_of(op).has_dynamic_shape:
+        return False
+    if uncacheable.of(op) is not None or trusts_arguments.of(op) is not None:
+        return False
+    inputs = call.inputs
+    if any(spec.device.type != "cpu" or spec.layout is not torch.strided for spec in inputs) or _is_elsewhere(call):
+        return False
+    numbers = [*flat(int, call.args, call.kwargs), *flat(SymNode, call.args, call.kwargs)]
+    sizes = [size for spec in inputs for size in (*spec.shape, *spec.stride, spec.offset)]
+    if any(type(number) is SymNode and not number.has_hint() for number in (*numbers, *sizes)):
+        return False
+    if any(type(number) is int and abs(number) in LARGE_NUMBERS for number in numbers):
+        return False
+    return sum(_bytes(spec) for spec in inputs) <= SMALL
+
+
+def _is_elsewhere(call: Call) -> bool:
+    device = call.kwargs.get("device")
+    return device is not None and device.type != "cpu"
+
+
+def _bytes(spec: TensorSpec) -> int:
+    """Of the storage that it reaches into, at the sizes at hand."""
+    extent = _hint(spec.offset) + 1
+    for size, step in zip(spec.shape, spec.stride, strict=True):
+        extent += max(_hint(size) - 1, 0) * _hint(step)
+    return extent * spec.itemsize
+
+
+def _hint(size: Any) -> int:
+    return int(size.hint) if type(size) is SymNode else int(size)
+
+
+def _has_context(error: Exception) -> bool:
+    """Whether it comes from an operator that this one is made of, which was asked about already."""
+    return isinstance(error, UnderstudyError) and bool(error.context.op)
+
+
+def raise_as(error: Exception, refusal: Exception, call: Call) -> NoReturn:
+    """Our words, and the built-in class of eager's refusal."""
+    ours = error if isinstance(error, UnderstudyError) else translate(error, call)
+    built_in = next(kind for kind in BUILT_IN if isinstance(refusal, kind))
+    if isinstance(ours, built_in):
+        raise ours from error.__cause__
+    raise _class_of_both(type(ours), built_in)(ours.reason, func=ours.func) from error.__cause__
+
+
+@cache
+def _class_of_both(ours: type[UnderstudyError], built_in: type[Exception]) -> Any:
+    return type(ours.__name__, (ours, built_in), {"__doc__": ours.__doc__, "__module__": ours.__module__})

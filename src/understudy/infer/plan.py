@@ -1,156 +1,18 @@
-"""A plan: the outcomes of a call, in the form in which a cache hit replays them, and its effects.
-
-An effect is what happens around a replayed plan besides the making of tensors: checks of shared memory, counted writes.
-It is made once, with the plan, and run at every call, in order, before the results are made.
-"""
+"""A plan: the outcomes of a call, in the form in which a cache hit replays them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from understudy import _torch
 from understudy._torch import OpOverload
-from understudy.errors import ArgumentError
-from understudy.ops.registry import record_of
+from understudy.infer.effects import Effect, effects_of
 from understudy.ops.traits.ranges import has_ranges
 from understudy.ops.traits.values import unread_inputs
-from understudy.ops.traits.writes import counts_own_writes, writes_apart, writes_in_order
-from understudy.spec import Changed, New, Outcomes, Same, TensorSpec, View, is_dense
+from understudy.spec import New, Outcomes, Same, TensorSpec, View
 from understudy.spec.call import Call
-from understudy.spec.error_context import with_line
-
-
-class Effect(Protocol):
-    """`inputs` are tensors with specs; `outcomes` those of the plan, in the terms of the mode that replays it."""
-
-    def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> None: ...
-
-
-def effects_of(call: Call, outcomes: Outcomes, written: tuple[int, ...]) -> tuple[Effect, ...]:
-    """What a call does besides making its results."""
-    if not written:
-        return ()
-    effects: list[Effect] = []
-    if writes_apart.of(call.op) is not None:
-        effects.append(MemoryApart(call.op, written))
-    if pairs := _pairs_in_order(call, outcomes, written):
-        effects.append(MemoryInOrder(call.op, pairs))
-    if counts_own_writes(call.op) or isinstance(outcomes, Changed):
-        effects.append(CountedWrites(written))
-    return tuple(effects)
-
-
-@dataclass(frozen=True, slots=True)
-class CountedWrites:
-    """Writes whose versions C++ leaves to the kernel to count."""
-
-    written: tuple[int, ...]
-
-    def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> None:
-        tensors = [inputs[position] for position in self.written]
-        torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryApart:
-    """Refuses to write to memory that the same call reads. A tensor that is resized counts as it is afterwards."""
-
-    op: Any
-    written: tuple[int, ...]
-
-    def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> None:
-        specs = [tensor._spec for tensor in inputs]
-        for outcome in outcomes if isinstance(outcomes, tuple) else (outcomes,):
-            if isinstance(outcome, Same) and outcome.spec is not None:
-                specs[outcome.of] = outcome.spec
-        for target in self.written:
-            for read in range(len(inputs)):
-                if read in self.written or _torch.storage_id(inputs[read]) != _torch.storage_id(inputs[target]):
-                    continue
-                if inputs[read] is inputs[target] or _overlap(specs[read], specs[target]):
-                    reason = f"{self.op}: what is written to, {specs[target]}, shares memory with {specs[read]}"
-                    raise with_line(ArgumentError(reason), str(self.op), ", ".join(map(str, specs)))
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryInOrder:
-    """Refuses to write elements in one order that are read in another, as in `x.add_(x.t())`.
-
-    `pairs` are inputs, one written and one read, that would not be the same elements in the same order on one storage.
-    """
-
-    op: Any
-    pairs: tuple[tuple[int, int], ...]
-
-    def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> None:
-        for target, read in self.pairs:
-            written, other = inputs[target], inputs[read]
-            if _torch.storage_id(other) != _torch.storage_id(written):
-                continue
-            if other is written and is_resizing(outcomes):
-                what = f"{written._spec} is read and written, and does not have the shape of the result"
-            elif other is not written and are_out_of_order(other._spec, written._spec):
-                what = (
-                    f"some elements of what is written to, {written._spec}, and of {other._spec} are a single memory "
-                    "location; clone one of them first"
-                )
-            else:
-                continue
-            shown = ", ".join(str(tensor._spec) for tensor in inputs)
-            raise with_line(ArgumentError(f"{self.op}: {what}"), str(self.op), shown)
-
-
-def _pairs_in_order(call: Call, outcomes: Outcomes, written: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    is_elementwise_out = record_of(call.op).is_pointwise and "out" in call.kwargs
-    if writes_in_order.of(call.op) is None and not is_elementwise_out:
-        return ()
-    inputs = call.inputs
-    return tuple(
-        (target, read)
-        for target in written
-        for read in range(len(inputs))
-        if read != target and (is_resizing(outcomes) or are_out_of_order(inputs[read], inputs[target]))
-    )
-
-
-def is_resizing(outcomes: Outcomes) -> bool:
-    return isinstance(outcomes, Same) and outcomes.spec is not None
-
-
-def are_out_of_order(a: TensorSpec, b: TensorSpec) -> bool:
-    """Whether two tensors on one storage share places in memory without being the same places in the same order.
-
-    Of tensors with gaps or overlaps of their own, eager does not try to find out.
-    """
-    if a is b or a.is_symbolic or b.is_symbolic or a.numel == 0 or b.numel == 0:
-        return False
-    if not all(spec.layout is torch.strided and is_dense(spec.shape, spec.stride) for spec in (a, b)):
-        return False
-    if _span(a) == _span(b):
-        return a.stride != b.stride
-    return _do_spans_meet(a, b)
-
-
-def _overlap(a: TensorSpec, b: TensorSpec) -> bool:
-    """Whether two dense tensors on one storage share a place in memory; of others, eager does not try to find out."""
-    if a.numel == 0 or b.numel == 0 or not all(is_dense(spec.shape, spec.stride) for spec in (a, b)):
-        return False
-    return _do_spans_meet(a, b)
-
-
-def _do_spans_meet(a: TensorSpec, b: TensorSpec) -> bool:
-    (a_first, a_end), (b_first, b_end) = _span(a), _span(b)
-    return bool(a_first < b_end and b_first < a_end)
-
-
-def _span(spec: TensorSpec) -> tuple[Any, Any]:
-    """The bytes of its storage that a dense tensor covers."""
-    return spec.offset * spec.itemsize, (spec.offset + spec.numel) * spec.itemsize
-
 
 ONE_NEW, FIRST_VIEWED, FIRST_ITSELF, ONE_NEW_SYMBOLIC, ONE_DETERMINED, OTHER, FOLLOWED, RANGED = range(8)
 
@@ -209,8 +71,8 @@ class Plan:
         """The same plan, its outcomes said in other terms."""
         plan = Plan(outcomes, self.written, self.determined)
         plan.op, plan.kind, plan.effects = self.op, self.kind, self.effects
-        if self.spec is not None:
-            plan.spec = outcomes.spec  # type: ignore[union-attr]
+        if self.spec is not None and isinstance(outcomes, (New, View)):
+            plan.spec = outcomes.spec
         return plan
 
     def __eq__(self, other: object) -> bool:
@@ -219,6 +81,12 @@ class Plan:
     __hash__ = None  # type: ignore[assignment]
 
 
-def run_effects(plan: Plan, inputs: Sequence[Any]) -> None:
+def run_effects(plan: Plan, inputs: Sequence[Any]) -> Plan:
+    """The plan to replay: this one, unless an effect knows better of these inputs."""
     for effect in plan.effects:
-        effect.run(plan.outcomes, inputs)
+        outcomes = effect.run(plan.outcomes, inputs)
+        if outcomes is not None:
+            other = Plan(outcomes, plan.written, plan.determined)
+            other.op, other.effects = plan.op, plan.effects
+            plan = other
+    return plan

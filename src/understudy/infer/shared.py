@@ -112,7 +112,7 @@ class SharedPlans:
 
     # --- specs and numbers ----------------------------------------------------------------------------------------
 
-    def anywhere(self, part: Any) -> Any:
+    def anywhere(self, part: object) -> Any:
         """A spec or a number without its environment."""
         if type(part) is TensorSpec:
             return (self._forms.get(part) or self._form(part)) if part.is_symbolic else part

@@ -213,7 +213,7 @@ class Derivation:
         except MetadataUnknown:
             return UNKNOWN
 
-    def _meta_of_leaf(self, leaf: Any, path: Any) -> Any:
+    def _meta_of_leaf(self, leaf: Any, path: object) -> Any:
         if type(leaf) is DeviceOf:
             leaf = leaf._attribute
             if leaf._meta is UNKNOWN:
@@ -331,7 +331,7 @@ def override_for(target: object) -> Any:
         return None
 
 
-def item_call(target: Callable[..., Any]) -> Callable[..., Any]:
+def item_call(target: Callable[..., object]) -> Callable[..., object]:
     """`x[i]` with an index in a tensor whose value is data: eager reads it, and selects. Any index selects alike."""
 
     def call(values: object, item: object, *rest: object) -> Any:
@@ -362,14 +362,14 @@ CALLS: dict[Any, Callable[..., Any]] = {
 """What is run on metadata in the place of a target."""
 
 
-def method_call(name: str) -> Callable[..., Any]:
+def method_call(name: str) -> Callable[..., object]:
     def call(self: object, *args: object, **kwargs: object) -> Any:
         return getattr(self, name)(*args, **kwargs)
 
     return call
 
 
-def module_call(module: torch.nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+def module_call(module: torch.nn.Module, forward: Callable[..., object]) -> Callable[..., object]:
     """The module's own forward; what it assigns to itself meanwhile is taken back."""
     override = manual_meta_overrides.for_module(module)
 

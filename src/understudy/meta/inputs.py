@@ -157,7 +157,7 @@ def _part_at(value: object, path: Path) -> Any:
         return None
 
 
-def fixed_parts(value: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def fixed_parts(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
     """What of a structure is fixed by tracing with it: how long its lists are, what keys its dicts have, its numbers.
 
     Objects are not looked into, save for dataclasses: caches of models count in theirs what they hold.
@@ -176,7 +176,7 @@ def fixed_parts(value: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
             yield from fixed_parts(part, (*path, (how, key)))
 
 
-def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+def signature_of(function: Callable[..., object]) -> inspect.Signature:
     try:
         return inspect.signature(function)
     except ValueError as error:  # something of C
@@ -198,7 +198,7 @@ class TraceInputs:
         self._needed: dict[str, Node] = {}
 
     def arguments(
-        self, function: Callable[..., Any], by_position: bool = False
+        self, function: Callable[..., object], by_position: bool = False
     ) -> tuple[list[Any], dict[str, Any]]:
         """Placeholders for each parameter, in their order, and what to call the function with.
 
@@ -269,7 +269,7 @@ class TraceInputs:
             self._given[name], self._traced[name] = node, parts
         return node
 
-    def _find_fixed(self, parameter: inspect.Parameter) -> tuple[bool, Any]:
+    def _find_fixed(self, parameter: inspect.Parameter) -> tuple[bool, object]:
         """Whether the argument has the one value that it was traced with, and which."""
         name = parameter.name
         if name in self._concrete:
@@ -303,7 +303,7 @@ class TraceInputs:
                 nodes[path] = found
             return found
 
-        def value_at(leaf: object, path: Path) -> Any:
+        def value_at(leaf: object, path: Path) -> object:
             meta = (
                 UNKNOWN
                 if not isinstance(leaf, torch.Tensor)
@@ -324,7 +324,7 @@ def _reach(value: object, path: Path) -> Any:
     return value
 
 
-def _keys(value: Any, key: Any) -> str:
+def _keys(value: Any, key: object) -> str:
     return " ".join(sorted(map(str, value)))
 
 

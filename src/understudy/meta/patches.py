@@ -31,7 +31,7 @@ OF_SYMBOLS = {getattr(math, name): _torch.symbolic_function(name) for name in FU
 
 
 @contextmanager
-def patch_calls(tracer: MetaTracer, functions: list[tuple[Any, str]]) -> Iterator[None]:
+def patch_calls(tracer: MetaTracer, functions: list[tuple[object, str]]) -> Iterator[None]:
     """In this thread, calls of modules and of these functions (namespace, name) go to the tracer.
 
     The scopes of its fake mode are held as well: the mode is entered for each call, and finds its patches there.
@@ -46,11 +46,11 @@ def patch_calls(tracer: MetaTracer, functions: list[tuple[Any, str]]) -> Iterato
 
 
 @patch("torch.nn.Module.__call__", during=TRACING)
-def record_module_call(original: Callable[..., Any]) -> Callable[..., Any]:
+def record_module_call(original: Callable[..., object]) -> Callable[..., object]:
     """A module is a node, or its calls are recorded under its path."""
 
     @functools.wraps(original)
-    def call(self: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self: torch.nn.Module, /, *args: object, **kwargs: object) -> Any:
         tracer = current_tracer.get()
         if tracer is None or tracer.is_deriving:
             return original(self, *args, **kwargs)
@@ -60,12 +60,12 @@ def record_module_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @patch_found("functions that torch.fx.wrap, autowrap_modules (math) and autowrap_functions name", during=TRACING)
-def keep_whole(original: Callable[..., Any]) -> Callable[..., Any]:
+def keep_whole(original: Callable[..., object]) -> Callable[..., object]:
     """A call with values of the trace is one node, and the function is not entered."""
     of_symbols = OF_SYMBOLS.get(original)
 
     @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         tracer = current_tracer.get()
         if tracer is None or tracer.is_deriving:
             return original(*args, **kwargs)
@@ -77,7 +77,7 @@ def keep_whole(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def gen_constructor_wrapper(target: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def gen_constructor_wrapper(target: Callable[..., object]) -> tuple[Callable[..., object], Callable[..., object]]:
     """(a function for the place of `target`, `target`): called with a value of a trace among its arguments, in lists and
     dicts as well, it records the call there; else it calls `target`."""
 
@@ -101,7 +101,7 @@ def gen_constructor_wrapper(target: Callable[..., Any]) -> tuple[Callable[..., A
 
 
 @patch("torch.SymInt.__hash__", during=TRACING)
-def hash_as_number(original: Callable[..., Any]) -> Callable[..., Any]:
+def hash_as_number(original: Callable[..., Any]) -> Callable[..., object]:
     """A size that is the key of a dict has to be a number: it is the one at hand from there on."""
 
     def __hash__(self: Any) -> int:
@@ -112,11 +112,11 @@ def hash_as_number(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @patch("torch.nn.functional.scaled_dot_product_attention", during=TRACING)
-def decide_conditions(original: Callable[..., Any]) -> Callable[..., Any]:
+def decide_conditions(original: Callable[..., object]) -> Callable[..., object]:
     """Programs ask `is_causal = length > 1 and …`, which is a condition on symbols if that is false, and C++ takes none."""
 
     @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         tracer = current_tracer.get()
         if tracer is not None and not tracer.is_deriving:
             args = tuple(bool(value) if isinstance(value, torch.SymBool) else value for value in args)
@@ -144,11 +144,11 @@ def refuse_new_parameters(original: Any) -> Any:
 
 
 @patch("torch.jit.ScriptFunction.__call__", during=TRACING)
-def record_script_call(original: Callable[..., Any]) -> Callable[..., Any]:
+def record_script_call(original: Callable[..., object]) -> Callable[..., object]:
     """TorchScript runs in C++, and would look into the empty tensors that values of a trace are made of."""
 
     @functools.wraps(original)
-    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self: object, /, *args: object, **kwargs: object) -> Any:
         tracer = current_tracer.get()
         if tracer is None or tracer.is_deriving or not tracer.handles(args, kwargs):
             return original(self, *args, **kwargs)
@@ -174,11 +174,11 @@ def record_autograd_function(original: Any) -> Any:
 
 
 @patch("torch._functorch.eager_transforms._wrap_tensor_for_grad", during=TRACING)
-def refuse_differentiation(original: Callable[..., Any]) -> Callable[..., Any]:
+def refuse_differentiation(original: Callable[..., object]) -> Callable[..., object]:
     """Each input of a function that `torch.func` differentiates comes here, and a value of the trace has no gradient."""
 
     @functools.wraps(original)
-    def wrap(value: Any, level: int) -> Any:
+    def wrap(value: Any, level: int) -> object:
         tracer = current_tracer.get()
         if tracer is not None and not tracer.is_deriving and tracer.handles((value,), {}):
             raise tracer.make_refusal(
@@ -190,12 +190,13 @@ def refuse_differentiation(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @patch("torch._functorch.apis.vmap_impl", during=TRACING)
-def record_vmap(original: Callable[..., Any]) -> Callable[..., Any]:
+def record_vmap(original: Callable[..., object]) -> Callable[..., object]:
     """Every function that `torch.vmap` made comes here: it is recorded with its body as a graph of its own."""
 
     @functools.wraps(original)
     def call(
-        func: Any, in_dims: Any, out_dims: Any, randomness: Any, chunk_size: Any, *args: Any, **kwargs: Any
+        func: object, in_dims: object, out_dims: object, randomness: object, chunk_size: object, *args: object,
+        **kwargs: object,
     ) -> Any:
         tracer = current_tracer.get()
         if tracer is None or tracer.is_deriving:

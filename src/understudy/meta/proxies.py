@@ -173,7 +173,7 @@ class MetaProxy:
 
     @classmethod
     def __torch_function__(
-        cls, orig_method: Callable[..., Any], types: object, args: object = None, kwargs: object = None
+        cls, orig_method: Callable[..., object], types: object, args: object = None, kwargs: object = None
     ) -> Any:
         args, kwargs = args or (), kwargs or {}
         proxy = next(iter(proxies_in((args, kwargs))), None)
@@ -183,8 +183,8 @@ class MetaProxy:
         return proxy.tracer.call_torch_function(orig_method, args, kwargs)
 
 
-def _operator_method(target: Callable[..., Any], is_reflected: bool = False) -> Callable[..., Any]:
-    def method(self: MetaProxy, *other: object) -> Any:
+def _operator_method(target: Callable[..., object], is_reflected: bool = False) -> Callable[..., object]:
+    def method(self: MetaProxy, *other: object) -> object:
         arguments = (*other, self) if is_reflected else (self, *other)
         return self.tracer.create_proxy("call_function", target, arguments, {})
 
@@ -414,7 +414,7 @@ def proxies_in(value: object) -> Iterator[MetaProxy]:
         yield from proxies_in((value.start, value.stop, value.step))
 
 
-def parts_in_turn(proxy: MetaProxy) -> Iterator[Any]:
+def parts_in_turn(proxy: MetaProxy) -> Iterator[object]:
     """What a loop over a value goes over."""
     meta = proxy._meta
     if isinstance(meta, Mapping):

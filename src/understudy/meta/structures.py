@@ -33,7 +33,7 @@ COLLECTIONS = (set, frozenset, deque)
 """Made again of a list of their parts."""
 
 
-def parts_of(value: object) -> list[tuple[str, Any, Any]]:
+def parts_of(value: object) -> list[tuple[str, object, object]]:
     """The parts of a structure: how each is reached, under which key, and what it is."""
     if type(value) in PLAIN or isinstance(value, MetaProxy):  # most are, and the questions below cost more
         return []
@@ -57,7 +57,7 @@ def can_be_unpacked(value: object) -> bool:
     return isinstance(value, tuple) or type(value) is list
 
 
-def items_of(value: object) -> list[tuple[Any, Any, Any]]:
+def items_of(value: object) -> list[tuple[object, object, object]]:
     """The parts of such a structure: under which key `with_parts` takes each, its `value[…]`, and what it is."""
     in_order = isinstance(value, tuple)
     return [
@@ -65,7 +65,7 @@ def items_of(value: object) -> list[tuple[Any, Any, Any]]:
     ]
 
 
-def state_of(value: object) -> dict[str, Any]:
+def state_of(value: object) -> dict[str, object]:
     """The attributes of an object, those in slots among them."""
     state = getattr(value, "__dict__", None)
     kind: Any = type(value)
@@ -86,7 +86,7 @@ def _slots_of(kind: type) -> tuple[str, ...]:
     return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
-def leaves_in(value: object) -> Iterator[Any]:
+def leaves_in(value: object) -> Iterator[object]:
     """Everything in a structure that has no parts itself, each object once."""
     seen: set[int] = set()
     waiting = [value]
@@ -100,7 +100,7 @@ def leaves_in(value: object) -> Iterator[Any]:
             waiting.extend(inner for _, _, inner in reversed(parts))
 
 
-def holds(value: object, is_wanted: Callable[[Any], bool]) -> bool:
+def holds(value: object, is_wanted: Callable[[object], bool]) -> bool:
     """Whether such a thing is anywhere in a structure."""
     return any(is_wanted(leaf) for leaf in leaves_in(value))
 
@@ -161,7 +161,7 @@ def rebuild(kind: str, state: dict[str, object]) -> Any:
     return _with_state(_find_class(kind), state)
 
 
-def _with_state(cls: Any, state: dict[str, Any]) -> Any:
+def _with_state(cls: Any, state: dict[str, object]) -> Any:
     made = object.__new__(cls)
     for name, part in state.items():
         object.__setattr__(
@@ -185,7 +185,7 @@ def class_name(cls: type) -> str | None:
         return None
 
 
-def find_construction(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None:
+def find_construction(value: Any) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]] | None:
     """The call that makes a structure of its parts; None for those that a node has as an argument as they are."""
     kind = type(value)
     if kind in (dict, list, tuple, slice, torch.Size):

@@ -18,7 +18,7 @@ from understudy.contexts import contextmanager, to_the_end
 from understudy.errors import UnderstudyError
 from understudy.fake.inputs import describe_tensors
 from understudy.fake.tensor import FakeTensor
-from understudy.graph.borrowed_state import no_collection
+from understudy.graph.borrowed_state import no_collection, refuse_cycles
 from understudy.graph.node_origins import at_node, begins_here
 from understudy.graph.node_values import NodeMeta, set_val, snapshot
 from understudy.meta import functions, modules
@@ -83,7 +83,7 @@ class MetaTracer(torch.fx.Tracer):
 
     def trace(  # type: ignore[override]
         self,
-        root: torch.nn.Module | Callable[..., Any],
+        root: torch.nn.Module | Callable[..., object],
         meta_args: Mapping[str, object] | None = None,
         concrete_args: Mapping[str, object] | None = None,
         *,
@@ -109,10 +109,12 @@ class MetaTracer(torch.fx.Tracer):
             try:
                 with no_collection(), patch_calls(self, whole), recording:
                     self._record(root, function, TraceInputs(self, meta_args, concrete_args or {}), state)
-            except BaseException:
+            except BaseException as error:
                 while self.arguments.added:
                     vars(self.root).pop(self.arguments.added[-1], None)
                     self.arguments.added.pop()
+                if isinstance(error, RecursionError):
+                    refuse_cycles(meta_args, path="meta_args")
                 raise
         self.graph._tracer_extras = {"meta_args": meta_args}
         return self.graph
@@ -128,7 +130,7 @@ class MetaTracer(torch.fx.Tracer):
         self.submodule_paths = None
         self.is_over = True
 
-    def _begin(self, root: Any, meta_args: Mapping[str, Any] | None, symbolic: Any) -> Callable[..., Any]:
+    def _begin(self, root: Any, meta_args: Mapping[str, object] | None, symbolic: object) -> Callable[..., object]:
         is_module = isinstance(root, torch.nn.Module)
         if isinstance(root, GraphModule):
             _torch.write_code(root)
@@ -160,7 +162,7 @@ class MetaTracer(torch.fx.Tracer):
         """All proxies of tensors. None is left when the trace is over, unless something has kept it."""
         return function
 
-    def _entry(self, root: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _entry(self, root: Any, function: Callable[..., object]) -> Callable[..., object]:
         """What to call: a module with hooks is called with them, as a caller of the program would."""
         has_hooks = isinstance(root, torch.nn.Module) and (root._forward_hooks or root._forward_pre_hooks)
         self._is_entering = bool(has_hooks) and self.traced_func_name == "forward"
@@ -176,7 +178,7 @@ class MetaTracer(torch.fx.Tracer):
                 self.create_proxy("call_method", "copy_", (buffer, value), {})
         self._end(function, result)
 
-    def _end(self, function: Callable[..., Any], result: object) -> None:
+    def _end(self, function: Callable[..., object], result: object) -> None:
         returned = inspect.get_annotations(inspect.unwrap(function)).get("return")
         if isinstance(returned, str):
             returned = None  # written for later: what it means is only known where it stands
@@ -186,7 +188,7 @@ class MetaTracer(torch.fx.Tracer):
         self.results.erase_unused_parts()
         erase_empty_regions(self.graph)
 
-    def _functions_kept_whole(self, function: Callable[..., Any]) -> list[tuple[Any, str]]:
+    def _functions_kept_whole(self, function: Callable[..., object]) -> list[tuple[object, str]]:
         """Where functions are that become nodes when they are called with values of the trace: (namespace, name)."""
         found = _torch.functions_wrapped_for_fx()
         spaces = [vars(module) for module in self._searched]
@@ -220,7 +222,7 @@ class MetaTracer(torch.fx.Tracer):
             node.meta[ORIGINAL_PATH] = target
         return node
 
-    def _append_node(self, kind: str, target: Any, args: Any, kwargs: Any) -> Node:
+    def _append_node(self, kind: str, target: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Node:
         """As `torch.fx.Tracer` makes a node, without checks of arguments that are nodes and numbers already."""
         base = self._base_names.get(id(target))
         if base is None:
@@ -347,7 +349,7 @@ class MetaTracer(torch.fx.Tracer):
 
     # --- metadata ------------------------------------------------------------------------------------------------
 
-    def _derive(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+    def _derive(self, kind: str, target: Any, args: object, kwargs: object) -> Any:
         run = self.derivation.run
         if kind == "call_method":
             return run(method_call(target), f".{target}", args, kwargs)
@@ -374,7 +376,7 @@ class MetaTracer(torch.fx.Tracer):
             )
         return UNKNOWN
 
-    def try_to_derive(self, function: Callable[..., Any], args: object) -> Any:
+    def try_to_derive(self, function: Callable[..., object], args: object) -> Any:
         """What a call gives if it can be run on metadata, and nothing is said if it can't."""
         noted = len(self.derivation.underivable)
         try:
@@ -446,21 +448,21 @@ class MetaTracer(torch.fx.Tracer):
     def call_torch_function(self, func: object, args: object, kwargs: object) -> Any:
         return functions.call_torch_function(self, func, args, kwargs)
 
-    def called_whole(self, function: Callable[..., Any], args: object, kwargs: object) -> Any:
+    def called_whole(self, function: Callable[..., object], args: object, kwargs: object) -> Any:
         """A function that is to be a node of its own."""
         return self.create_proxy("call_function", function, args, kwargs)
 
     def called_vmap(self, *call: Any) -> Any:
         return call_vmap(self, *call)
 
-    def called_script(self, function: Any, args: Any, kwargs: Any) -> Any:
+    def called_script(self, function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         return self.create_proxy("call_function", call_scripted, (function, *args), kwargs)
 
-    def called_autograd_function(self, function: Any, args: Any, kwargs: Any) -> Any:
+    def called_autograd_function(self, function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         return self.create_proxy("call_function", apply_function, (function, *args), kwargs)
 
     def called_module(
-        self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
+        self, module: torch.nn.Module, forward: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> Any:
         if self._is_entering:  # the root itself
             self._is_entering = False
@@ -468,7 +470,7 @@ class MetaTracer(torch.fx.Tracer):
         return self.call_module(module, forward, args, kwargs)
 
     def call_module(
-        self, m: torch.nn.Module, forward: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]
+        self, m: torch.nn.Module, forward: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> Any:
         if modules.is_made_of_known_parts(self, m):
             return forward(*args, **kwargs)
@@ -530,7 +532,7 @@ ACCESSES = (operator.getitem, getattr)
 
 
 @begins_here
-def _program(function: Callable[..., Any], args: list[object], kwargs: dict[str, object]) -> Any:
+def _program(function: Callable[..., object], args: list[object], kwargs: dict[str, object]) -> Any:
     return function(*args, **kwargs)
 
 
@@ -549,7 +551,7 @@ def _is_torchs(target: object) -> bool:
 
 
 def symbolic_trace(
-    root: torch.nn.Module | Callable[..., Any],
+    root: torch.nn.Module | Callable[..., object],
     meta_args: Mapping[str, object] | None = None,
     concrete_args: Mapping[str, object] | None = None,
     *,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +28,9 @@ from understudy.spec import (
 )
 from understudy.spec.elementwise import CPU
 from understudy.spec.tensor_spec import Size
+
+if TYPE_CHECKING:
+    from understudy.shapes.node import Scalar, SymNode
 
 CHANNELS_LAST_NDIM = {torch.channels_last: 4, torch.channels_last_3d: 5}
 
@@ -135,7 +138,7 @@ def lazy_clone(a: TensorSpec) -> TensorSpec:
 
 
 @rule("fill_.Scalar")
-def fill_in_place(a: TensorSpec, value: Any) -> Same:
+def fill_in_place(a: TensorSpec, value: Scalar | complex) -> Same:
     check_stored("fill_", value, a.dtype, a.device)
     return Same(0)
 
@@ -161,7 +164,7 @@ Sizes = Sequence[Any]
 def fresh(
     shape: Sizes, dtype: Dtype | None, device: Device | None, layout: torch.layout | None,
     stride: Sizes | None = None,
-) -> Any:  # fmt: skip
+) -> TensorSpec:  # fmt: skip
     """A new tensor: of the default dtype, on CPU and contiguous unless told."""
     if layout is not None and layout is not torch.strided:
         return NotImplemented
@@ -175,7 +178,7 @@ def fresh(
 def filled_with_constant(
     size: Sizes, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
     device: Device | None = None, pin_memory: bool | None = None,
-) -> Any:  # fmt: skip
+) -> TensorSpec:  # fmt: skip
     return fresh(size, dtype, device, layout)
 
 
@@ -184,7 +187,7 @@ def empty(
     size: Sizes, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
     device: Device | None = None, pin_memory: bool | None = None,
     memory_format: torch.memory_format | None = None,
-) -> Any:  # fmt: skip
+) -> TensorSpec:  # fmt: skip
     stride = None if memory_format is None else strides_in_format(tuple(size), memory_format)
     return fresh(size, dtype, device, layout, stride)
 
@@ -193,7 +196,7 @@ def empty(
 def empty_strided(
     size: Sizes, stride: Sizes, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
     device: Device | None = None, pin_memory: bool | None = None,
-) -> Any:  # fmt: skip
+) -> TensorSpec:  # fmt: skip
     _check_strides(size, stride)
     return fresh(size, dtype, device, layout, stride)
 
@@ -212,7 +215,7 @@ def _check_strides(size: Sizes, stride: Sizes) -> None:
 def empty_permuted(
     size: Sizes, physical_layout: Sequence[int], *, dtype: Dtype | None = None,
     layout: torch.layout | None = None, device: Device | None = None, pin_memory: bool | None = None,
-) -> Any:  # fmt: skip
+) -> TensorSpec:  # fmt: skip
     if sorted(physical_layout) != list(range(len(size))):
         raise ArgumentError(
             f"physical layout {list(physical_layout)} is no order of the {len(size)} dimensions"
@@ -224,9 +227,9 @@ def empty_permuted(
 
 @rule("full")
 def full(
-    size: Sizes, fill_value: Any, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
+    size: Sizes, fill_value: object, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
     device: Device | None = None, pin_memory: bool | None = None,
-) -> Any:  # fmt: skip
+) -> TensorSpec:  # fmt: skip
     dtype = dtype or number_dtype(fill_value)
     check_stored("full", fill_value, dtype, device or CPU)
     return fresh(size, dtype, device, layout)
@@ -234,30 +237,30 @@ def full(
 
 @rule("scalar_tensor")
 def scalar_tensor(
-    s: Any, *, dtype: Dtype | None = None, layout: torch.layout | None = None, device: Device | None = None,
+    s: Scalar | complex, *, dtype: Dtype | None = None, layout: torch.layout | None = None, device: Device | None = None,
     pin_memory: bool | None = None,
-) -> Any:  # fmt: skip
+) -> TensorSpec:  # fmt: skip
     check_made_tensor("scalar_tensor", s, dtype or default_dtype(), device or CPU)
     return fresh((), dtype, device, layout)
 
 
 @rule("eye")
 def eye(
-    n: Any, *, dtype: Dtype | None = None, layout: torch.layout | None = None, device: Device | None = None,
+    n: int | SymNode, *, dtype: Dtype | None = None, layout: torch.layout | None = None, device: Device | None = None,
     pin_memory: bool | None = None,
-) -> Any:  # fmt: skip
+) -> TensorSpec:  # fmt: skip
     return fresh((n, n), dtype, device, layout)
 
 
 @rule("eye.m")
 def eye_rectangular(
-    n: Any, m: Any, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
+    n: object, m: object, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
     device: Device | None = None, pin_memory: bool | None = None,
 ) -> Any:  # fmt: skip
     return fresh((n, m), dtype, device, layout)
 
 
-def arange_count(name: str, start: Any, end: Any, step: Any, dtype: Dtype) -> Any:
+def arange_count(name: str, start: Any, end: Any, step: Any, dtype: Dtype) -> object:
     """How many steps from `start` fit before `end`."""
     if step == 0:
         raise ArgumentError(f"{name}: the step must not be 0")
@@ -275,20 +278,21 @@ def arange_count(name: str, start: Any, end: Any, step: Any, dtype: Dtype) -> An
 
 
 @rule("arange")
-def arange(end: Any, **options: Any) -> Any:
+def arange(end: Scalar | complex, **options: object) -> TensorSpec:
     return arange_start_step(0, end, 1, **options)
 
 
 @rule("arange.start")
-def arange_start(start: Any, end: Any, **options: Any) -> Any:
+def arange_start(start: Scalar | complex, end: Scalar | complex, **options: object) -> TensorSpec:
     return arange_start_step(start, end, 1, **options)
 
 
 @rule("arange.start_step")
 def arange_start_step(
-    start: Any, end: Any, step: Any = 1, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
+    start: Scalar | complex, end: Scalar | complex, step: Scalar | complex = 1, *, dtype: Dtype | None = None,
+    layout: torch.layout | None = None,
     device: Device | None = None, pin_memory: bool | None = None,
-) -> Any:  # fmt: skip
+) -> TensorSpec:  # fmt: skip
     numbers = (start, end, step)
     if any(isinstance(number, torch.SymFloat) for number in numbers):
         return NotImplemented
@@ -321,9 +325,10 @@ def range_inclusive(
 
 @rule("linspace", "linspace.Tensor_Tensor", "linspace.Tensor_Scalar", "linspace.Scalar_Tensor")
 def linspace(
-    start: Any, end: Any, steps: Any, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
+    start: Scalar | complex, end: Scalar | complex, steps: int | SymNode, *, dtype: Dtype | None = None,
+    layout: torch.layout | None = None,
     device: Device | None = None, pin_memory: bool | None = None,
-) -> Any:  # fmt: skip
+) -> TensorSpec:  # fmt: skip
     for bound in (start, end):
         check_stored("linspace", bound, dtype or default_complex_dtype(), device or CPU)
     return _spaced_spec("linspace", start, end, steps, dtype, layout, device)
@@ -338,9 +343,10 @@ def logspace(
 
 
 def _spaced_spec(
-    name: str, start: Any, end: Any, steps: Any, dtype: Dtype | None, layout: torch.layout | None,
+    name: str, start: Scalar | complex, end: Scalar | complex, steps: int | SymNode, dtype: Dtype | None,
+    layout: torch.layout | None,
     device: Device | None,
-) -> Any:  # fmt: skip
+) -> TensorSpec:  # fmt: skip
     if steps < 0:
         raise ArgumentError(f"{name}: the number of steps must not be negative, got {steps}")
     for bound in (start, end):
@@ -358,7 +364,7 @@ def _spaced_spec(
 
 @rule("tril_indices")
 def tril_indices(
-    row: Any, col: Any, offset: Any = 0, *, dtype: Dtype | None = torch.int64,
+    row: object, col: object, offset: object = 0, *, dtype: Dtype | None = torch.int64,
     layout: torch.layout | None = None, device: Device | None = None, pin_memory: bool | None = None,
 ) -> Any:  # fmt: skip
     _check_matrix(row, col)
@@ -401,7 +407,7 @@ WINDOWS = (
 
 @rule(*WINDOWS)
 def window(
-    length: Any, *_: Any, dtype: Dtype | None = None, layout: torch.layout | None = None,
+    length: Any, *_: object, dtype: Dtype | None = None, layout: torch.layout | None = None,
     device: Device | None = None, pin_memory: bool | None = None,
 ) -> Any:  # fmt: skip
     dtype = dtype or default_dtype()
@@ -421,7 +427,7 @@ def like(
 
 
 @rule("full_like")
-def full_like(a: TensorSpec, fill_value: Any, *, dtype: Dtype | None = None, **options: Any) -> Any:
+def full_like(a: TensorSpec, fill_value: object, *, dtype: Dtype | None = None, **options: Any) -> Any:
     check_stored("full_like", fill_value, dtype or a.dtype, options.get("device") or a.device)
     return like(a, dtype=dtype, **options)
 
@@ -438,7 +444,7 @@ def new(
 
 @rule("new_full")
 def new_full(
-    a: TensorSpec, size: Sizes, fill_value: Any, *, dtype: Dtype | None = None, **options: Any
+    a: TensorSpec, size: Sizes, fill_value: object, *, dtype: Dtype | None = None, **options: Any
 ) -> Any:
     check_stored("new_full", fill_value, dtype or a.dtype, options.get("device") or a.device)
     return new(a, size, dtype=dtype, **options)
@@ -448,7 +454,7 @@ def new_full(
 def new_empty_strided(
     a: TensorSpec, size: Sizes, stride: Sizes, *, dtype: Dtype | None = None,
     layout: torch.layout | None = None, device: Device | None = None, pin_memory: bool | None = None,
-) -> Any:  # fmt: skip
+) -> TensorSpec:  # fmt: skip
     if a.layout is not torch.strided:
         return NotImplemented
     _check_strides(size, stride)

@@ -21,7 +21,7 @@ from understudy._torch import HigherOrderOperator
 Function = Callable[..., Any]
 
 
-def _missing(*args: Any) -> Any:
+def _missing(*args: object) -> Any:
     raise NotImplementedError("a higher-order operator whose functions become graphs needs `examples` and `result`")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,11 +27,14 @@ from understudy.spec import (
 )
 from understudy.spec.elementwise import CPU
 
+if TYPE_CHECKING:
+    from understudy.shapes.node import Scalar
+
 Dtype = torch.dtype
 Check = Callable[..., None]
 
 
-def unless_empty(shape: Sizes, check: Check, *args: Any) -> None:
+def unless_empty(shape: Sizes, check: Check, *args: object) -> None:
     """Eager looks at nothing when there is nothing to fill. Only asked after a refusal: sizes may be symbols."""
     try:
         check(*args)
@@ -42,9 +45,9 @@ def unless_empty(shape: Sizes, check: Check, *args: Any) -> None:
 
 @rule("rand", "rand.generator")
 def rand(
-    size: Sizes, *, generator: Any = None, dtype: Dtype | None = None, layout: torch.layout | None = None,
+    size: Sizes, *, generator: object = None, dtype: Dtype | None = None, layout: torch.layout | None = None,
     device: torch.device | None = None, pin_memory: bool | None = None,
-) -> Any:  # fmt: skip
+) -> TensorSpec:  # fmt: skip
     dtype = dtype or default_dtype()
     check_dtype("rand", dtype, "fc", device or CPU)
     return fresh(size, dtype, device, layout)
@@ -52,9 +55,9 @@ def rand(
 
 @rule("randn", "randn.generator")
 def randn(
-    size: Sizes, *, generator: Any = None, dtype: Dtype | None = None, layout: torch.layout | None = None,
+    size: Sizes, *, generator: object = None, dtype: Dtype | None = None, layout: torch.layout | None = None,
     device: torch.device | None = None, pin_memory: bool | None = None,
-) -> Any:  # fmt: skip
+) -> TensorSpec:  # fmt: skip
     dtype = dtype or default_dtype()
     unless_empty(size, check_dtype, "randn", dtype, "fc", device or CPU)
     return fresh(size, dtype, device, layout)
@@ -62,7 +65,7 @@ def randn(
 
 @rule("normal.float_float")
 def normal_of_numbers(
-    mean: float, std: float, size: Sizes, *, generator: Any = None, dtype: Dtype | None = None,
+    mean: float, std: float, size: Sizes, *, generator: object = None, dtype: Dtype | None = None,
     layout: torch.layout | None = None, device: torch.device | None = None, pin_memory: bool | None = None,
 ) -> Any:  # fmt: skip
     _check_std(mean, std)
@@ -70,13 +73,13 @@ def normal_of_numbers(
 
 
 @rule("randint", "randint.generator")
-def randint(high: Any, size: Sizes, **options: Any) -> Any:
+def randint(high: object, size: Sizes, **options: object) -> Any:
     return randint_low(0, high, size, **options)
 
 
 @rule("randint.low", "randint.low_generator")
 def randint_low(
-    low: Any, high: Any, size: Sizes, *, generator: Any = None, dtype: Dtype | None = torch.int64,
+    low: object, high: object, size: Sizes, *, generator: object = None, dtype: Dtype | None = torch.int64,
     layout: torch.layout | None = None, device: torch.device | None = None, pin_memory: bool | None = None,
 ) -> Any:  # fmt: skip
     dtype = dtype or default_dtype()
@@ -99,7 +102,7 @@ def _check_bounds(dtype: Dtype, low: Any, high: Any) -> None:
 
 @rule("randperm", "randperm.generator")
 def randperm(
-    n: Any, *, generator: Any = None, dtype: Dtype | None = torch.int64, layout: torch.layout | None = None,
+    n: object, *, generator: object = None, dtype: Dtype | None = torch.int64, layout: torch.layout | None = None,
     device: torch.device | None = None, pin_memory: bool | None = None,
 ) -> Any:  # fmt: skip
     dtype = dtype or default_dtype()
@@ -108,25 +111,25 @@ def randperm(
 
 
 @rule("rand_like", "rand_like.generator")
-def rand_like(a: TensorSpec, *, generator: Any = None, dtype: Dtype | None = None, **options: Any) -> Any:
+def rand_like(a: TensorSpec, *, generator: object = None, dtype: Dtype | None = None, **options: object) -> Any:
     check_dtype("rand_like", dtype or a.dtype, "fc", a.device)
     return like(a, dtype=dtype, **options)
 
 
 @rule("randn_like", "randn_like.generator")
-def randn_like(a: TensorSpec, *, generator: Any = None, dtype: Dtype | None = None, **options: Any) -> Any:
+def randn_like(a: TensorSpec, *, generator: object = None, dtype: Dtype | None = None, **options: object) -> Any:
     unless_empty(a.shape, check_dtype, "randn_like", dtype or a.dtype, "fc", a.device)
     return like(a, dtype=dtype, **options)
 
 
 @rule("randint_like", "randint_like.generator")
-def randint_like(a: TensorSpec, high: Any, **options: Any) -> Any:
+def randint_like(a: TensorSpec, high: object, **options: object) -> Any:
     return randint_like_low(a, 0, high, **options)
 
 
 @rule("randint_like.low_dtype", "randint_like.low_generator_dtype")
 def randint_like_low(
-    a: TensorSpec, low: Any, high: Any, *, generator: Any = None, dtype: Dtype | None = None, **options: Any
+    a: TensorSpec, low: object, high: object, *, generator: object = None, dtype: Dtype | None = None, **options: object
 ) -> Any:
     check_dtype("randint_like", dtype or a.dtype, "bif", a.device)
     _check_bounds(dtype or a.dtype, low, high)
@@ -135,7 +138,7 @@ def randint_like_low(
 
 @rule("randint_like.Tensor", "randint_like.Tensor_generator")
 def randint_like_tensor(
-    a: TensorSpec, high: TensorSpec, *, generator: Any = None, dtype: Dtype | None = None, **options: Any
+    a: TensorSpec, high: TensorSpec, *, generator: object = None, dtype: Dtype | None = None, **options: object
 ) -> Any:
     if high.shape:
         raise ShapeMismatch(f"randint_like: the bound must be a 0-dim tensor, not {high}")
@@ -168,7 +171,7 @@ def _check_scale(centre: float = 0.0, scale: float = 1.0) -> None:
         raise ArgumentError(f"the width of a distribution must be positive, got {scale}")
 
 
-def _check_nothing(*_: Any) -> None:
+def _check_nothing(*_: object) -> None:
     pass
 
 
@@ -197,7 +200,7 @@ REFUSES_EMPTY = ("uniform_", "random_.to", "random_.from", "cauchy_")
 
 
 def _register_fill(functional: str, in_place: str, kinds: str, check: Check) -> None:
-    def check_call(a: TensorSpec, numbers: Sequence[Any]) -> None:
+    def check_call(a: TensorSpec, numbers: Sequence[Scalar]) -> None:
         if in_place in REFUSES_EMPTY:
             check_dtype(in_place, a.dtype, kinds, a.device)
         else:
@@ -208,11 +211,11 @@ def _register_fill(functional: str, in_place: str, kinds: str, check: Check) -> 
         elif in_place == "random_.from":
             _check_bounds(a.dtype, *numbers)
 
-    def fill(a: TensorSpec, *numbers: Any, generator: Any = None) -> TensorSpec:
+    def fill(a: TensorSpec, *numbers: Any, generator: object = None) -> TensorSpec:
         check_call(a, numbers)
         return preserved_copy(a)
 
-    def filled_in_place(a: TensorSpec, *numbers: Any, generator: Any = None) -> Same:
+    def filled_in_place(a: TensorSpec, *numbers: Any, generator: torch.Generator | None = None) -> Same:
         check_call(a, numbers)
         check_no_overlap(in_place, a)
         return Same(0)
@@ -227,26 +230,26 @@ for _row in FILLS:
 
 
 @rule("bernoulli")
-def bernoulli(a: TensorSpec, *, generator: Any = None) -> TensorSpec:
+def bernoulli(a: TensorSpec, *, generator: object = None) -> TensorSpec:
     unless_empty(a.shape, check_dtype, "bernoulli", a.dtype, "f", a.device)
     return a.like()
 
 
 @rule("bernoulli.p")
-def bernoulli_p(a: TensorSpec, p: float, *, generator: Any = None) -> TensorSpec:
+def bernoulli_p(a: TensorSpec, p: float, *, generator: object = None) -> TensorSpec:
     unless_empty(a.shape, check_dtype, "bernoulli", a.dtype, "bif", a.device)
     check_probability(p)
     return a.like()
 
 
 @rule("bernoulli.Tensor")
-def bernoulli_tensor(a: TensorSpec, p: TensorSpec, *, generator: Any = None) -> TensorSpec:
+def bernoulli_tensor(a: TensorSpec, p: TensorSpec, *, generator: object = None) -> TensorSpec:
     _check_probabilities(a, p)
     return preserved_copy(a)
 
 
 @rule("bernoulli_.Tensor")
-def bernoulli_tensor_in_place(a: TensorSpec, p: TensorSpec, *, generator: Any = None) -> Same:
+def bernoulli_tensor_in_place(a: TensorSpec, p: TensorSpec, *, generator: object = None) -> Same:
     _check_probabilities(a, p)
     check_no_overlap("bernoulli_", a)
     return Same(0)
@@ -261,19 +264,19 @@ def _check_probabilities(a: TensorSpec, p: TensorSpec) -> None:
 
 
 @rule("poisson")
-def poisson(a: TensorSpec, generator: Any = None) -> TensorSpec:
+def poisson(a: TensorSpec, generator: object = None) -> TensorSpec:
     check_dtype("poisson", a.dtype, "f", a.device)
     return a.like()
 
 
 @rule("_standard_gamma", "_sample_dirichlet")
-def standard_gamma(a: TensorSpec, generator: Any = None) -> TensorSpec:
+def standard_gamma(a: TensorSpec, generator: object = None) -> TensorSpec:
     check_dtype("gamma", a.dtype, "f", a.device, REDUCED)
     return a.like()
 
 
 @rule("binomial")
-def binomial(count: TensorSpec, prob: TensorSpec, generator: Any = None) -> TensorSpec:
+def binomial(count: TensorSpec, prob: TensorSpec, generator: object = None) -> TensorSpec:
     check_dtype("binomial", count.dtype, "f", count.device, REDUCED)
     if count.dtype is not prob.dtype:
         raise DtypeError(f"binomial: {count} and {prob} must have the same dtype")
@@ -282,14 +285,14 @@ def binomial(count: TensorSpec, prob: TensorSpec, generator: Any = None) -> Tens
 
 
 @rule("normal.Tensor_float")
-def normal_tensor_number(mean: TensorSpec, std: float = 1.0, *, generator: Any = None) -> TensorSpec:
+def normal_tensor_number(mean: TensorSpec, std: float = 1.0, *, generator: object = None) -> TensorSpec:
     _check_std(0.0, std)
     unless_empty(mean.shape, check_dtype, "normal", mean.dtype, "fc", mean.device)
     return mean.like()
 
 
 @rule("normal.Tensor_float_out")
-def normal_into(mean: TensorSpec, std: float = 1.0, *, generator: Any = None, out: TensorSpec) -> Same:
+def normal_into(mean: TensorSpec, std: float = 1.0, *, generator: object = None, out: TensorSpec) -> Same:
     """Fills the tensor that it is given, broadcast to the means, with noise, and adds the means."""
     _check_std(0.0, std)
     shape = broadcast_shapes(mean.shape, out.shape)
@@ -298,14 +301,14 @@ def normal_into(mean: TensorSpec, std: float = 1.0, *, generator: Any = None, ou
 
 
 @rule("normal.float_Tensor")
-def normal_number_tensor(mean: float, std: TensorSpec, *, generator: Any = None) -> TensorSpec:
+def normal_number_tensor(mean: float, std: TensorSpec, *, generator: object = None) -> TensorSpec:
     check_dtype("normal's deviations", std.dtype, "bif", std.device)
     unless_empty(std.shape, check_dtype, "normal", std.dtype, "f", std.device)
     return std.like()
 
 
 @rule("normal.Tensor_Tensor")
-def normal_tensors(mean: TensorSpec, std: TensorSpec, *, generator: Any = None) -> TensorSpec:
+def normal_tensors(mean: TensorSpec, std: TensorSpec, *, generator: object = None) -> TensorSpec:
     check_dtype("normal", mean.dtype, "fc", mean.device)
     check_dtype("normal's deviations", std.dtype, "bif", std.device)
     return mean.like(broadcast_shapes(mean.shape, std.shape))
@@ -317,7 +320,7 @@ MOST_CATEGORIES = 1 << 24
 
 @rule("multinomial")
 def multinomial(
-    weights: TensorSpec, num_samples: Any, replacement: bool = False, *, generator: Any = None
+    weights: TensorSpec, num_samples: Any, replacement: bool = False, *, generator: object = None
 ) -> TensorSpec:
     if weights.ndim not in (1, 2):
         raise ShapeMismatch(f"multinomial: weights have 1 or 2 dimensions, {weights} has {weights.ndim}")
@@ -334,7 +337,7 @@ def multinomial(
 
 
 @rule("native_dropout")
-def native_dropout(a: TensorSpec, p: float, train: bool | None) -> Any:
+def native_dropout(a: TensorSpec, p: float, train: bool | None) -> tuple[object, ...]:
     if a.is_empty:
         return (Same(0), preserved_copy(a)) if a.device.type == "cpu" else NotImplemented
     mask = preserved_copy(a, torch.bool)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from understudy.errors import DynamicOutputShapeException, UnsupportedFakeTensorException
 from understudy.ops.registry import Rule, rule
@@ -27,7 +27,7 @@ SIZED_BY_DATA = {
 
 
 def _refusal(name: str, size: str) -> Rule:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
+    def refuse(*args: object, **kwargs: object) -> object:
         shown = f" of {args[0]}" if args else ""
         raise DynamicOutputShapeException(f"{name}{shown}: the size of the result depends on data: {size}")
 
@@ -50,7 +50,7 @@ QUANTISING = (
 
 def _refuse(name: str) -> None:
     @rule(name)
-    def refuse(*_: Any, **__: Any) -> NoReturn:
+    def refuse(*_: object, **__: object) -> NoReturn:
         raise UnsupportedFakeTensorException(
             f"{name.partition('.')[0]}: quantised tensors carry a quantiser that has no stand-in; "
             "torch.fake_quantize_per_tensor_affine and torch.ops.quantized_decomposed compute with plain tensors"

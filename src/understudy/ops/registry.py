@@ -93,7 +93,7 @@ class Operator:
         """Whether eager breaks it up into others on every backend."""
         return _torch.has_composite_kernel(self.op)
 
-    def facts_by_title(self) -> dict[str, Any]:
+    def facts_by_title(self) -> dict[str, object]:
         """All that is registered for this operator, by the titles of the traits."""
         found = ((trait, trait.of(self.op)) for trait in Trait.all)
         return {trait.title: fact for trait, fact in found if fact is not None}

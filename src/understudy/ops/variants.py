@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -13,6 +13,9 @@ from understudy.ops.registry import Rule, Trait, record_of, rule, user_rule
 from understudy.shapes.sizes import lies_in_data, surely_equal
 from understudy.spec import Changed, New, Same, TensorSpec, normal, same_shape
 
+if TYPE_CHECKING:
+    from understudy.shapes.node import SymNode
+
 OPTIONS = ("dtype", "layout", "device", "pin_memory")
 
 exact_out: Trait[bool] = Trait("out= takes nothing but the very dtype of the result")
@@ -21,12 +24,14 @@ contiguous_out: Trait[bool] = Trait("out= is resized to contiguous strides befor
 checked_out: Trait[bool] = Trait("out= must not be expanded, even if it is to be resized")
 deciding_out: Trait[bool] = Trait("out= decides the dtype of the computation; a dtype that is asked for has to be that")
 asked_out: Trait[bool] = Trait("out= must have the dtype that is asked for")
+counted_out: Trait[bool] = Trait("out= keeps its shape if it has as many elements as the result", of_packets=True)
 in_place_on_expanded: Trait[bool] = Trait("in place, it may write into an expanded tensor", of_packets=True)
 
 contiguous_out.mark("_fft_c2c.out", "_fft_c2r.out", "_fft_r2c.out", "cholesky.out", "cholesky_solve.out")
 checked_out.mark("index_select.out")
 deciding_out.mark("sum.IntList_out", "prod.int_out", "cumsum.out", "cumprod.out")
 asked_out.mark("mean.out", "mean.dtype_out")
+counted_out.mark("arange", "range", "linspace", "logspace")
 in_place_on_expanded.mark(
     "_index_put_impl_", "baddbmm_", "conj_physical_", "index_fill_", "index_put_", "masked_fill_", "threshold_", "tril_",
     "triu_",
@@ -100,7 +105,7 @@ def _functional_variant(op: OpOverload, packet: str, out_names: list[str]) -> tu
 
 
 def _in_place_rule(functional: Rule, packet: str, may_write_expanded: bool) -> Rule:
-    def in_place(target: TensorSpec, *args: Any, **kwargs: Any) -> Any:
+    def in_place(target: TensorSpec, *args: object, **kwargs: object) -> Same:
         result = functional(target, *args, **kwargs)
         if result is NotImplemented:
             return NotImplemented
@@ -124,6 +129,8 @@ def check_no_overlap(what: str, target: TensorSpec) -> None:
     """Refuse to write into an expanded tensor, where several elements are one place in memory."""
     for size, step in zip(target.shape, target.stride, strict=True):
         if step == 0 and size > 1:
+            if any(other == 0 for other in target.shape):
+                return  # where there are no elements, none is written twice
             raise ArgumentError(f"{what}: can't write into {target}, which is expanded; clone it first")
 
 
@@ -137,6 +144,7 @@ class _OutVariant(NamedTuple):
     checks_before_resize: bool
     decides_dtype: bool
     takes_asked_dtype: bool
+    counts_elements: bool
 
     @staticmethod
     def of(op: OpOverload) -> _OutVariant:
@@ -148,6 +156,7 @@ class _OutVariant(NamedTuple):
             checks_before_resize=record_of(op).is_pointwise or checked_out.of(op) is not None,
             decides_dtype=deciding_out.of(op) is not None,
             takes_asked_dtype=deciding_out.of(op) is not None or asked_out.of(op) is not None,
+            counts_elements=counted_out.of(op) is not None,
         )
 
 
@@ -190,7 +199,7 @@ def _written(result: TensorSpec, out: TensorSpec, of: int, variant: _OutVariant)
     if variant.exact and result.dtype is not out.dtype:
         raise DtypeError(f"out=: a result of {result.dtype} needs a tensor of that dtype, not {out}")
     check_castable("out=", result.dtype, out.dtype)
-    fits = _fits(result.shape, out.shape)
+    fits = result.numel == out.numel if variant.counts_elements else _fits(result.shape, out.shape)
     if (fits and not variant.takes_expanded) or variant.checks_before_resize:
         check_no_overlap("out=", out)
     if fits:
@@ -199,7 +208,7 @@ def _written(result: TensorSpec, out: TensorSpec, of: int, variant: _OutVariant)
     return Same(of, TensorSpec(result.shape, stride, out.offset, dtype=out.dtype, device=out.device))
 
 
-def _fits(shape: Sequence[Any], given: Sequence[Any]) -> bool:
+def _fits(shape: Sequence[int | SymNode], given: Sequence[int | SymNode]) -> bool:
     """Whether a tensor to write to keeps its shape. If only data knows, it takes that of the result: so it has both."""
     if lies_in_data(*shape, *given):
         return len(shape) == len(given) and all(map(surely_equal, shape, given))

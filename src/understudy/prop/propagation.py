@@ -73,7 +73,7 @@ class EditedNodes:
             heapq.heappush(self._heap, node)
 
     def spread(
-        self, values: dict[Node, object], compute: Callable[[Node], Any], record: Callable[[Node, Any], None]
+        self, values: dict[Node, object], compute: Callable[[Node], object], record: Callable[[Node, object], None]
     ) -> list[Node]:
         """Run them, and what they reach. Gives the nodes that were run."""
         done: list[Node] = []
@@ -91,7 +91,7 @@ class EditedNodes:
         return done
 
     def _compare(
-        self, node: Node, old: object, new: object, values: dict[Node, object], record: Callable[[Node, Any], None]
+        self, node: Node, old: object, new: object, values: dict[Node, object], record: Callable[[Node, object], None]
     ) -> None:
         before = set(storages_of(old))
         if not is_alike(old, new):
@@ -110,11 +110,11 @@ class EditedNodes:
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def rename_symbols(mode: FakeTensorMode, value: Any) -> Any:
+def rename_symbols(mode: FakeTensorMode, value: object) -> Any:
     """The same tensors and numbers, with each symbol that was renamed under its new name."""
     env = mode.shape_env
 
-    def rename_value(value: object) -> Any:
+    def rename_value(value: object) -> object:
         if isinstance(value, FloatExpr):
             return env.numbers.make_float(value.operation, *map(rename_value, value.arguments))
         return env.torch_api.merge_symbols(value) if isinstance(value, Condition) else env.simplify(value)
@@ -126,7 +126,7 @@ def rename_symbols(mode: FakeTensorMode, value: Any) -> Any:
         shape, stride = tuple(map(rename, spec.shape)), tuple(map(rename, spec.stride))
         return spec.as_view(shape, stride, rename(spec.offset))
 
-    def of_leaf(leaf: Any) -> Any:
+    def of_leaf(leaf: Any) -> object:
         if not isinstance(leaf, torch.Tensor):
             node = leaf.node
             return rename(node).symbolic if type(node) is SymNode else leaf
@@ -257,8 +257,8 @@ class FakeTensorProp(torch.fx.Interpreter):
                     constants[node.target] = in_stand_ins(self._mode, value)
         self._constants = constants
 
-    def _convert(self, value: object) -> Any:
-        def convert(part: object) -> Any:
+    def _convert(self, value: object) -> object:
+        def convert(part: object) -> object:
             return self._mode.from_tensor(part) if isinstance(part, torch.Tensor) else part
 
         if isinstance(value, torch.Tensor):
@@ -361,13 +361,13 @@ class FakeTensorProp(torch.fx.Interpreter):
             self._note_surroundings()  # it may have entered a mode, or switched autocast on
         return in_stand_ins(self._mode, value)
 
-    def _direct_kwargs(self, node: Node, odd: set[Node]) -> dict[str, Any] | None:
+    def _direct_kwargs(self, node: Node, odd: set[Node]) -> dict[str, object] | None:
         values = direct_arguments(node.kwargs.values(), self.env, odd)
         if values is None or type(node.kwargs.get("device")) is str:
             return None
         return dict(zip(node.kwargs, values, strict=True))
 
-    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+    def get_attr(self, target: Any, args: object, kwargs: object) -> object:
         value = self.fetch_attr(target)
         return self._state.borrow(value) if isinstance(value, torch.nn.Module) else value
 
@@ -381,7 +381,7 @@ class FakeTensorProp(torch.fx.Interpreter):
             return self._invoke_subgraph(*args)
         return target(*wrap_subgraphs(args, self._propagate_inside), **kwargs)
 
-    def _invoke_subgraph(self, subgraph: Any, identifier: Any, *operands: Any) -> Any:
+    def _invoke_subgraph(self, subgraph: Any, identifier: object, *operands: Any) -> Any:
         if identifier in self._subgraphs.seen:
             answer = self._subgraphs.recall(self._mode, identifier, operands)
             return subgraph(*operands) if answer is None else answer
@@ -396,7 +396,7 @@ class FakeTensorProp(torch.fx.Interpreter):
 
     # --- what is written -----------------------------------------------------------------------------------------
 
-    def _rename_symbols(self, node: Node, value: object) -> Any:
+    def _rename_symbols(self, node: Node, value: object) -> object:
         """The value, symbols that data decides under the names that they had in the run before."""
         env = self._mode.shape_env
         if env is None or node.op == "placeholder":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Node
@@ -17,6 +17,9 @@ from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_values import storages_of
 from understudy.ops.hops import higher_order
+
+if TYPE_CHECKING:
+    from understudy._torch import OpOverload
 
 PURE_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
     [
@@ -84,7 +87,7 @@ def target_of(node: Node) -> Target:
     return _MOVING if _may_move(getattr(target, "__name__", "")) else _UNKNOWN
 
 
-def _of_operator(op: Any) -> Target:
+def _of_operator(op: OpOverload) -> Target:
     target = Target(
         writes=_torch.is_mutable(op) or not _torch.is_builtin_namespace(op),
         moves=torch.Tag.inplace_view in op.tags or _torch.has_out(op),
@@ -131,7 +134,7 @@ def fetch(value: Any, env: dict[Node, Any]) -> Any:
     return torch.fx.node.map_aggregate(value, lambda part: env[part] if isinstance(part, Node) else part)
 
 
-def direct_arguments(values: Any, env: dict[Node, Any], odd: set[Node]) -> tuple[Any, ...] | None:
+def direct_arguments(values: Any, env: dict[Node, object], odd: set[Node]) -> tuple[object, ...] | None:
     """Arguments for a call without C++; None if one of them needs its attention."""
     found: list[Any] = []
     for value in values:
@@ -174,7 +177,7 @@ def takes_graphs(target: object) -> bool:
     return isinstance(target, _torch.HigherOrderOperator) and higher_order(target).run is not None
 
 
-def wrap_subgraphs(args: tuple[object, ...], propagate: Propagate) -> tuple[Any, ...]:
+def wrap_subgraphs(args: tuple[object, ...], propagate: Propagate) -> tuple[object, ...]:
     """The arguments, graph modules replaced by ones that propagate."""
     return tuple(
         [PropagatedSubgraph(value, propagate) if isinstance(value, torch.fx.GraphModule) else value for value in args]

@@ -47,8 +47,10 @@ class HostNumbers(Listener):
         self.measurement = measurement
         self.memory = memory
         measurement.places.on_real_tensor = self.follow
+        self._totals = measurement.totals_of(CPU)
         self._positions: dict[int, tuple[int, ...]] = {}
-        self._running: list[Birth] = []
+        self._numbers = 0
+        self._casts = 0
         self._kept: tuple[weakref.ref[torch.Tensor], Birth] | None = None
 
     def before_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -62,26 +64,27 @@ class HostNumbers(Listener):
             if position < len(args):
                 size = NUMBER_SIZES.get(type(args[position]))
                 if size is not None:
-                    self._begin(size, func)
-                    self._begin(_size_of_cast(func, args, args[position]), func)
-
-    def _begin(self, size: int, func: Any) -> None:
-        if size:
-            self.memory.allocate(size)
-            birth = self.measurement.add_scratch(size, CPU, func)
-            birth.category = "temporaries"
-            self._running.append(birth)
+                    self._numbers += size
+                    self._casts += _size_of_cast(func, args, args[position])
+        if self._numbers:
+            self._count(self._numbers + self._casts)
 
     def after_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        if not self._running:
+        if not self._numbers:
             return
-        births, self._running = self._running, []
-        first = args[0]
-        if saves_number.of(func) and isinstance(first, torch.Tensor) and first.requires_grad and torch.is_grad_enabled():
-            births[0].category = "activations"
-            self._kept = weakref.ref(result), births.pop(0)
-        for birth in births:
-            self.end(birth)
+        size = self._numbers
+        self._count(-size - self._casts)
+        self._numbers = self._casts = 0
+        if saves_number.of(func) and torch.is_grad_enabled() and type(args[0]) is FakeTensor and args[0].requires_grad:
+            self.memory.allocate(size)
+            birth = self.measurement.add_scratch(size, CPU, func)
+            birth.category = "activations"
+            self._kept = weakref.ref(result), birth
+
+    def _count(self, size: int) -> None:
+        self._totals.live += size
+        self._totals.transient += size
+        self.memory.allocate(size)
 
     def follow(self, tensor: torch.Tensor) -> None:
         """A real tensor that torch has made past the dispatcher."""
@@ -111,11 +114,11 @@ class HostNumbers(Listener):
 
 def _size_of_cast(func: Any, args: tuple[Any, ...], number: object) -> int:
     """Pointwise kernels cast the number to the dtype in which they compute."""
-    tensor = next((fake for fake in args if isinstance(fake, FakeTensor)), None)
+    tensor = next((fake for fake in args if type(fake) is FakeTensor), None)
     if tensor is None or not (record_of(func).is_pointwise or func._schema.name.endswith("_")):
         return 0
     wrapped = torch.float64 if isinstance(number, float) else torch.int64
-    computed = tensor.dtype
+    computed = tensor._spec.dtype
     if isinstance(number, float) and not (computed.is_floating_point or computed.is_complex):
         computed = torch.get_default_dtype()
     return 0 if computed is wrapped else computed.itemsize

@@ -7,7 +7,6 @@ through the events again when all is known (`summary`). A `Birth` holds no tenso
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,20 +31,8 @@ class Birth:
     """A storage, or scratch memory, that was allocated: where, and what it turned out to be."""
 
     __slots__ = (
-        "category",
-        "device",
-        "died_in",
-        "is_updated",
-        "line",
-        "module",
-        "nbytes",
-        "operator",
-        "owner",
-        "phase",
-        "root_calls",
-        "shape",
-        "step",
-        "survived",
+        "category", "died_in", "is_updated", "line", "module", "nbytes", "operator", "owner", "phase", "root_calls",
+        "shape", "step", "survived", "device",
     )  # fmt: skip
 
     nbytes: int
@@ -70,7 +57,7 @@ class Birth:
 class DeviceTotals:
     """Live bytes of one device, and the moment of the most. Sizes on cards are those of blocks."""
 
-    __slots__ = ("device", "is_card", "live", "peak", "peak_event", "peak_operator")
+    __slots__ = ("device", "is_card", "live", "peak", "peak_event", "peak_transient", "transient")
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -78,7 +65,9 @@ class DeviceTotals:
         self.live = 0
         self.peak = 0
         self.peak_event = 0
-        self.peak_operator = 0
+        self.transient = 0
+        """Of the live bytes, those that have no `Birth`: of numbers, for the time of a call."""
+        self.peak_transient = 0
 
 
 class CallTotals:
@@ -121,9 +110,9 @@ class Measurement(Listener):
         self.operators = 0
         self.has_backward = False
         self.parameter_shapes: set[tuple[int, ...]] = set()
+        self._by_key: dict[Any, CallTotals] = {}
         self._operator: Any = None
         self._phase = PhaseTotals(0, "")
-        self._deaths: deque[Birth] = deque()
 
     def __enter__(self) -> Measurement:
         self.mode.keep_keys()
@@ -175,6 +164,12 @@ class Measurement(Listener):
         for birth in [self.add_scratch(size, device, operator) for size in sizes]:
             self._end(birth)
 
+    def totals_of(self, device: torch.device) -> DeviceTotals:
+        totals = self.devices.get(device)
+        if totals is None:
+            totals = self.devices[device] = DeviceTotals(device)
+        return totals
+
     def _add(self, nbytes: int, device: torch.device, shape: tuple[int, ...] | None, operator: Any) -> Birth:
         places = self.places
         birth = Birth()
@@ -188,17 +183,14 @@ class Measurement(Listener):
         birth.step = places.step
         birth.root_calls = places.root_calls
         birth.line = find_user_line()
-        totals = self.devices.get(device)
-        if totals is None:
-            totals = self.devices[device] = DeviceTotals(device)
-        birth.device = totals
+        birth.device = totals = self.totals_of(device)
         self.events.append(birth)
         self.event_operators.append(self.operators)
         totals.live += (nbytes + BLOCK - 1) & -BLOCK if totals.is_card else nbytes
         if totals.live > totals.peak:
             totals.peak = totals.live
             totals.peak_event = len(self.events)
-            totals.peak_operator = self.operators
+            totals.peak_transient = totals.transient
         return birth
 
     def _end(self, birth: Birth) -> None:
@@ -220,9 +212,9 @@ class Measurement(Listener):
     def after_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         self._operator = None
         key = self.mode.last_key
-        totals = self.calls.get(key) if key is not None else None
+        totals = self._by_key.get(key) if key is not None else None
         if totals is None:
-            totals = self._learn(key, func, args, kwargs, result)
+            totals = self._find_totals(key, func, args, kwargs, result)
         totals.count += 1
         places = self.places
         phase = places.phase()
@@ -240,16 +232,24 @@ class Measurement(Listener):
         if totals.is_mutable and not torch.is_grad_enabled():
             self._mark_updated(args, kwargs)
 
+    def _find_totals(self, key: Any, func: Any, args: Any, kwargs: Any, result: Any) -> CallTotals:
+        """No work depends on a float: a step size that changes all the time is no other call."""
+        if key is None:
+            return self._learn(object(), func, args, kwargs, result)
+        alike = tuple([part for part in key if type(part) is not float])
+        totals = self.calls.get(alike) or self._learn(alike, func, args, kwargs, result)
+        self._by_key[key] = totals
+        return totals
+
     def _learn(self, key: Any, func: Any, args: Any, kwargs: Any, result: Any) -> CallTotals:
         args, kwargs = map_structure(lambda fake: fake._spec, FakeTensor, (args, kwargs))
         results = [fake._spec for fake in flat(FakeTensor, (result,), {})]
         totals = CallTotals(func, work_of(Call.of(func, tuple(args), kwargs), results))
-        # a call without a key is learnt each time
-        self.calls[object() if key is None else key] = totals
+        self.calls[key] = totals
         return totals
 
     def _mark_updated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        targets = args[0] if args and isinstance(args[0], (list, tuple)) else args[:1]
+        targets = args[0] if args and type(args[0]) in (list, tuple) else args[:1]
         for target in targets:
             birth = self.birth_of(target)
             if birth is not None:
@@ -258,9 +258,10 @@ class Measurement(Listener):
     # --- what storages are for
 
     def birth_of(self, tensor: Any) -> Birth | None:
-        tensor = getattr(tensor, "_local_tensor", tensor)
-        if not isinstance(tensor, FakeTensor):
-            return None
+        if type(tensor) is not FakeTensor:
+            tensor = getattr(tensor, "_local_tensor", None)  # of a DTensor
+            if type(tensor) is not FakeTensor:
+                return None
         record = self.mode.find_record(tensor)
         birth: Birth | None = None if record is None else record.label
         return birth

@@ -34,6 +34,8 @@ count_autograd_nodes = _torch.count_autograd_nodes
 
 LinePlace = tuple[CodeType, int]
 _users_code: dict[CodeType, bool] = {}
+_lines: dict[LinePlace, LinePlace] = {}
+"""Each line is one object: there are many births on a line."""
 
 
 def find_user_line() -> LinePlace | None:
@@ -45,7 +47,8 @@ def find_user_line() -> LinePlace | None:
         if is_users is None:
             is_users = _users_code[code] = is_the_users(code.co_filename)
         if is_users:
-            return code, frame.f_lineno
+            line = code, frame.f_lineno
+            return _lines.setdefault(line, line)
         frame = frame.f_back
     return None
 

@@ -85,7 +85,7 @@ def summarise(
         device=device,
         steps=measurement.places.step if facts.steps is None else facts.steps,
         peak=peak,
-        categories=_categories(alive),
+        categories=_categories(alive, totals.peak_transient),
         modules=_module_rows(measurement, alive),
         lines=_line_rows(measurement, totals, alive),
         macs=macs,
@@ -176,8 +176,9 @@ def _contributors(alive: Iterable[Birth]) -> list[Contributor]:
     return sorted(rows, key=lambda row: -row.bytes)[:CONTRIBUTORS]
 
 
-def _categories(alive: Iterable[Birth]) -> dict[str, int]:
+def _categories(alive: Iterable[Birth], transient: int) -> dict[str, int]:
     found = dict.fromkeys(CATEGORIES, 0)
+    found["temporaries"] = transient
     for birth in alive:
         found[birth.category or "temporaries"] += birth.nbytes
     return found

@@ -97,7 +97,7 @@ def _of_singular_vectors(node: Any, asked: Truth, answer: bool) -> Truth | None:
     return conditions.ge(rows, columns)
 
 
-def _may_have_gradient(node: Any, result: int) -> bool:
+def _may_have_gradient(node: object, result: int) -> bool:
     """Whether the backward pass at hand may have a gradient for this result of a node: if none of what it goes through
     was computed from it, there is none, and no hook can make one up."""
     caller = _caller()

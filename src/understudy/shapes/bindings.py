@@ -33,7 +33,7 @@ class KeyPath:
 
     steps: tuple[tuple[str, Any], ...] = ()
 
-    def then(self, kind: str, key: Any = None) -> KeyPath:
+    def then(self, kind: str, key: object = None) -> KeyPath:
         return KeyPath((*self.steps, (kind, key)))
 
     def get(self, value: Any) -> Any:
@@ -105,7 +105,7 @@ class UnbackedBindings(Mapping[Any, KeyPath]):
         return repr(self.by_symbol)
 
 
-def values_in(result: Any, path: KeyPath = HERE) -> Iterator[tuple[SymNode, KeyPath]]:
+def values_in(result: object, path: KeyPath = HERE) -> Iterator[tuple[SymNode, KeyPath]]:
     """Every symbolic number in a result: in tensors, in lists, tuples and dicts of them; with the way to it."""
     if isinstance(result, torch.Tensor):
         spec = getattr(result, "_spec", None)
@@ -130,17 +130,17 @@ def values_in(result: Any, path: KeyPath = HERE) -> Iterator[tuple[SymNode, KeyP
             yield from values_in(part, path.then("item", key))
 
 
-def symbols_in(value: Any) -> set[Expr]:
+def symbols_in(value: object) -> set[Expr]:
     """The symbols in a value: a size, a tensor's metadata, lists and dicts of these."""
     return {symbol for symbol, _ in _free(value)}
 
 
-def unbacked_symbols_in(value: Any) -> set[Expr]:
+def unbacked_symbols_in(value: object) -> set[Expr]:
     """Those of them that only data tells."""
     return {symbol for symbol, env in _free(value) if symbol in env.births}
 
 
-def _free(value: Any) -> Iterator[tuple[Expr, ShapeEnv]]:
+def _free(value: object) -> Iterator[tuple[Expr, ShapeEnv]]:
     for node, _ in values_in(value):
         if not node.is_plain:
             env = node.shape_env
@@ -149,12 +149,12 @@ def _free(value: Any) -> Iterator[tuple[Expr, ShapeEnv]]:
                     yield origin, env
 
 
-def free_symbols(val: Any) -> set[Any]:
+def free_symbols(val: object) -> set[object]:
     """The symbols in a value, as sympy's: of a size, a tensor's metadata, a sympy expression, lists and dicts of these."""
     return {env.to_sympy(symbol) for symbol, env in _free(val)} | _free_in_sympy(val)
 
 
-def free_unbacked_symbols(x: Any) -> set[Any]:
+def free_unbacked_symbols(x: Any) -> set[object]:
     """Those of them that only data tells; in sympy expressions, those that are called so: `u0`, `zuf0`."""
     called_so = {symbol for symbol in _free_in_sympy(x) if UNBACKED_NAME.fullmatch(symbol.name)}
     return {env.to_sympy(symbol) for symbol, env in _free(x) if symbol in env.births} | called_so
@@ -168,18 +168,18 @@ def _free_in_sympy(value: Any) -> set[Any]:
     return set().union(*map(_free_in_sympy, value)) if isinstance(value, (list, tuple)) else set()
 
 
-def has_free_symbols(val: Any) -> bool:
+def has_free_symbols(val: object) -> bool:
     """Whether there are symbols in a value."""
     return bool(symbols_in(val) or _free_in_sympy(val))
 
 
-def has_free_unbacked_symbols(x: Any) -> bool:
+def has_free_unbacked_symbols(x: object) -> bool:
     """Whether there are symbols in a value that only data tells."""
     return bool(unbacked_symbols_in(x))
 
 
 def compute_unbacked_bindings(
-    shape_env: ShapeEnv | None, example_value: Any, old_example_value: Any = None, peek: bool = False
+    shape_env: ShapeEnv | None, example_value: object, old_example_value: object = None, peek: bool = False
 ) -> UnbackedBindings | None:
     """For each symbol that was born since the last call: where it is in this result.
 
@@ -206,7 +206,7 @@ def compute_unbacked_bindings(
     return UnbackedBindings(shape_env, found)
 
 
-def bindings_of_input(env: ShapeEnv, value: Any) -> UnbackedBindings | None:
+def bindings_of_input(env: ShapeEnv, value: object) -> UnbackedBindings | None:
     """As `compute_unbacked_bindings`, for one input of several: symbols that are not in it wait for the others."""
     found = compute_unbacked_bindings(env, value, peek=True)
     if found:
@@ -233,7 +233,7 @@ def _readable(env: ShapeEnv, node: SymNode, path: KeyPath) -> Iterator[tuple[Exp
 
 
 def resolve_unbacked_bindings(
-    shape_env: ShapeEnv | None, bindings: Mapping[Any, KeyPath] | None
+    shape_env: ShapeEnv | None, bindings: Mapping[object, KeyPath] | None
 ) -> UnbackedBindings | None:
     """The bindings with symbols that were renamed since under their new names."""
     if bindings is None or shape_env is None:
@@ -243,7 +243,7 @@ def resolve_unbacked_bindings(
     return UnbackedBindings(shape_env, {renamed.get(symbol, symbol): path for symbol, path in known.items()})
 
 
-def rebind_unbacked(shape_env: ShapeEnv | None, n: Any, result: Any) -> None:
+def rebind_unbacked(shape_env: ShapeEnv | None, n: object, result: object) -> None:
     """Tell the environment that the symbols of this result are those that the graph's node had when it was first run.
 
     `n` is an fx node with `meta["unbacked_bindings"]`, or such bindings themselves.
@@ -275,7 +275,7 @@ def _by_symbol(env: ShapeEnv, bindings: Mapping[Any, KeyPath]) -> dict[Expr, Key
     return {env.from_sympy(symbol): path for symbol, path in bindings.items()}
 
 
-def fx_placeholder_vals(gm: Any) -> list[Any]:
+def fx_placeholder_vals(gm: Any) -> list[object]:
     """What stands for the inputs of a graph, in their order."""
     return [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
 
@@ -295,7 +295,7 @@ def is_symbol_binding_fx_node(node: Any) -> Any:
     return symbol if binds else None
 
 
-def find_symbol_binding_fx_nodes(graph: Any) -> dict[Any, Any]:
+def find_symbol_binding_fx_nodes(graph: Any) -> dict[object, object]:
     """For each symbol that is a number of a graph: the first node that knows it."""
     found: dict[Any, Any] = {}
     for node in graph.nodes:
@@ -305,12 +305,12 @@ def find_symbol_binding_fx_nodes(graph: Any) -> dict[Any, Any]:
     return found
 
 
-def bind_symbols(gm: Any, *args: Any) -> dict[Any, int]:
+def bind_symbols(gm: object, *args: object) -> dict[object, int]:
     """What each symbol of a graph's placeholders is for these arguments, by its sympy symbol."""
     return _env_of(gm).torch_api.bind_symbols(gm, *args)
 
 
-def eval_guards(gm: Any, *args: Any, ignore_static: bool = True) -> bool:
+def eval_guards(gm: object, *args: object, ignore_static: bool = True) -> bool:
     """Whether the guards of a graph hold for these arguments."""
     env = _env_of(gm)
     return env.checks.evaluate_guards_for_args(fx_placeholder_vals(gm), args, ignore_static=ignore_static)

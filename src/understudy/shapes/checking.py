@@ -47,7 +47,7 @@ class Requirement:
     def __str__(self) -> str:
         return because(self.text, self.why)
 
-    def holds(self, values: Mapping[Expr, float], given: Sequence[Any]) -> bool:
+    def holds(self, values: Mapping[Expr, float], given: Sequence[object]) -> bool:
         if self.place is not None and self.number is not None:
             values = {**values, self.number: self.place.read(given)}
         return holds_at(self.condition, values)
@@ -118,7 +118,7 @@ def origins(symbol: Expr, definitions: Mapping[Expr, FloatExpr]) -> Iterator[Exp
         waiting += new
 
 
-def is_linear(expr: Any) -> bool:
+def is_linear(expr: object) -> bool:
     """Whether it is one symbol, times and plus numbers."""
     return isinstance(expr, Expr) and len(expr.symbols) == 1 and all(
         not monomial or (len(monomial) == 1 and monomial[0][1] == 1 and monomial[0][0].is_symbol)
@@ -158,11 +158,11 @@ class InputChecks:
 
     # --- checks --------------------------------------------------------------------------------------------------
 
-    def check(self, *given: Any, **named: Any) -> list[BrokenGuard]:
+    def check(self, *given: object, **named: object) -> list[BrokenGuard]:
         """What these inputs break, in the order of the run's or by name; nothing if its answers hold for them."""
         return self._find_broken(self.inputs, self._put_in_order(given, named))
 
-    def _find_broken(self, inputs: InputSizes, given: Sequence[Any], static: bool = True) -> list[BrokenGuard]:
+    def _find_broken(self, inputs: InputSizes, given: Sequence[object], static: bool = True) -> list[BrokenGuard]:
         wrong = [_check_rank(inputs, position, value) for position, value in enumerate(given)]
         if any(wrong):
             return [broken for broken in wrong if broken is not None]
@@ -180,7 +180,7 @@ class InputChecks:
         return broken
 
     def _describe(
-        self, required: Requirement, bindings: SymbolBindings, values: Mapping[Expr, int], given: Sequence[Any]
+        self, required: Requirement, bindings: SymbolBindings, values: Mapping[Expr, int], given: Sequence[object]
     ) -> str:
         """The sizes that the inputs have, of those that the requirement is about."""
         about = {s for symbol in required.condition.symbols for s in origins(symbol, self.definitions)}
@@ -192,7 +192,7 @@ class InputChecks:
         asked = required.place
         return ", ".join(shown if asked is None else [f"{asked.text} = {asked.read(given)}", *shown])
 
-    def _put_in_order(self, given: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    def _put_in_order(self, given: Sequence[object], named: Mapping[str, object]) -> list[object]:
         names = self.inputs.names
         both = [*zip(names, given, strict=False), *named.items()]
         arguments = dict(both)
@@ -204,12 +204,12 @@ class InputChecks:
         return [arguments[name] for name in names]
 
     def evaluate_guards_for_args(
-        self, placeholders: Sequence[Any], args: Sequence[Any], *, ignore_static: bool = True
+        self, placeholders: Sequence[object], args: Sequence[object], *, ignore_static: bool = True
     ) -> bool:
         """The same for stand-ins and what takes their place, input by input."""
         return not self._find_broken(describe_inputs(placeholders), list(args), static=not ignore_static)
 
-    def bind_symbols(self, placeholders: Any, *args: Any) -> dict[Expr, int]:
+    def bind_symbols(self, placeholders: object, *args: object) -> dict[Expr, int]:
         """What each symbol is for these inputs: in place of stand-ins, a graph's placeholders, or (None) the run's."""
         if len(args) == 1 and isinstance(args[0], (list, tuple)):
             args = tuple(args[0])
@@ -227,8 +227,8 @@ class InputChecks:
     # --- as text and as code ---------------------------------------------------------------------------------------
 
     def produce_guards(
-        self, placeholders: Any = None, sources: Sequence[Any] | None = None, *, ignore_static: bool = False,
-        _simplified: bool = False, **ignored: Any,
+        self, placeholders: object = None, sources: Sequence[object] | None = None, *, ignore_static: bool = False,
+        _simplified: bool = False, **ignored: object,
     ) -> list[str]:  # fmt: skip
         """Every requirement as a Python expression in terms of the inputs: `x.size(0)*x.size(1) % 8 == 0`.
 
@@ -241,21 +241,21 @@ class InputChecks:
         return [r.write_code(code) for r in required]
 
     def choose_requirements(
-        self, inputs: InputSizes, *, ignore_static: bool = False, _simplified: bool = False, **ignored: Any
+        self, inputs: InputSizes, *, ignore_static: bool = False, _simplified: bool = False, **ignored: object
     ) -> list[Requirement]:
         """Those that `produce_guards` writes."""
         required = self._require_guards(bind_inputs(inputs)) if _simplified else self.list_requirements(inputs)
         return [r for r in required if not (ignore_static and r.is_static)]
 
     def produce_guards_expression(
-        self, placeholders: Sequence[Any], *, guards: Any = None, ignore_static: bool = True
+        self, placeholders: Sequence[object], *, guards: object = None, ignore_static: bool = True
     ) -> str | None:
         """All of them as one expression in `args`, for `evaluate_guards_expression`; None if there are none."""
         names = [f"args[{position}]" for position in range(len(placeholders))]
         found = self.produce_guards(placeholders, names, ignore_static=ignore_static)
         return " and ".join(f"({guard})" for guard in found) or None
 
-    def evaluate_guards_expression(self, code: str, args: Sequence[Any]) -> bool:
+    def evaluate_guards_expression(self, code: str, args: Sequence[object]) -> bool:
         """Whether the inputs meet such an expression; `L['t0']`, as torch writes the first of them, is understood, too."""
         return bool(eval(code, {**MATHEMATICS, "math": math, "args": args, "L": {f"t{i}": a for i, a in enumerate(args)}}))
 
@@ -281,7 +281,7 @@ def describe_inputs(placeholders: Sequence[Any], sources: Sequence[Any] | None =
     return inputs
 
 
-def list_placeholders(graph_or_values: Any) -> Sequence[Any]:
+def list_placeholders(graph_or_values: object) -> Sequence[object]:
     graph = getattr(graph_or_values, "graph", None)
     if graph is None:
         return graph_or_values if isinstance(graph_or_values, (list, tuple)) else [graph_or_values]
@@ -429,7 +429,7 @@ def _write_function(
 ADVICE = "ask for no more than the program can keep: torch._dynamo.maybe_mark_dynamic, Dim.AUTO, or no constraint"
 
 
-def list_violations(env: ShapeEnv, inputs: InputSizes, contexts: Sequence[Any]) -> list[str]:
+def list_violations(env: ShapeEnv, inputs: InputSizes, contexts: Sequence[object]) -> list[str]:
     """One line for each dimension of which more was asked than the run has left of it."""
     return [
         line
@@ -439,7 +439,7 @@ def list_violations(env: ShapeEnv, inputs: InputSizes, contexts: Sequence[Any]) 
     ]
 
 
-def _list_constraints(inputs: InputSizes, position: int, context: Any) -> Iterator[tuple[InputSize, Any]]:
+def _list_constraints(inputs: InputSizes, position: int, context: object) -> Iterator[tuple[InputSize, object]]:
     """The places of one input of which something is asked. To warn is no more than to take note."""
     wanted = getattr(context, "constraint_sizes", None) or [getattr(context, "constraint", None)]
     for place in inputs.sizes:
@@ -449,7 +449,7 @@ def _list_constraints(inputs: InputSizes, position: int, context: Any) -> Iterat
                 yield place, constraint
 
 
-def _list_losses(env: ShapeEnv, place: InputSize, constraint: Any) -> Iterator[str]:
+def _list_losses(env: ShapeEnv, place: InputSize, constraint: object) -> Iterator[str]:
     has_range = hasattr(constraint, "vr")
     low, high = range_of(constraint)
     value = value_of(place.size)

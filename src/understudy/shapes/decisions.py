@@ -470,7 +470,7 @@ def find_names(env: ShapeEnv, symbols: set[Expr]) -> dict[Expr, str]:
     return found
 
 
-def list_parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def list_parts(name: str, value: Any) -> Iterator[tuple[str, object]]:
     """What a variable holds: items of lists, tuples and dicts, attributes of objects; each with the way to write it."""
     if type(value) in (list, tuple):
         pairs = [(f"{name}[{position}]", part) for position, part in enumerate(value[:MANY])]
@@ -500,7 +500,7 @@ def list_symbols(env: ShapeEnv, name: str, value: Any) -> Iterator[tuple[Expr, s
             yield from find_symbol(env, read.node, f"{name}.item()")
 
 
-def find_symbol(env: ShapeEnv, node: Any, text: str) -> Iterator[tuple[Expr, str]]:
+def find_symbol(env: ShapeEnv, node: int | SymNode, text: str) -> Iterator[tuple[Expr, str]]:
     if type(node) is not SymNode or node.shape_env is not env:
         return
     value = node.value

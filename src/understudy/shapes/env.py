@@ -142,7 +142,7 @@ class ShapeEnv:
         """The node of a value: equal values have the same one."""
         return self.numbers.node(value, kind)
 
-    def create_symint(self, example: int, name: str, **options: Any) -> int | torch.SymInt:
+    def create_symint(self, example: int, name: str, **options: object) -> int | torch.SymInt:
         """A number among the inputs that may vary, as a `SymInt`: `n = env.create_symint(16, "n")`."""
         return self.symbols.create_symint(example, name, **options)
 
@@ -203,7 +203,7 @@ class ShapeEnv:
         """The value at the example's sizes, None if it depends on an unbacked symbol."""
         return self.decisions.get_hint(value)
 
-    def simplify(self, expr: Any, size_oblivious: bool = False) -> Any:
+    def simplify(self, expr: Any, size_oblivious: bool = False) -> object:
         """The value with all that is known; a sympy expression for a sympy expression."""
         if is_sympy(expr):
             return self.to_sympy(self.decisions.simplify(self.from_sympy(expr)))
@@ -220,11 +220,11 @@ class ShapeEnv:
 
     # --- other inputs ----------------------------------------------------------------------------------------
 
-    def check(self, *given: Any, **named: Any) -> list[BrokenGuard]:
+    def check(self, *given: object, **named: object) -> list[BrokenGuard]:
         """What these inputs break, in the order of the run's or by name; nothing if its answers hold for them."""
         return self.checks.check(*given, **named)
 
-    def evaluate_guards(self, *given: Any, **named: Any) -> bool:
+    def evaluate_guards(self, *given: object, **named: object) -> bool:
         """Whether the recorded answers hold for these inputs."""
         return not self.checks.check(*given, **named)
 

@@ -51,7 +51,7 @@ class Policy:
     derive: Callable[[Any], Any] | None = None
 
 
-def policies(tensor: Any, context: Any, default: str) -> list[Policy]:
+def policies(tensor: torch.Tensor, context: tuple[object, ...] | None, default: str) -> list[Policy]:
     """One policy for each dimension, from the context, from marks on the tensor, or the default."""
     given = _policies_of_context(context, tensor.ndim)
     return [
@@ -68,7 +68,7 @@ MARKS = {
 """What `torch._dynamo.mark_static`, `mark_unbacked`, `mark_dynamic` and `maybe_mark_dynamic` leave on a tensor."""
 
 
-def _policy_of_mark(tensor: Any, dim: int) -> Policy | None:
+def _policy_of_mark(tensor: object, dim: int) -> Policy | None:
     for kind, attributes in MARKS.items():
         if any(dim in getattr(tensor, attribute, ()) for attribute in attributes):
             low, high = None, None
@@ -82,7 +82,7 @@ def _policy_of_mark(tensor: Any, dim: int) -> Policy | None:
     return None
 
 
-def _policies_of_context(context: Any, ndim: int) -> list[Policy | None]:
+def _policies_of_context(context: tuple[object, ...] | None, ndim: int) -> list[Policy | None]:
     if context is None:
         return [None] * ndim
     if hasattr(context, "dynamic_sizes"):  # torch's own contexts
@@ -104,7 +104,7 @@ def _policies_of_context(context: Any, ndim: int) -> list[Policy | None]:
     raise ValueError(f"a symbolic context has one entry for each of the {ndim} dimensions, got {context!r}")
 
 
-def _policy(entry: Any) -> Policy | None:
+def _policy(entry: object) -> Policy | None:
     if entry is None or isinstance(entry, Policy):
         return entry
     if isinstance(entry, Dim):
@@ -141,7 +141,7 @@ def from_torch(kind: Any, constraint: Any = None) -> Policy:
     return Policy(name if name in KINDS else DYNAMIC, None, *range_of(constraint))
 
 
-def range_of(constraint: Any) -> tuple[int | None, int | None]:
+def range_of(constraint: object) -> tuple[int | None, int | None]:
     """The least and the largest size that a constraint allows."""
     bounds = getattr(constraint, "vr", None)
     return (None, None) if bounds is None else (_number(bounds.lower), _number(bounds.upper))
@@ -244,13 +244,13 @@ def packed_strides(shape: Sequence[Size]) -> Shape:
     return tuple(strides)
 
 
-def _name(env: ShapeEnv, source: Any, context: Any) -> str:
+def _name(env: ShapeEnv, source: str | None, context: tuple[object, ...] | None) -> str:
     if source is None:
         source = getattr(context, "tensor_source", None)
     return f"input{len(env.inputs.names)}" if source is None else name_of(source)
 
 
-def _once(env: ShapeEnv, context: Any, policy: Policy, example: int, source: SizeSource) -> Size:
+def _once(env: ShapeEnv, context: tuple[object, ...] | None, policy: Policy, example: int, source: SizeSource) -> Size:
     """A `StatefulSymbolicContext` remembers: the tensor that is converted again has the same symbols again."""
     remembered = getattr(context, "shape_env_to_source_to_symbol_cache", None)
     if remembered is None:
@@ -262,7 +262,7 @@ def _once(env: ShapeEnv, context: Any, policy: Policy, example: int, source: Siz
     return size
 
 
-def _strides(env: ShapeEnv, t: torch.Tensor, shape: Shape, name: str, context: Any) -> Shape:
+def _strides(env: ShapeEnv, t: torch.Tensor, shape: Shape, name: str, context: tuple[object, ...] | None) -> Shape:
     strides = list(_inferred_strides(t, shape))
     for dim, kind in enumerate(getattr(context, "dynamic_strides", None) or ()):
         policy = from_torch(kind)

@@ -67,7 +67,7 @@ def _rounding(operation: str) -> Callable[[SymNode], SymNode]:
 def _on_numbers(operation: str, swapped: bool = False) -> Callable[[SymNode, Any], Any]:
     """An operator of Python, for rules: other numbers and nodes in, a number or a node out."""
 
-    def method(self: SymNode, other: Any) -> Any:
+    def method(self: SymNode, other: int | SymNode) -> Any:
         if type(other) not in _NUMBERS:
             return NotImplemented
         return self.shape_env.numbers.compute(operation, self, other)
@@ -81,7 +81,7 @@ def _on_numbers(operation: str, swapped: bool = False) -> Callable[[SymNode, Any
 
 
 def _comparison(relation: str) -> Callable[[SymNode, Any], Any]:
-    def method(self: SymNode, other: Any) -> Any:
+    def method(self: SymNode, other: int | SymNode) -> Any:
         if type(other) not in _NUMBERS:
             return NotImplemented
         return self.shape_env.decisions.compare(relation, self, other)
@@ -299,7 +299,7 @@ class SymNode:
     def rshift(self, other: SymNode) -> SymNode:
         return self.floordiv(self._shifted_by(">>", other))
 
-    def _shifted_by(self, operator: Any, places: SymNode) -> SymNode:
+    def _shifted_by(self, operator: object, places: SymNode) -> SymNode:
         if self.kind is float or places.kind is float:
             names = [part.kind.__name__ for part in (self, places)]
             raise TypeError(f"unsupported operand type(s) for {operator}: {names[0]!r} and {names[1]!r}")
@@ -365,7 +365,7 @@ class SymNode:
                 self.expect_true = SETTLED[True]
         return answer
 
-    def _guard_bool(self, file: Any, line: Any) -> bool:
+    def _guard_bool(self, file: object, line: object) -> bool:
         """How C++ asks; Python's `if` asks by `bool_`."""
         return self._settle(bool(self.shape_env.decisions.decide_in_kernel(self.value)))
 
@@ -373,7 +373,7 @@ class SymNode:
         asked = self if self.kind is bool else self.ne(self.shape_env.node(self.kind(0), self.kind))
         return bool(self.shape_env.decisions.decide(asked.value))
 
-    def guard_int(self, file: Any = "", line: int = 0) -> int:
+    def guard_int(self, file: object = "", line: int = 0) -> int:
         return int(self.shape_env.decisions.specialise(self.value))
 
     guard_as_int = guard_int
@@ -387,7 +387,7 @@ class SymNode:
     def evaluate(self, size_oblivious: bool = False) -> Any:
         return self.shape_env.torch_api.evaluate_sym_node(self, size_oblivious)
 
-    def _guard_or_false(self, file: Any, line: Any) -> bool:
+    def _guard_or_false(self, file: object, line: object) -> bool:
         if type(file) is str and (
             file.endswith(CONTENT_WITH_WHAT_IS_KNOWN)
             or (file.endswith(SUMS_TO_SIZES) and conditions.is_about_one(self.value))
@@ -398,21 +398,21 @@ class SymNode:
             return found
         return self._settle(bool(self.shape_env.decisions.decide(self.value, fallback=False)))
 
-    def _guard_or_false_where_it_fails(self, file: Any, line: Any) -> bool:
+    def _guard_or_false_where_it_fails(self, file: object, line: object) -> bool:
         """As `_guard_or_false`, of what does not hold at hand and so is never known to hold."""
         if type(file) is str and file.endswith(CONTENT_WITH_WHAT_IS_KNOWN):
             return False
         return self._guard_or_false(file, line)
 
-    def _guard_or_true(self, file: Any, line: Any) -> bool:
+    def _guard_or_true(self, file: object, line: object) -> bool:
         if type(file) is str and file.endswith(CONTENT_WITH_WHAT_IS_KNOWN):
             return self._settle(not self.shape_env.decisions.is_known(self.shape_env.numbers.negate_condition(self.value)))
         return self._settle(bool(self.shape_env.decisions.decide(self.value, fallback=True)))
 
-    def _statically_known_true(self, file: Any, line: Any) -> bool:
+    def _statically_known_true(self, file: object, line: object) -> bool:
         return self._settle(self.shape_env.decisions.is_known(self.value))
 
-    def _expect_true(self, file: Any, line: Any) -> bool:
+    def _expect_true(self, file: object, line: object) -> bool:
         return self._settle(self.shape_env.decisions.expect(self.value))
 
     def expect_size(self, file: Any = "", line: int = 0) -> bool:
@@ -457,10 +457,10 @@ class SymNode:
     __gt__ = _comparison(">")
     __ge__ = _comparison(">=")
 
-    def __divmod__(self, other: Any) -> Any:
+    def __divmod__(self, other: object) -> Any:
         return self // other, self % other
 
-    def __rdivmod__(self, other: Any) -> Any:
+    def __rdivmod__(self, other: object) -> Any:
         return other // self, other % self
 
     def __lshift__(self, other: Any) -> Any:

@@ -50,7 +50,7 @@ _interned: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 _lock = threading.Lock()
 
 
-def intern(kind: type[Interned], key: Any, content: Any = None) -> Any:
+def intern(kind: type[Interned], key: object, content: tuple[object, ...] | None = None) -> Any:
     whole = (kind, key)
     found = _interned.get(whole)
     if found is None:
@@ -101,7 +101,7 @@ class Patterns:
             return None
         return knowledge
 
-    def _of_condition(self, condition: Condition) -> Any:
+    def _of_condition(self, condition: Condition) -> object:
         if condition.parts:
             return (condition.kind, *map(self._of_condition, condition.parts))
         return (condition.kind, self.form(condition.expr))

@@ -215,6 +215,13 @@ def is_not_one_unless(size: Size, a: Size, b: Size) -> bool:
     return bool(env.decisions.decide(condition, fallback=False))
 
 
+def is_filled_or_not_one(size: Size, inner: Size) -> bool:
+    """Whether size != 0, or inner != 1, as one question. At least one of these is a symbol."""
+    env = _env_of(size, inner)
+    condition = conditions.either(conditions.ne(value_of(size), 0), conditions.ne(value_of(inner), 1))
+    return bool(env.decisions.decide(condition, fallback=True))
+
+
 def is_symbolic(sizes: Sequence[Size]) -> bool:
     return any(type(size) is SymNode for size in sizes)
 
@@ -224,7 +231,7 @@ def to_torch(size: Size) -> Any:
     return size.symbolic if type(size) is SymNode else size
 
 
-def from_torch(size: Any) -> Any:
+def from_torch(size: object) -> Any:
     """The size that torch gave: a number or a node."""
     if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         node = size.node

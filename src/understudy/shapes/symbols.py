@@ -146,7 +146,7 @@ class Symbols:
         )
 
     def create_unspecified_symint_and_symbol(
-        self, value: int, source: object, dynamic_dim: Any = None, excluded_value: int | None = None
+        self, value: int, source: object, dynamic_dim: object = None, excluded_value: int | None = None
     ) -> Any:
         """The `SymInt` of such a number."""
         return self.create_symintnode(self.create_unspecified_symbol(value, source, dynamic_dim), hint=value)

@@ -33,7 +33,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 COMBINATIONS = {"And": "and", "Or": "or"}
 
 
-def is_sympy(value: Any) -> bool:
+def is_sympy(value: object) -> bool:
     return hasattr(value, "free_symbols") and hasattr(value, "func")
 
 
@@ -48,13 +48,13 @@ def from_sympy(algebra: Algebra, value: Any) -> int | bool | Expr | Condition:
         return int(value)
     if kind in ("BooleanTrue", "BooleanFalse"):
         return kind == "BooleanTrue"
-    parts = [from_sympy(algebra, part) for part in value.args]
+    parts: list[Any] = [from_sympy(algebra, part) for part in value.args]
     if kind in OPERATIONS:
         return OPERATIONS[kind](algebra, *parts)
     if kind in RELATIONS:
         return RELATIONS[kind](*parts)
     if kind in COMBINATIONS:
-        return conditions.join(COMBINATIONS[kind], parts)  # type: ignore[arg-type]
+        return conditions.join(COMBINATIONS[kind], parts)
     if kind == "Not":
-        return conditions.negate(parts[0])  # type: ignore[arg-type]
+        return conditions.negate(parts[0])
     raise ValueError(f"{value} has {kind} in it, which sizes are not computed with")

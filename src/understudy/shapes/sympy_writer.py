@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import sympy  # type: ignore[import-untyped, unused-ignore]
+import sympy
 
 from understudy import _torch
 from understudy.shapes.algebra.expr import Expr
@@ -87,7 +87,7 @@ class SympyWriter(Writer[Any]):
             return sympy.Symbol(str(value), real=True)
         return OPERATIONS[operation](*map(self.write, operands))
 
-    def write_comparison(self, relation: str, left: Any, right: Any) -> Any:
+    def write_comparison(self, relation: str, left: object, right: object) -> Any:
         return RELATIONS[relation](left, right)
 
     def write_junction(self, kind: str, parts: Sequence[Writable]) -> Any:

@@ -54,8 +54,7 @@ def when_imported(module: str, *places: str, is_for_harm: bool = False) -> Calla
 
     def register(make: Function) -> Function:
         patch_found(f"{module}: {', '.join(places)}", during=REHEARSAL)(make)
-        for place in places:
-            LIBRARY_PATCHES.append(LibraryPatch(module, tuple(place.split(".")), make, is_for_harm))
+        LIBRARY_PATCHES.extend(LibraryPatch(module, tuple(place.split(".")), make, is_for_harm) for place in places)
         return make
 
     return register
@@ -426,7 +425,7 @@ def open_header(original: Function) -> Function:
 def build_from_configuration(original: Function) -> Any:
     """The configuration tells names, shapes and dtypes of all parameters: weights are neither downloaded nor read."""
 
-    def from_pretrained(cls: Any, name: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
+    def from_pretrained(cls: Any, /, name: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
         if _torch.active_fake_mode() is None:
             return getattr(original, "__func__", original)(cls, name, *args, config=config, **kwargs)
         if name is None:
@@ -434,6 +433,46 @@ def build_from_configuration(original: Function) -> Any:
         return _build(cls, name, args, config, kwargs)
 
     return classmethod(from_pretrained)
+
+
+@when_imported("transformers.utils.hub", "cached_files")
+def name_missing_files(original: Function) -> Function:
+    """A rehearsal downloads nothing: the error says which small file is wanted, and how to get it."""
+
+    def cached_files(path_or_repo_id: Any, filenames: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(path_or_repo_id, filenames, *args, **kwargs)
+        except OSError as error:
+            if _torch.active_fake_mode() is None:
+                raise
+            raise _missing(path_or_repo_id, ", ".join(filenames)) from error
+
+    return cached_files
+
+
+def _missing(name: Any, files: str) -> MissingFileError:
+    return MissingFileError(
+        f"from_pretrained({str(name)!r}): its {files} is not here, and a rehearsal downloads nothing. Wanted is that one "
+        f"small file: put it into a folder and name the folder, or fetch it once with `hf download {name} {files}`"
+    )
+
+
+@when_imported("datasets.load", "load_dataset")
+def name_missing_data(original: Function) -> Function:
+    """As for configurations."""
+
+    def load_dataset(path: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(path, *args, **kwargs)
+        except (OSError, ConnectionError) as error:
+            if _torch.active_fake_mode() is None:
+                raise
+            raise MissingFileError(
+                f"load_dataset({str(path)!r}): the data set is not here, and a rehearsal downloads nothing. A few rows are "
+                "enough: fetch it once, or name a local file with the same columns"
+            ) from error
+
+    return load_dataset
 
 
 HUB_OPTIONS = ("cache_dir", "revision", "subfolder", "token", "trust_remote_code", "proxies")
@@ -452,7 +491,7 @@ def _build(cls: Any, name: Any, args: Any, config: Any, options: dict[str, Any])
         raise UnderstudyError(f"from_pretrained({str(name)!r}): quantised weights are not rehearsed yet")
     dtype = options.pop("dtype", options.pop("torch_dtype", "auto"))
     options.pop("torch_dtype", None)
-    config, unused = _configuration(cls, name, config, options)
+    config = _configuration(cls, name, config, options)
     if isinstance(dtype, str):
         found = getattr(config, "dtype", None) or _dtype_of_weights(name)
         dtype = found if dtype == "auto" else getattr(torch, dtype)
@@ -474,25 +513,20 @@ def _attention(options: dict[str, Any]) -> dict[str, Any]:
     return {} if chosen is None else {"attn_implementation": chosen}
 
 
-def _configuration(cls: Any, name: Any, config: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _configuration(cls: Any, name: Any, config: Any, options: dict[str, Any]) -> Any:
     from_hub = {key: value for key, value in options.items() if key in HUB_OPTIONS}
     others = {key: value for key, value in options.items() if key not in LOADING_OPTIONS}
     if config is not None and not isinstance(config, (str, os.PathLike)):
         for key, value in others.items():
             setattr(config, key, value)
-        return config, {}
+        return config
     source = name if config is None else config
     try:
-        found: tuple[Any, dict[str, Any]] = cls.config_class.from_pretrained(
-            source, return_unused_kwargs=True, local_files_only=True, **from_hub, **others
-        )
+        return cls.config_class.from_pretrained(source, local_files_only=True, **from_hub, **others)
     except OSError as error:
-        raise MissingFileError(
-            f"from_pretrained({str(source)!r}): its config.json is not here, and a rehearsal downloads nothing. "
-            f"Wanted is that one small file: put it into a folder and name the folder, or fetch it once with "
-            f"`hf download {source} config.json`"
-        ) from error
-    return found
+        if isinstance(error, MissingFileError):
+            raise
+        raise _missing(source, "config.json") from error
 
 
 def _dtype_of_weights(name: Any) -> torch.dtype | None:

@@ -11,8 +11,6 @@ Which machine is simulated just now: `ACTIVE.machine`. There is one for all thre
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -77,7 +75,7 @@ class Machine:
             self.mode.add_listener(self.scratch)
         self.generators: list[torch.Generator] = []
         """The default generator of each device."""
-        self.moved_modules: Any = None
+        self.moved_modules: Any = None  # a MovedModules, of a module that imports this one
         """What gives real modules their tensors back."""
         self.has_process_group = False
         self._is_initialized = False
@@ -140,6 +138,7 @@ class Machine:
         """That of a simulated NCCL, if the program has not ended it."""
         if self.has_process_group and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+        self.has_process_group = False
 
     # --- streams -------------------------------------------------------------------------------------------
 
@@ -191,22 +190,6 @@ def machine() -> Machine:
     """The one that is simulated: for patches, which are in force only then."""
     assert ACTIVE.machine is not None
     return ACTIVE.machine
-
-
-@contextmanager
-def make_active(machine: Machine) -> Iterator[Machine]:
-    if ACTIVE.machine is not None:
-        raise SimulationError(
-            f"{ACTIVE.machine.card} is simulated already: leave that simulation first, or name several cards at once "
-            'as in understudy.simulate("2xh100")'
-        )
-    ACTIVE.machine = machine
-    try:
-        native.current_indices["cuda"] = machine.current_device
-        yield machine
-    finally:
-        native.current_indices.pop("cuda", None)
-        ACTIVE.machine = None
 
 
 def nested(flat: dict[str, int]) -> dict[str, Any]:

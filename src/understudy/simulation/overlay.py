@@ -5,8 +5,8 @@
         shutil.rmtree("checkpoints")    # gone for the program, and for nobody else
     overlay.writes                      # what was not written
 
-Covered is what goes through Python: `open`, functions of `os`, and all that is built on them (`shutil`, `pathlib`, `tempfile`,
-NumPy, JSON, logs). Libraries that open files in C++ or Rust are redirected one by one (`libraries`).
+Covered is what goes through Python: `open`, functions of `os`, and all that is built on them (`shutil`, `pathlib`, NumPy,
+JSON, logs). Libraries that open files in C++ or Rust are redirected one by one (`libraries`).
 """
 
 from __future__ import annotations

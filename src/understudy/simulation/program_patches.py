@@ -191,3 +191,15 @@ def keep_buckets(original: Function) -> Function:
         return False if machine().has_process_group else original(self)
 
     return rebuild
+
+
+@patch("torch.distributed.device_mesh.DeviceMesh.__init__", during=SIMULATION)
+def expect_sharded_tensors(original: Function) -> Function:
+    """Every DTensor has a mesh. What DTensors need is loaded here, because that imports their package."""
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        import understudy.simulation.sharding  # noqa: F401  # why: as the docstring says
+
+        original(self, *args, **kwargs)
+
+    return __init__

@@ -1,12 +1,16 @@
-"""DTensor in an observed mode. Loaded when the first DTensor is seen, since patching that package imports it."""
+"""DTensor on simulated devices. Loaded with the first process group or DTensor, since patching that package imports it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from understudy import _torch
-from understudy.patching import OBSERVATION, patch
+from understudy.fake.native import WITHOUT_INDEX, native
+from understudy.fake.tensor import FakeTensor
+from understudy.patching import ANY_MODE, OBSERVATION, patch
 from understudy.simulation.storages import ObservedMode
 
 
@@ -24,3 +28,20 @@ def compute_sharding_unheard(original: Callable[..., Any]) -> Callable[..., Any]
             return original(*args, **kwargs)
 
     return propagate
+
+
+@patch("torch.distributed.tensor._api.DTensor.__new__", during=ANY_MODE)
+def give_wrappers_the_keys_of_stand_ins(original: Callable[..., Any]) -> Any:
+    """C++ gives a DTensor the device of the tensor inside it, and not the dispatch key by which autocast and the choice
+    of an attention kernel find tensors on devices that are not here."""
+
+    def new(cls: Any, local_tensor: torch.Tensor, spec: Any, *, requires_grad: bool) -> Any:
+        if type(local_tensor) is not FakeTensor or local_tensor._spec.device.type in WITHOUT_INDEX:
+            return original(cls, local_tensor, spec, requires_grad=requires_grad)
+        meta, device = spec.tensor_meta, native(local_tensor._spec.device)
+        options = (None, local_tensor._spec.dtype, torch.strided, device, False, requires_grad, None, False, False)
+        wrapper = _torch.make_wrapper(cls, meta.shape, meta.stride, 0, *options, _torch.STAND_IN_KEYS)
+        wrapper._spec, wrapper._local_tensor = spec, local_tensor
+        return wrapper
+
+    return staticmethod(new)

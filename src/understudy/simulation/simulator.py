@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
-from understudy.patching import SIMULATION, Hold, combine
+from understudy import _torch
+from understudy.fake import native
+from understudy.fake.kernels.autocast import forget_casts
+from understudy.patching import SIMULATION, combine
 from understudy.simulation import cuda_patches as _cuda_patches  # noqa: F401  (registers them)
 from understudy.simulation import program_patches as _program_patches  # noqa: F401  (registers them)
 from understudy.simulation.catalogue import Card, parse_devices, read_cards
 from understudy.simulation.cuda_objects import CudaGenerator
-from understudy.simulation.machine import Machine, SimulationError, make_active
+from understudy.simulation.machine import ACTIVE, Machine, SimulationError
 from understudy.simulation.memory import OnOOM
 from understudy.simulation.program_patches import MovedModules
 
@@ -40,8 +42,8 @@ class simulate:
     `device` is a name of the catalogue ("h100", "8xa100-80g"), a `Card`, or the path of a TOML file with a card of one's own
     ("cards.toml", or "cards.toml:name" if it has several). Tensors are stand-ins, those on the CPU too; out of memory is
     raised where the card would. `settings` stands in the place of PYTORCH_CUDA_ALLOC_CONF, `context` is the memory
-    outside of the allocator in bytes, `on_oom="record"` goes on beyond the limit. `answers` is the policy for reads of data that is not
-    there, as of `FakeTensorMode`.
+    outside of the allocator in bytes, `on_oom="record"` goes on beyond the limit. `answers` is the policy for reads of data
+    that is not there, as of `FakeTensorMode`.
 
     `with ... as machine` gives the `Machine`: its memory, listeners (`machine.mode.add_listener`), and notes.
     """
@@ -50,40 +52,64 @@ class simulate:
         self, device: str | Path | Card, *, count: int | None = None, settings: str | None = None,
         context: int | None = None, on_oom: OnOOM = "raise", answers: Any = "error",
     ) -> None:  # fmt: skip
+        self._machine: Machine | None = None
+        self._entry: Any = None
         self.card, found = find_device(device)
         self.count = found if count is None else count
         self._options: dict[str, Any] = {
             "settings": settings, "context": context, "on_oom": on_oom, "answers": answers,
         }  # fmt: skip
-        self._stack: ExitStack | None = None
 
     def __enter__(self) -> Machine:
-        if self._stack is not None:
+        if self._machine is not None:
             raise SimulationError(f"this simulation of {self.card} is entered already: make another one for another run")
+        if ACTIVE.machine is not None:
+            raise SimulationError(
+                f"{ACTIVE.machine.card} is simulated already: leave that simulation first, or name several cards at once "
+                'as in understudy.simulate("2xh100")'
+            )
         machine = Machine(self.card, self.count, **self._options)
-        stack = ExitStack()
+        machine.moved_modules = MovedModules()
+        machine.generators = [CudaGenerator(index) for index in range(machine.count)]
+        scopes = machine.mode.patch_scopes | (combine(SIMULATION) if machine.count else 0)
         try:
-            stack.enter_context(make_active(machine))
-            machine.moved_modules = MovedModules()
-            stack.callback(machine.moved_modules.give_back)
-            machine.generators = [CudaGenerator(index) for index in range(machine.count)]
-            if machine.count:
-                hold = stack.enter_context(Hold())
-                hold.enter(combine(SIMULATION))
-            stack.callback(machine.end_process_group)
-            stack.enter_context(machine.mode)
-            self._stack = stack
+            self._machine = ACTIVE.machine = machine
+            native.current_indices["cuda"] = machine.current_device
+            self._entry = _torch.FakeModeEntry(machine.mode)
+            self._entry.enter(scopes)
         except BaseException:  # an interrupt
-            stack.close()
+            self._leave()
             raise
         return machine
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        stack, self._stack = self._stack, None
-        if stack is not None:
-            stack.close()
+        try:
+            self._leave()
+        except BaseException:  # an interrupt
+            self._leave()
+            raise
+
+    def __del__(self) -> None:
+        if self._machine is not None:  # an interrupt before the first line of __exit__
+            self._leave()
+
+    def _leave(self) -> None:
+        """May be called twice, after an interrupt at any of its lines."""
+        machine = self._machine
+        if machine is None:
+            return
+        try:
+            machine.end_process_group()
+        finally:
+            if self._entry is not None:
+                self._entry.leave()
+            forget_casts()
+            machine.moved_modules.give_back()
+            native.current_indices.pop("cuda", None)
+            ACTIVE.machine = None
+            self._machine = None
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """As a decorator: each call is a simulation of its own."""

@@ -45,6 +45,7 @@ from typing import Any
 import torch
 
 from understudy import _torch
+from understudy.fake.inputs import is_foreign
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.plan import Plan
@@ -57,6 +58,8 @@ native_storage = _torch.native_storage
 in_inference_mode = torch.is_inference_mode_enabled
 dispatch = FakeTensorMode.__torch_dispatch__
 META = torch.device("meta")
+STAND_INS = (FakeTensor,)
+"""The types of tensors in nearly every call."""
 
 
 class StorageRecord(weakref.ref[torch.UntypedStorage]):
@@ -180,6 +183,8 @@ class ObservedMode(FakeTensorMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._pauses.depth:
             return dispatch(self, func, types, args, kwargs)
+        if types and types != STAND_INS and any(map(is_foreign, types)):
+            return self._slow(func, types, args, kwargs)  # not for this mode: the tensors inside will come
         if in_inference_mode() and _is_composite(func):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
@@ -228,7 +233,9 @@ class ObservedMode(FakeTensorMode):
 
     def find_record(self, tensor: torch.Tensor) -> StorageRecord | None:
         """Of the storage that a stand-in is on, if it has been heard of."""
-        return self.storages.get(id(native_storage(tensor) if tensor.layout is torch.strided else tensor))
+        spec = getattr(tensor, "_spec", None)
+        is_sparse = tensor.layout is not torch.strided if spec is None else spec.sparse is not None
+        return self.storages.get(id(tensor if is_sparse else native_storage(tensor)))
 
     def _add(self, storage: Any, spec: TensorSpec) -> None:
         record = StorageRecord(storage, self._remove)

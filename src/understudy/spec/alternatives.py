@@ -29,7 +29,7 @@ MOST_TRIALS, MOST_WAYS, MOST_SYMBOLS = 16, 6, 2
 SMALL = (0, 1, 2)
 
 
-def weakly(function: Callable[..., Size | None], *args: Any) -> Size | None:
+def weakly(function: Callable[..., Size | None], *args: object) -> Size | None:
     """`function(*args)`, a pure function from specs and sizes to strides, with as little assumed as can be."""
     nodes = list(_nodes_in(args))
     if not nodes:
@@ -92,7 +92,7 @@ class LayoutTrial:
         return frozenset(guard.condition for guard in self.env.guards)
 
 
-def _trial(env: Any, sizes: Sizes, function: Callable[..., Size | None], args: Any) -> LayoutTrial | None:
+def _trial(env: Any, sizes: Sizes, function: Callable[..., Size | None], args: tuple[object, ...]) -> LayoutTrial | None:
     """None where it is refused."""
     hints = dict(sizes)
     tried = env.fork(hints, _facts(env, hints))
@@ -165,7 +165,7 @@ def _shorter(env: Any, ways: Sequence[Way]) -> list[Way]:
     return found
 
 
-def _leads_into(env: Any, way: Way, others: Sequence[Way]) -> bool:
+def _leads_into(env: object, way: Way, others: Sequence[Way]) -> bool:
     """Whether one of the others holds wherever this one does."""
     facts = _facts(env, {})
     for condition in way:
@@ -186,7 +186,7 @@ def _order_conditions(way: Way) -> list[Any]:
 # --- environments -------------------------------------------------------------------------------------------------
 
 
-def _nodes_in(value: Any) -> Iterator[SymNode]:
+def _nodes_in(value: object) -> Iterator[SymNode]:
     if type(value) is SymNode:
         yield value
     elif type(value) is tuple or type(value) is list:

@@ -55,7 +55,7 @@ Outcome = Union[New, View, Same, Changed, Value]
 Outcomes = Union[Outcome, "list[Outcome]", "tuple[Any, ...]"]
 
 
-def normal(answer: Any) -> Outcomes:
+def normal(answer: object) -> Outcomes:
     """A rule may return bare specs for new tensors and bare values: give each its outcome."""
     if isinstance(answer, TensorSpec):
         return New(answer)
@@ -64,7 +64,8 @@ def normal(answer: Any) -> Outcomes:
     if isinstance(answer, tuple):
         return tuple(normal(part) for part in answer)
     if isinstance(answer, list):
-        return [normal(part) for part in answer]  # type: ignore[misc]
+        parts: list[Any] = [normal(part) for part in answer]
+        return parts
     return Value(answer)
 
 
@@ -96,7 +97,7 @@ class Call:
         return f"{self.op}({describe(self.args, self.kwargs)})"
 
 
-def flat(kind: type | tuple[type, ...], args: Iterable[Any], kwargs: dict[str, Any]) -> list[Any]:
+def flat(kind: type | tuple[type, ...], args: Iterable[object], kwargs: dict[str, object]) -> list[Any]:
     """All objects of this kind among the arguments, lists flattened, in the order in which they are written."""
     found: list[Any] = []
     _collect(kind, args, found)
@@ -105,7 +106,7 @@ def flat(kind: type | tuple[type, ...], args: Iterable[Any], kwargs: dict[str, A
     return found
 
 
-def _collect(kind: type | tuple[type, ...], values: Iterable[Any], found: list[Any]) -> None:
+def _collect(kind: type | tuple[type, ...], values: Iterable[object], found: list[object]) -> None:
     for value in values:
         if isinstance(value, kind):
             found.append(value)
@@ -126,13 +127,13 @@ def map_structure(convert: Callable[[Any], Any], kind: type | tuple[type, ...], 
     return value
 
 
-def describe(args: Iterable[Any], kwargs: dict[str, Any], limit: int = 600) -> str:
+def describe(args: Iterable[object], kwargs: dict[str, object], limit: int = 600) -> str:
     parts = [_short(a) for a in args] + [f"{name}={_short(a)}" for name, a in kwargs.items()]
     text = ", ".join(parts)
     return text if len(text) <= limit else text[:limit] + " …"
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     if isinstance(value, (list, tuple)):
         shown = [_short(part) for part in value[:6]]
         if len(value) > 6:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,6 +25,9 @@ from understudy.shapes.sizes import (
 )
 from understudy.spec.strides import elementwise_strides, is_surely_row_major, preserved_strides
 from understudy.spec.tensor_spec import Size, TensorSpec
+
+if TYPE_CHECKING:
+    from understudy.shapes.node import Scalar, SymNode
 
 COMPLEX_OF = {
     torch.float16: torch.complex32,
@@ -48,7 +51,7 @@ def default_complex_dtype() -> torch.dtype:
     return COMPLEX_OF[default_dtype()]
 
 
-def number_dtype(number: Any) -> torch.dtype:
+def number_dtype(number: object) -> torch.dtype:
     """The dtype that a Python number (or a symbolic one) takes part with in promotion."""
     kind = getattr(number, "pytype", None)  # of a symbolic number's node
     if isinstance(number, (bool, torch.SymBool)) or kind is bool:
@@ -60,7 +63,7 @@ def number_dtype(number: Any) -> torch.dtype:
     return torch.int64
 
 
-def result_type(*operands: Any) -> torch.dtype:
+def result_type(*operands: object) -> torch.dtype:
     """The common dtype of specs and Python numbers; None is skipped."""
     dimensioned = zero_dim = number = None
     for operand in operands:
@@ -117,7 +120,7 @@ def is_integral(dtype: torch.dtype, include_bool: bool = False) -> bool:
 CPU = torch.device("cpu")
 
 
-def common_device(operands: Iterable[Any]) -> torch.device:
+def common_device(operands: Iterable[Scalar | TensorSpec]) -> torch.device:
     """The device of the first spec that is no 0-dim CPU tensor; CPU if there is none.
 
     Anything that is no spec (numbers, None) has no say. That the devices go together was checked before.
@@ -134,7 +137,7 @@ Meeting = Callable[[Any, Any], Any]
 """The size where two meet of which neither is surely 1; None if they don't fit."""
 
 
-def broadcast_shapes(*shapes: Sequence[Any], meet: Meeting | None = None) -> Size:
+def broadcast_shapes(*shapes: Sequence[object], meet: Meeting | None = None) -> Size:
     """The shape that all of these can be expanded to. `meet`: as it is in `meet_as_at_hand`, if not given."""
     if not shapes:
         return ()
@@ -165,7 +168,7 @@ def _broadcast_pair(a: Sequence[Any], b: Sequence[Any], meet: Meeting) -> Size:
     return tuple(sizes)
 
 
-def meet_as_at_hand(other: Any, size: Any) -> Any:
+def meet_as_at_hand(other: int | SymNode, size: int | SymNode) -> object:
     """What is expanded at hand is taken to be expanded, and what is not, not."""
     if _is_one_beside_data(other, size):
         return size
@@ -181,7 +184,7 @@ def broadcast_anyhow(a: Sequence[Any], b: Sequence[Any]) -> Size:
     return _broadcast_pair(a, b, meet_anyhow)
 
 
-def meet_anyhow(other: Any, size: Any) -> Any:
+def meet_anyhow(other: int | SymNode, size: int | SymNode) -> object:
     """Only that they fit is assumed: a size that is equal to the other may be 1 elsewhere."""
     if is_or_is_one(size, other):
         return other
@@ -202,7 +205,7 @@ def _meet_unseen(other: Any, size: Any) -> Any:
     return other if are_equal_or_one(other, size) else None
 
 
-def check_expandable(shape: Sequence[Any], target: Sequence[Any], what: str) -> None:
+def check_expandable(shape: Sequence[int | SymNode], target: Sequence[int | SymNode], what: str) -> None:
     """Refuse a shape that can't be expanded to `target`."""
     lead = len(target) - len(shape)
     fits = lead >= 0
@@ -226,7 +229,7 @@ def _is_fitted(size: Any, wanted: Any) -> bool:
     return not (size != wanted and size != 1) or has_to_be(size, wanted) or has_to_be(size, 1)
 
 
-def _is_one_beside_data(size: Any, other: Any) -> bool:
+def _is_one_beside_data(size: int | SymNode, other: int | SymNode) -> bool:
     """Whether a size is 1 at hand, where the other one lies in data: then the two need not be equal."""
     if type(size) is int or type(other) is int:
         return False
@@ -243,7 +246,9 @@ def preserved_copy(
     return spec.like(stride=preserved_strides(spec.shape, spec.stride), dtype=dtype, device=device)
 
 
-def elementwise(operands: Sequence[Any], dtype: torch.dtype, common: torch.dtype | None = None) -> TensorSpec:
+def elementwise(
+    operands: Sequence[Scalar | TensorSpec | None], dtype: torch.dtype, common: torch.dtype | None = None
+) -> TensorSpec:
     """The result of an elementwise operator on specs and Python numbers (None is skipped).
 
     `dtype` is the result's; `common` the one that operands are cast to first, None for operators that
@@ -275,7 +280,7 @@ def _meeting(operands: Sequence[TensorSpec]) -> Meeting | None:
     if not any(operand.is_symbolic for operand in operands) or _is_expanded_by_a_third(operands):
         return None
 
-    def meet(other: Any, size: Any) -> Any:
+    def meet(other: int | SymNode, size: int | SymNode) -> Any:
         is_small = at_hand(size) in (0, 1) and at_hand(size) == at_hand(other)
         if is_small and _are_surely_row_major(operands):
             return meet_anyhow(other, size)

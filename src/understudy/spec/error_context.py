@@ -19,7 +19,7 @@ from understudy.errors import (
     UnderstudyError,
     UnsupportedOperatorException,
 )
-from understudy.lines import user_line
+from understudy.lines import is_in_package, user_line
 from understudy.shapes.node import SymNode
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call, describe, flat
@@ -61,14 +61,34 @@ HINTS: tuple[tuple[type[UnderstudyError], str], ...] = (
 )
 
 
+IN_PACKAGES: tuple[tuple[type[UnderstudyError], str], ...] = (
+    (
+        DataDependentOutputException,
+        "the value is not known without data, and a package asks for it. In a mode with a ShapeEnv, .item() gives a symbol; "
+        "elsewhere, call it with options for which it does not ask, or run this part on real tensors",
+    ),
+    (
+        DynamicOutputShapeException,
+        "the size is not known without data, and a package asks for it. In a mode with a ShapeEnv, it is a symbol; "
+        "elsewhere, call it with options for which it does not ask, or run this part on real tensors",
+    ),
+    (OperatorError, "real tensors are refused as well: change what your line gives to the package"),
+)
+"""Where it is not the user's code that would have to be changed."""
+
+
 def hint_for(error: UnderstudyError) -> str:
+    if is_in_package():
+        for kind, hint in IN_PACKAGES:
+            if isinstance(error, kind) and not isinstance(error, FakeTensorDeviceMismatchError):
+                return hint
     return next((hint for kind, hint in HINTS if isinstance(error, kind)), "")
 
 
 def with_context(error: Exception, call: Call) -> UnderstudyError:
     """The error to raise in place of `error`: ours, with its context."""
     if not isinstance(error, UnderstudyError):
-        error = _translate(error, call)
+        error = translate(error, call)
     hint = hint_for(error)
     sizes = sizes_at_hand(flat(TensorSpec, call.args, call.kwargs)) if isinstance(error, ShapeMismatch) else ""
     if sizes:
@@ -88,12 +108,13 @@ def sizes_at_hand(specs: Iterable[TensorSpec]) -> str:
     return ", ".join(f"{name} = {examples[name]}" for name in sorted(examples))
 
 
-def _translate(error: Exception, call: Call) -> UnderstudyError:
+def translate(error: Exception, call: Call) -> UnderstudyError:
+    """An exception of torch's as one of ours, of the same built-in class."""
     kind = next((ours for builtin, ours in _BY_BUILTIN if isinstance(error, builtin)), OperatorError)
     return kind(f"{call.op}: {error}", func=call.op)
 
 
-def with_line(error: UnderstudyError, what: str, inputs: Any = "", hint: str = "") -> UnderstudyError:
+def with_line(error: UnderstudyError, what: str, inputs: object = "", hint: str = "") -> UnderstudyError:
     """Context for an error that no operator call stands behind."""
     return error.with_context(Context(what, str(inputs), user_line(), hint or hint_for(error)))
 

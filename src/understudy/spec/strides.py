@@ -12,13 +12,15 @@ An elementwise operator keeps the order of dimensions of its operands in memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from understudy.shapes.sizes import (
     are_packed,
     at_least_one,
     by_example,
     differ_at_hand,
+    is_filled_or_not_one,
     is_not_one_unless,
     is_symbolic,
     lies_in_data,
@@ -29,6 +31,9 @@ from understudy.shapes.sizes import (
 from understudy.spec.alternatives import weakly
 from understudy.spec.tensor_spec import Size, TensorSpec, contiguous_strides, is_contiguous, same_shape
 
+if TYPE_CHECKING:
+    from understudy.shapes.node import SymNode
+
 CHANNELS_LAST_ORDER = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}  # from the fastest dimension to the slowest
 
 
@@ -37,7 +42,7 @@ def channels_last_strides(shape: Sequence[Any]) -> Size:
     return packed_strides(shape, CHANNELS_LAST_ORDER[len(shape)])
 
 
-def is_channels_last_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
+def is_channels_last_contiguous(shape: Sequence[int | SymNode], stride: Sequence[int | SymNode]) -> bool:
     order = CHANNELS_LAST_ORDER.get(len(shape))
     if order is None:
         return False
@@ -53,7 +58,7 @@ def is_channels_last_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> 
     return True
 
 
-def is_dense(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
+def is_dense(shape: Sequence[int | SymNode], stride: Sequence[int | SymNode]) -> bool:
     """Every element of a block of memory exactly once, in any order of dimensions."""
     if is_symbolic((*shape, *stride)) and _is_surely_packed(shape, stride, by_example(stride, shape)):
         return True
@@ -70,7 +75,7 @@ def is_dense(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
     return True
 
 
-def _is_surely_packed(shape: Sequence[Any], stride: Sequence[Any], order: Sequence[int]) -> bool:
+def _is_surely_packed(shape: Sequence[int | SymNode], stride: Sequence[int | SymNode], order: Sequence[int]) -> bool:
     """Whether the dimensions follow each other in memory whatever the symbols are; no guard comes of asking.
 
     A tensor without elements is dense with any strides: sizes may count as they are, or as at least 1.
@@ -90,7 +95,7 @@ def _is_surely_packed(shape: Sequence[Any], stride: Sequence[Any], order: Sequen
     return True
 
 
-def packed_strides(shape: Sequence[Any], order: Sequence[int]) -> Size:
+def packed_strides(shape: Sequence[int | SymNode], order: Sequence[int]) -> Size:
     """Dense strides for dimensions in this order, the fastest first. A size of 0 makes the rest 0."""
     strides: list[Any] = [0] * len(shape)
     step: Any = 1
@@ -110,7 +115,9 @@ def elementwise_strides(shape: Size, operands: Sequence[TensorSpec], numbers: bo
     if not is_symbolic(shape):
         return _elementwise_strides(shape, operands, numbers)
     if all(is_surely_row_major(operand.shape, operand.stride) for operand in operands):
-        return contiguous_strides(shape)
+        is_sorted = numbers or not all(operand.shape is shape for operand in operands)
+        if not is_sorted or _keeps_order(shape):
+            return contiguous_strides(shape)
     strides = weakly(_elementwise_strides, shape, operands, numbers)
     assert strides is not None
     return strides
@@ -124,6 +131,16 @@ def _elementwise_strides(shape: Size, operands: Sequence[TensorSpec], numbers: b
     if is_symbolic(shape) and _are_row_major_if_not_empty(operands) and not any(size == 0 for size in shape):
         return contiguous_strides(shape)
     return _sorted_strides(shape, operands)
+
+
+def _keeps_order(shape: Size) -> bool:
+    """Whether eager's sort leaves the dimensions of row-major operands as they are: a size of 0 goes inside of a 1."""
+    return all(
+        surely_differ(size, 0)
+        or surely_differ(inner, 1)
+        or (is_symbolic((size, inner)) and is_filled_or_not_one(size, inner))
+        for size, inner in pairwise(shape)
+    )
 
 
 def _are_row_major_if_not_empty(operands: Sequence[TensorSpec]) -> bool:

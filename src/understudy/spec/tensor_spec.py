@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import torch
 
 from understudy.shapes.input_dims import packed_strides
 from understudy.shapes.sizes import are_packed, is_symbolic, surely_differ, surely_equal
+
+if TYPE_CHECKING:
+    from understudy.shapes.node import SymNode
 
 Size = tuple[Any, ...]  # of int, or of symbolic sizes
 SHORT_DTYPE = {
@@ -108,7 +111,7 @@ class TensorSpec:
         layout: torch.layout = torch.strided,
         conj: bool = False,
         neg: bool = False,
-        sparse: Any = None,
+        sparse: object = None,
     ) -> TensorSpec:
         shape = tuple(shape)
         stride = contiguous_strides(shape) if stride is None else tuple(stride)
@@ -217,7 +220,7 @@ class TensorSpec:
             layout=self.layout, conj=self.conj, neg=self.neg, sparse=self.sparse,
         )  # fmt: skip
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (
             self.shape, self.stride, self.offset, self.dtype, self.device,
             self.layout, self.conj, self.neg, self.sparse,
@@ -226,7 +229,7 @@ class TensorSpec:
     def __copy__(self) -> TensorSpec:
         return self
 
-    def __deepcopy__(self, memo: Any) -> TensorSpec:
+    def __deepcopy__(self, memo: object) -> TensorSpec:
         return self
 
     def __str__(self) -> str:
@@ -248,7 +251,7 @@ class TensorSpec:
         return f"<{self}>"
 
 
-def is_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
+def is_contiguous(shape: Sequence[int | SymNode], stride: Sequence[int | SymNode]) -> bool:
     if is_symbolic((*shape, *stride)):
         return are_packed(shape, stride, range(len(shape) - 1, -1, -1), empty_is_packed=True)
     if 0 in shape:

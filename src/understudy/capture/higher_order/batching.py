@@ -95,15 +95,15 @@ def at_dimension(place: int, dims: Dims) -> Dims:
 
 
 @hops.batched("cond")
-def cond(interpreter: Any, op: Any, pred: Any, yes: Function, no: Function, operands: Any) -> Any:
+def cond(interpreter: object, op: Any, pred: object, yes: Function, no: Function, operands: tuple[object, ...]) -> object:
     batch = VmapLevel(interpreter)
     (pred,), (of_choices,) = batch.inside([pred])
     inner, in_dims = batch.inside(operands)
 
-    def chosen(pred: torch.Tensor, *values: Any) -> tuple[Any, ...]:
+    def chosen(pred: torch.Tensor, *values: object) -> tuple[Any, ...]:
         return tuple([torch.where(pred, a, b) for a, b in zip(yes(*values), no(*values), strict=True)])
 
-    def one_for_all(dims: Dims) -> Any:
+    def one_for_all(dims: Dims) -> object:
         branches = [DerivedFunction("batched", batch.over(branch, in_dims, dims)) for branch in (yes, no)]
         return op(pred, *branches, tuple(inner))
 
@@ -115,12 +115,12 @@ def cond(interpreter: Any, op: Any, pred: Any, yes: Function, no: Function, oper
 
 
 @hops.batched("map_impl")
-def map_impl(interpreter: Any, op: Any, function: Function, xs: Any, others: Any) -> Any:
+def map_impl(interpreter: object, op: Any, function: Function, xs: list[object], others: list[object]) -> object:
     batch = VmapLevel(interpreter)
     rows, row_dims = batch.inside(xs, 1)
     rest, rest_dims = batch.inside(others)
 
-    def mapped_over(dims: Dims) -> Any:
+    def mapped_over(dims: Dims) -> object:
         return op(DerivedFunction("batched", batch.over(function, [*row_dims, *rest_dims], dims)), rows, rest)
 
     results, dims = batch.call_until_settled(mapped_over, [])
@@ -128,14 +128,16 @@ def map_impl(interpreter: Any, op: Any, function: Function, xs: Any, others: Any
 
 
 @hops.batched("scan")
-def scan(interpreter: Any, op: Any, function: Function, init: Any, xs: Any, others: Any) -> Any:
+def scan(
+    interpreter: object, op: Any, function: Function, init: list[object], xs: list[object], others: tuple[object, ...]
+) -> object:
     batch = VmapLevel(interpreter)
     first, first_dims = batch.inside(init)
     rows, row_dims = batch.inside(xs, 1)
     rest, rest_dims = batch.inside(others)
     count = len(first)
 
-    def scan_with(dims: Dims) -> Any:
+    def scan_with(dims: Dims) -> object:
         step = batch.over(function, [*dims[:count], *row_dims, *rest_dims], dims)
         carry = batch.expand_to(first, first_dims, dims[:count])
         return op(DerivedFunction("batched", step), carry, rows, tuple(rest))
@@ -145,7 +147,9 @@ def scan(interpreter: Any, op: Any, function: Function, init: Any, xs: Any, othe
 
 
 @hops.batched("associative_scan")
-def associative_scan(interpreter: Any, op: Any, function: Function, xs: Any, others: Any) -> Any:
+def associative_scan(
+    interpreter: object, op: Any, function: Function, xs: tuple[object, ...], others: tuple[object, ...]
+) -> object:
     batch = VmapLevel(interpreter)
     inner, dims = batch.inside(xs)
     rest, rest_dims = batch.inside(others)
@@ -159,13 +163,14 @@ def associative_scan(interpreter: Any, op: Any, function: Function, xs: Any, oth
 
 @hops.batched("while_loop", "while_loop_stack_output")
 def while_loop(
-    interpreter: Any, op: Any, goes_on: Function, body: Function, state: Any, others: Any, **options: Any
+    interpreter: object, op: Any, goes_on: Function, body: Function, state: tuple[object, ...],
+    others: tuple[object, ...], **options: object,
 ) -> Any:
     batch = VmapLevel(interpreter)
     first, first_dims = batch.inside(state)
     rest, rest_dims = batch.inside(others)
 
-    def loop_with(dims: Dims | None) -> Any:
+    def loop_with(dims: Dims | None) -> object:
         if dims is None:
             dims = _all_of_them(op, first)
             still, next_round = _each_for_itself(batch, goes_on, body, len(first), [*dims, *rest_dims])
@@ -183,7 +188,7 @@ def while_loop(
 def _one_for_all(batch: VmapLevel, goes_on: Function, in_dims: Dims) -> Function:
     """Whether the loop goes on, if that is the same for the whole batch."""
 
-    def still(*values: Any) -> Any:
+    def still(*values: object) -> Any:
         (decision,), (dim,) = batch.run(_as_tuple(goes_on), in_dims, values)
         if dim is not None:
             raise UnexpectedBatch(batch, None)
@@ -192,7 +197,7 @@ def _one_for_all(batch: VmapLevel, goes_on: Function, in_dims: Dims) -> Function
     return still
 
 
-def _all_of_them(op: Any, state: Sequence[Any]) -> Dims:
+def _all_of_them(op: object, state: Sequence[int | object]) -> Dims:
     if all(isinstance(value, torch.Tensor) for value in state):
         return [0] * len(state)
     raise UnsupportedOperatorException(
@@ -211,7 +216,7 @@ def _each_for_itself(
     each_goes_on = batch.over(_as_tuple(goes_on), in_dims, [0])
     round_of_each = batch.over(body, in_dims, all_of_them)
 
-    def one_goes_on(*values: Any) -> Any:
+    def one_goes_on(*values: object) -> Any:
         return each_goes_on(*values)[0].any()
 
     def one_round(*values: Any) -> tuple[Any, ...]:

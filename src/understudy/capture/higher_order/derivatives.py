@@ -38,7 +38,7 @@ def at(places: Sequence[int], values: Values) -> list[Any]:
     return [values[place] for place in places]
 
 
-def replace_at(values: Values, places: Sequence[int], others: Values) -> list[Any]:
+def replace_at(values: Values, places: Sequence[int], others: Values) -> list[object]:
     """The values, with others in these places."""
     found = list(values)
     for place, other in zip(places, others, strict=True):
@@ -51,11 +51,11 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _own_all(results: Values, given: Values) -> tuple[Any, ...]:
+def _own_all(results: Values, given: Values) -> tuple[object, ...]:
     """The same for all results of a function: copies of those that are not new and packed already."""
     taken = {_torch.storage_id(value) for value in given if type(value) is FakeTensor}
 
-    def is_new(tensor: Any) -> bool:
+    def is_new(tensor: torch.Tensor) -> bool:
         if type(tensor) is not FakeTensor or not tensor._spec._is_plainly_contiguous:
             return False
         storage = _torch.storage_id(tensor)
@@ -100,7 +100,7 @@ def backward_of(function: Function, count: int, wanted: Sequence[int], given: Se
     def run(*values: Any) -> tuple[Any, ...]:
         operands, gradients = values[:count], values[count:]
 
-        def of_wanted(*inner: Any) -> tuple[Any, ...]:
+        def of_wanted(*inner: object) -> tuple[object, ...]:
             return tuple(at(given, function(*replace_at(operands, wanted, inner))))
 
         # An autograd.Function may be of a kind that torch.func does not take.
@@ -140,7 +140,7 @@ def of_pairs(function: Function, count: int, paired: Sequence[int]) -> Function:
         operands, tangents = values[:count], values[count:]
         results: list[Any] = []
 
-        def of_paired(*inner: Any) -> tuple[Any, ...]:
+        def of_paired(*inner: object) -> tuple[object, ...]:
             results[:] = function(*replace_at(operands, paired, inner))
             return tuple(at(_tensors(results), results))
 
@@ -261,7 +261,7 @@ def scan_forward(op: Any, args: Any, tangents: Any) -> Answer:
     rows, rest = TangentPairs(xs, tangents[2]), TangentPairs(others, tangents[3])
     over = _over(function, carry, rows, rest)
 
-    def step(*values: Any) -> tuple[Any, ...]:
+    def step(*values: object) -> tuple[Any, ...]:
         results, found = over(*values)
         count = len(carry.tangents)
         return (*results[: len(carry)], *found[:count], *results[len(carry) :], *found[count:])
@@ -322,7 +322,7 @@ def map_backward(op: Any, args: Any, results: Values, given: list[int], gradient
     wanted = [*in_rows, *(count + place for place in in_rest)]
     backward = backward_of(function, count + len(others), wanted, given)
 
-    def of_row(*values: Any) -> Any:
+    def of_row(*values: object) -> object:
         rows, grads, rest = values[:count], values[count : count + len(given)], values[count + len(given) :]
         return backward(*rows, *rest, *grads)
 
@@ -347,7 +347,7 @@ def scan_backward(op: Any, args: Any, results: Values, given: list[int], gradien
     of_carry, of_rows = gradients[: len(in_carry)], gradients[len(in_carry) :]
     ends = [len(in_carry), len(in_rest), *sizes[:2], len(of_rows)]
 
-    def step_back(*values: Any) -> Any:
+    def step_back(*values: object) -> object:
         grads, sums, carry, row, row_grads, rest = _parts(values, ends)
         found = backward(*carry, *row, *rest, *grads, *row_grads)
         carry_grads, found_rows, found_rest = _parts(found, [len(in_carry), len(in_rows)])
@@ -404,13 +404,13 @@ def scan_that_keeps(op: Any, args: Any) -> Any:
 
 
 @hops.keep_for_backward("while_loop")
-def loop_that_keeps(op: Any, args: Any) -> Any:
+def loop_that_keeps(op: Any, args: Any) -> tuple[object, ...]:
     """With the state after each round, which a backward pass needs."""
     _check_state(op, args[2])
     return tuple([rounds[-1] for rounds in _torch.while_loop_with_all_rounds()(*args[:4])])
 
 
-def _check_state(op: Any, state: Values) -> None:
+def _check_state(op: object, state: Values) -> None:
     if not all(isinstance(value, torch.Tensor) for value in state):
         raise UnsupportedOperatorException(
             f"the higher-order operator {op} has no gradients where a number that is no tensor goes from round to round",

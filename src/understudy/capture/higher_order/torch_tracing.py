@@ -123,7 +123,7 @@ def trace_with_our_make_fx(original: Function) -> Function:
     """The function belongs to the graph that this thread records."""
 
     @functools.wraps(original)
-    def make_fx(f: Function, *args: Any, **options: Any) -> Function:
+    def make_fx(f: Function, *args: Any, **options: object) -> Function:
         is_ours = current_capture() is not None or type(_torch.active_fake_mode()) is FakeTensorMode
         return (make_fx_of_ours if is_ours else original)(f, *args, **options)
 
@@ -150,7 +150,7 @@ def trace_branch_for_functionalization(original: Function) -> Function:
 
 
 @patch_found("track_tensor_tree in the module of a higher-order operator that records itself", during=RECORDING)
-def track_with_our_tracer(original: Any) -> Any:
+def track_with_our_tracer(original: Callable[..., object]) -> Any:
     """torch's function writes into torch's own tracer."""
 
     @functools.wraps(original)
@@ -180,7 +180,7 @@ TRACING_FUNCTIONS = {
 """By the names under which torch's tracing module has them."""
 
 
-def record(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any) -> Any:
+def record(recorder: ProxyTorchDispatchMode, op: object, args: Any, kwargs: Any) -> Any:
     handler = _torch.recording_of(op)
     if handler is None:
         raise UnsupportedOperatorException(

@@ -155,7 +155,7 @@ def with_gradients(op: Any, args: Any, kwargs: Any) -> Any:
     kept = _keep_for_backward(op, args, call.tensors)
     if kept is not NotImplemented:
         return kept
-    return call.unflatten(AutogradCall.apply(call, *call.tensors))  # type: ignore[no-untyped-call]
+    return call.unflatten(_torch.apply_function(AutogradCall, call, *call.tensors))
 
 
 class AutogradCall(torch.autograd.Function):
@@ -328,7 +328,7 @@ def invoke_with_gradients(capture: Capture, op: Any, args: Any, kwargs: Any) -> 
     )
     if not is_wanted or capture.options.pre_dispatch:
         return NotImplemented
-    return tuple(InvokedSubgraph.apply(op, subgraph, identifier, *operands))  # type: ignore[no-untyped-call]
+    return tuple(_torch.apply_function(InvokedSubgraph, op, subgraph, identifier, *operands))
 
 
 class InvokedSubgraph(torch.autograd.Function):

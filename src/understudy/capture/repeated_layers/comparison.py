@@ -40,7 +40,7 @@ SIMPLE = frozenset({FakeTensor, *COMPARED})
 """Arguments that have no parts."""
 
 
-def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+def flatten_call(args: tuple[object, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
     """What a layer was called with: the leaves, and what tells their structure."""
     leaves = [*args, *kwargs.values()] if kwargs else list(args)
     if SIMPLE.issuperset(map(type, leaves)):
@@ -81,7 +81,7 @@ def is_marked(tensor: FakeTensor) -> bool:
     return not vars(tensor).keys() <= OWN_ATTRIBUTES
 
 
-def check_unchanged(arguments: Any, leaves: list[Any], structure: Any) -> None:
+def check_unchanged(arguments: Any, leaves: list[object], structure: object) -> None:
     """After a run: the lists and dicts that a layer was given hold what they held before."""
     now, form = flatten_call(*arguments)
     if form != structure or len(now) != len(leaves) or any(map(is_not, now, leaves)):
@@ -90,7 +90,7 @@ def check_unchanged(arguments: Any, leaves: list[Any], structure: Any) -> None:
         raise NotComparable
 
 
-def check_results(result: Any, leaves: list[Any], arguments: Any, seen: ComparedState) -> None:
+def check_results(result: object, leaves: list[object], arguments: object, seen: ComparedState) -> None:
     """That the results can be made anew: containers that nobody else has, and tensors that are not the module's."""
     others = {*map(id, _containers(arguments)), *map(id, seen.held), *seen.containers}
     if not others.isdisjoint(map(id, _containers(result))):
@@ -101,7 +101,7 @@ def check_results(result: Any, leaves: list[Any], arguments: Any, seen: Compared
             raise NotComparable
 
 
-def _containers(value: Any) -> Iterator[Any]:
+def _containers(value: object) -> Iterator[Any]:
     """The lists and dicts in a structure. One with parts of other kinds may hold what a structure does not show."""
     if isinstance(value, (list, dict)):
         yield value
@@ -198,7 +198,7 @@ class LayerComparison:
                 self._describe(value, parts, seen, states)
         parts.append(END)
 
-    def _telling_names(self, attributes: dict[str, Any]) -> tuple[str, ...]:
+    def _telling_names(self, attributes: dict[str, object]) -> tuple[str, ...]:
         """The attributes of a module that are to be looked at. Tables of hooks are nearly always there and empty."""
         names = tuple(attributes)
         known = self._telling.get(names)
@@ -208,7 +208,7 @@ class LayerComparison:
             )
         return names if len(known) < len(names) and any(silent_values(attributes)) else known
 
-    def _describe(self, value: Any, parts: list[Any], seen: ComparedState, states: ObjectStates) -> None:
+    def _describe(self, value: Any, parts: list[object], seen: ComparedState, states: ObjectStates) -> None:
         kind = type(value)
         if kind in DICTS:
             self._describe_table(value, parts, seen, states)
@@ -234,7 +234,7 @@ class LayerComparison:
         else:
             parts.append(states.state(value))
 
-    def _describe_table(self, table: Any, parts: list[Any], seen: ComparedState, states: ObjectStates) -> None:
+    def _describe_table(self, table: Any, parts: list[object], seen: ComparedState, states: ObjectStates) -> None:
         seen.containers.add(id(table))
         parts.append(DICTS[type(table)])
         for key, value in dict.items(table):
@@ -278,7 +278,7 @@ class LayerComparison:
         raise NotComparable
 
 
-def _marks(tensor: FakeTensor, states: ObjectStates) -> list[Any]:
+def _marks(tensor: FakeTensor, states: ObjectStates) -> list[object]:
     """What a program may ask of a stand-in besides its spec."""
     marks = [(name, value) for name, value in vars(tensor).items() if name not in OWN_ATTRIBUTES]
     if any(isinstance(value, MethodType) for _, value in marks):

@@ -31,7 +31,7 @@ class ReplacedAttributes:
         """Class and name → what was there, and what is there now."""
         self._users: dict[tuple[type, str], dict[int, object]] = {}
 
-    def replace(self, user: object, kind: type, name: str, make: Callable[[Any], Any]) -> None:
+    def replace(self, user: object, kind: type, name: str, make: Callable[[object], object]) -> None:
         """`make` is given what the class itself holds under this name (MISSING for nothing), and gives what replaces it."""
         place = kind, name
         with self._lock:
@@ -95,9 +95,9 @@ _HANDLERS: dict[int, tuple[type, Handler]] = {}
 for a trace, by one thread at a time; calls from another thread find no recorder, and run as usual."""
 
 
-def _make_forward(owner: type, original: FunctionType) -> Callable[..., Any]:
+def _make_forward(owner: type, original: FunctionType) -> Callable[..., object]:
     @functools.wraps(original)
-    def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: torch.nn.Module, *args: object, **kwargs: object) -> Any:
         known_owner, handler = _HANDLERS.get(id(self), (None, None))
         if handler is None or known_owner is not owner:  # the latter: called by `super().forward(...)`
             return original(self, *args, **kwargs)
@@ -134,13 +134,13 @@ class WatchedAttribute:
         self._note(instance)
         vars(instance)[self._name] = value
 
-    def __delete__(self, instance: Any) -> None:
+    def __delete__(self, instance: object) -> None:
         if self._name not in vars(instance):
             raise AttributeError(self._name)
         self._note(instance)
         del vars(instance)[self._name]
 
-    def _note(self, instance: Any) -> None:
+    def _note(self, instance: object) -> None:
         for reads in list(self.readers.values()):
             reads.note(instance, self._name)
 
@@ -155,7 +155,7 @@ class AttributeReads:
         self._thread = threading.get_ident()
         self.names: set[str] = set()
 
-    def note(self, instance: Any, name: str) -> None:
+    def note(self, instance: object, name: str) -> None:
         """A module that does not belong to the layer may be a copy of one that does."""
         is_watched = id(instance) not in self._known or name in self._watched.get(id(instance), ())
         if is_watched and threading.get_ident() == self._thread:

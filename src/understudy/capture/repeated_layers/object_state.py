@@ -80,7 +80,7 @@ class ObjectStates:
             self._found[identity] = found
         return found
 
-    def _parts(self, parts: Sequence[Any]) -> list[Any]:
+    def _parts(self, parts: Sequence[object]) -> list[object]:
         """Parts that are the same objects are the same, but those that hold others are to be looked into."""
         self.held.append(parts)
         self._left -= len(parts)
@@ -88,11 +88,11 @@ class ObjectStates:
             raise NotComparable
         return [*map(id, parts), *[self.state(part) for part in parts if part.__class__ not in COMPARED]]
 
-    def same(self, value: Any) -> Any:
+    def same(self, value: object) -> Any:
         """One object for all equal values: of those that were made to be looked at."""
         return self._readers.values.setdefault(value, value)
 
-    def contents(self, value: Any) -> Any:
+    def contents(self, value: object) -> Any:
         """The state of what an installed package keeps in its globals: one level of it."""
         kind = value.__class__
         if kind in COMPARED:
@@ -131,30 +131,30 @@ def _of_dict(states: ObjectStates, value: dict[Any, Any]) -> list[Any]:
     return [*dict.keys(value), *dict.values(value)]
 
 
-def _of_sequence(states: ObjectStates, value: Iterable[Any]) -> Sequence[Any]:
+def _of_sequence(states: ObjectStates, value: Iterable[object]) -> Sequence[object]:
     return list(value)
 
 
-def _of_partial(states: ObjectStates, value: functools.partial[Any]) -> Sequence[Any]:
+def _of_partial(states: ObjectStates, value: functools.partial[object]) -> Sequence[object]:
     return value.func, *value.args, *value.keywords, *value.keywords.values()
 
 
-def _of_method(states: ObjectStates, value: types.MethodType) -> Sequence[Any]:
+def _of_method(states: ObjectStates, value: types.MethodType) -> Sequence[object]:
     return value.__func__, value.__self__
 
 
-def _of_function(states: ObjectStates, value: Any) -> Sequence[Any]:
+def _of_function(states: ObjectStates, value: object) -> Sequence[object]:
     states.functions[id(value)] = value
     return ()
 
 
-def _of_builtin(states: ObjectStates, value: Any) -> Sequence[Any]:
+def _of_builtin(states: ObjectStates, value: Any) -> Sequence[object]:
     states.functions[id(value)] = value
     owner = value.__self__
     return () if owner is None or isinstance(owner, types.ModuleType) else (owner,)
 
 
-def _of_cached(states: ObjectStates, value: Any) -> Sequence[Any]:
+def _of_cached(states: ObjectStates, value: Any) -> Sequence[object]:
     for function in functions_of(value):
         states.functions[id(function)] = function
     hits, misses, _, size = value.cache_info()
@@ -163,23 +163,23 @@ def _of_cached(states: ObjectStates, value: Any) -> Sequence[Any]:
     return states.same(misses), states.same(size)
 
 
-def _of_tensor(states: ObjectStates, value: torch.Tensor) -> Sequence[Any]:
+def _of_tensor(states: ObjectStates, value: torch.Tensor) -> Sequence[object]:
     return (states.same(0 if value.is_inference() else value._version),)
 
 
-def _of_variable(states: ObjectStates, value: contextvars.ContextVar[Any]) -> Sequence[Any]:
+def _of_variable(states: ObjectStates, value: contextvars.ContextVar[object]) -> Sequence[object]:
     return (value.get(None),)
 
 
-def _of_reference(states: ObjectStates, value: weakref.ref[Any]) -> Sequence[Any]:
+def _of_reference(states: ObjectStates, value: weakref.ref[object]) -> Sequence[object]:
     return (value(),)
 
 
-def _of_cell(states: ObjectStates, value: types.CellType) -> Sequence[Any]:
+def _of_cell(states: ObjectStates, value: types.CellType) -> Sequence[object]:
     return (cell_contents(value),)
 
 
-def _of_module(states: ObjectStates, value: torch.nn.Module) -> Sequence[Any]:
+def _of_module(states: ObjectStates, value: torch.nn.Module) -> Sequence[object]:
     """An activation that all share. A layer that knows other modules may compare itself with them."""
     if value._parameters or value._buffers or value._modules or type(value) is states.block:
         raise NotComparable
@@ -187,14 +187,14 @@ def _of_module(states: ObjectStates, value: torch.nn.Module) -> Sequence[Any]:
     return _of_dict(states, vars(value))
 
 
-def _of_plain_attributes(states: ObjectStates, value: Any) -> Sequence[Any]:
+def _of_plain_attributes(states: ObjectStates, value: object) -> Sequence[object]:
     """Of an object of torch's: what a program may have put there to count with."""
     items = [*vars(value).items()]
     plain = [part for _, part in items if type(part) in COMPARED]
     return [*(name for name, _ in items), *map(states.same, [(type(part), part or repr(part)) for part in plain])]
 
 
-def _of_logger(states: ObjectStates, value: logging.Logger) -> Sequence[Any]:
+def _of_logger(states: ObjectStates, value: logging.Logger) -> Sequence[object]:
     """Levels, up to the root: what a logger lets through. Filters and handlers change nothing but what is written."""
     levels: list[Any] = [states.same(value.manager.disable), value.disabled]
     logger: logging.Logger | None = value
@@ -204,11 +204,11 @@ def _of_logger(states: ObjectStates, value: logging.Logger) -> Sequence[Any]:
     return levels
 
 
-def _of_lock(states: ObjectStates, value: Any) -> Sequence[Any]:
+def _of_lock(states: ObjectStates, value: Any) -> Sequence[object]:
     return (value.locked(),)
 
 
-def _refuse_to_read(states: ObjectStates, value: Any) -> Sequence[Any]:
+def _refuse_to_read(states: ObjectStates, value: object) -> Sequence[object]:
     raise NotComparable
 
 
@@ -274,7 +274,7 @@ def _reader_of(kind: type) -> Reader | None:
         return _refuse_to_read
     contents = BASES.get(base)
 
-    def read(states: ObjectStates, value: Any) -> list[Any]:
+    def read(states: ObjectStates, value: object) -> list[Any]:
         states.functions[id(kind)] = kind
         parts = [] if contents is None else list(contents(states, value))
         parts += [getattr(value, name, None) for name in slots]

@@ -180,7 +180,7 @@ class ReachableCode:
     def knows(self, value: Any) -> bool:
         return id(value) in self._met
 
-    def add(self, values: Iterable[Any], *, is_module: bool = False) -> None:
+    def add(self, values: Iterable[type], *, is_module: bool = False) -> None:
         """Follow functions, and the classes of objects that were met. Of a module's class, all of it is followed."""
         for value in values:
             if isinstance(value, type):
@@ -223,7 +223,7 @@ class ReachableCode:
             self.spaces.append(space)
             self._library_classes.append(space)
 
-    def _meets(self, value: Any) -> bool:
+    def _meets(self, value: object) -> bool:
         """Whether for the first time."""
         is_new = id(value) not in self._met
         self._met[id(value)] = value
@@ -305,7 +305,7 @@ class ReachableCode:
             self._found.add(key)
             self.states.append((space, name))
 
-    def _follow_attributes(self, owner: Any, names: frozenset[str]) -> None:
+    def _follow_attributes(self, owner: object, names: frozenset[str]) -> None:
         for part in owner.__mro__ if isinstance(owner, type) else (owner,):
             space = vars(part)
             for name in names & space.keys():
@@ -345,7 +345,7 @@ class ReachableCode:
             self.spaces.append(vars(module))
 
 
-def extras_of(function: FunctionType) -> list[Any]:
+def extras_of(function: FunctionType) -> list[object]:
     """What a function carries with it, and may use as state: defaults and attributes."""
     extras = [
         value
@@ -355,7 +355,7 @@ def extras_of(function: FunctionType) -> list[Any]:
     return [*extras, *filter(None, (function.__kwdefaults__,)), function.__dict__]
 
 
-def functions_of(value: Any) -> Iterator[Any]:
+def functions_of(value: object) -> Iterator[object]:
     """What is called when this is called, or asked for."""
     if isinstance(value, (staticmethod, classmethod, MethodType)):
         yield from functions_of(value.__func__)
@@ -370,7 +370,7 @@ def functions_of(value: Any) -> Iterator[Any]:
             yield wrapped
 
 
-def read_places(places: Iterable[Place]) -> list[Any]:
+def read_places(places: Iterable[Place]) -> list[object]:
     """What is there now."""
     return [_read_place(place, name) for place, name in places]
 
@@ -404,7 +404,7 @@ def _owner_of(space: Any) -> str:
     return str(space.get("__module__") or space.get("__name__"))
 
 
-def is_own(value: Any) -> bool:
+def is_own(value: object) -> bool:
     """Whether a function, class or module belongs to the program, not to an installed package."""
     return _is_own(getattr(value, "__module__", None) or getattr(value, "__name__", ""))
 

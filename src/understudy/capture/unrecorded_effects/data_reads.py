@@ -19,6 +19,7 @@ from understudy.lines import user_line
 from understudy.spec.call import flat, map_structure
 
 if TYPE_CHECKING:
+    from understudy._torch import OpOverload
     from understudy.capture.recorder import Route
     from understudy.capture.tracer import PythonKeyTracer
 
@@ -28,7 +29,7 @@ HINT = (
 )
 
 
-def refuse_read(what: Any, tensors: Iterable[torch.Tensor], hint: str = HINT) -> DataDependentOutputException:
+def refuse_read(what: OpOverload | str, tensors: Iterable[torch.Tensor], hint: str = HINT) -> DataDependentOutputException:
     shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
     return DataDependentOutputException(
         f"{what} is data-dependent: a value of a tensor that is being traced was asked for, and the graph would hold it "
@@ -41,20 +42,20 @@ def refuse_read(what: Any, tensors: Iterable[torch.Tensor], hint: str = HINT) ->
 # --- which functions read, and what ---------------------------------------------------------------------------------
 
 
-def _first(args: Any, kwargs: Any) -> list[Any]:
+def _first(args: Any, kwargs: dict[str, object]) -> list[torch.Tensor]:
     return list(args[:1])
 
 
-def _places(args: Any, kwargs: Any) -> list[Any]:
+def _places(args: tuple[object, ...], kwargs: dict[str, object]) -> list[object]:
     return [value for value in (*args[1:2], *kwargs.values()) if isinstance(value, torch.Tensor)]
 
 
-def _within_lists(args: Any, kwargs: Any) -> list[Any]:
+def _within_lists(args: tuple[object, ...], kwargs: dict[str, object]) -> list[object]:
     given = [value for value in (*args, *kwargs.values()) if isinstance(value, (list, tuple))]
     return list(flat(torch.Tensor, (given,), {}))
 
 
-def _past_dispatch(args: Any, kwargs: Any) -> list[Any]:
+def _past_dispatch(args: Any, kwargs: dict[str, object]) -> list[torch.Tensor]:
     """C++ reads a number, for `torch.Tensor([x[0], x[1]])`; in a call of the program, an operator tells of it."""
     return list(args[:1]) if _torch.is_past_dispatch() else []
 
@@ -88,7 +89,7 @@ READS: dict[Any, tuple[str, Callable[[Any, Any], list[Any]], str]] = {
 """Function → its name, the tensors whose values it reads, what to do."""
 
 
-def check(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> None:
+def check(tracer: PythonKeyTracer, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     """Refuse a read of what is not determined."""
     recorder = _torch.active_recorder()
     if _torch.active_fake_mode() is not None or not getattr(recorder, "_error_on_data_dependent_ops", False):
@@ -135,7 +136,7 @@ MAKERS = {torch.tensor: 0, torch.as_tensor: 0, torch.asarray: 0, torch.Tensor.ne
 """Function → where its data stands among its arguments."""
 
 
-def make_from_list(tracer: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def make_from_list(tracer: Any, func: Any, args: Any, kwargs: Any) -> object:
     place = MAKERS[func]
     data = args[place] if len(args) > place else None
     if not isinstance(data, (list, tuple, *SYMBOLIC)) or not _is_to_be_stacked(tracer, data):
@@ -152,7 +153,7 @@ def make_from_list(tracer: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return result.requires_grad_() if example.requires_grad else result
 
 
-def _is_to_be_stacked(tracer: Any, data: Any) -> bool:
+def _is_to_be_stacked(tracer: Any, data: object) -> bool:
     tensors = flat(torch.Tensor, (data,), {})
     if _torch.active_fake_mode() is not None:
         is_of_stand_ins = any(type(_torch.innermost(tensor)) is FakeTensor for tensor in tensors)
@@ -160,7 +161,7 @@ def _is_to_be_stacked(tracer: Any, data: Any) -> bool:
     return any(varies(tracer, tensor) for tensor in tensors)
 
 
-def _shape(data: Any) -> tuple[int, ...] | None:
+def _shape(data: object) -> tuple[int, ...] | None:
     """The shape of nested lists of numbers and of tensors that are one; None if they are not that."""
     if not isinstance(data, (list, tuple)):
         is_number = isinstance(data, (bool, int, float, complex, *SYMBOLIC))
@@ -170,16 +171,16 @@ def _shape(data: Any) -> tuple[int, ...] | None:
     return None if inner is None else (len(data), *inner)
 
 
-def _leaves(data: Any) -> list[Any]:
+def _leaves(data: object) -> list[object]:
     if not isinstance(data, (list, tuple)):
         return [data]
     return [leaf for part in data for leaf in _leaves(part)]
 
 
-def _example(func: Any, args: Any, kwargs: Any, data: Any) -> torch.Tensor:
+def _example(func: Any, args: Any, kwargs: dict[str, object], data: Any) -> torch.Tensor:
     """What torch makes of such a list, with other values: it says the dtype, and refuses what it would refuse."""
 
-    def zeros(part: Any) -> Any:
+    def zeros(part: object) -> Any:
         if isinstance(part, (list, tuple)):
             return [zeros(value) for value in part]
         if isinstance(part, torch.Tensor):
@@ -211,7 +212,7 @@ class DeterminedRealValues:
     def __init__(self, tracer: PythonKeyTracer) -> None:
         self._tracer = tracer
 
-    def read(self, func: Any, args: Any, kwargs: Any, tensors: Any, fake_mode: Any) -> tuple[Any] | None:
+    def read(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], fake_mode: object) -> tuple[Any] | None:
         """The answer to a question about data, if all of the data is determined."""
         values = self._tracer.known_values
         if not tensors or not all(type(t) is not FakeTensor and t in values for t in tensors):

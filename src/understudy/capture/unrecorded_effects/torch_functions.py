@@ -67,7 +67,7 @@ def _call_layer(op: Any, otherwise: Function, args: Any, kwargs: Any) -> Any:
     states = [state] if isinstance(state, torch.Tensor) else list(state)
     if not (dropout and train and num_layers > 1):
         tensors = (x, *states, *weights)
-        return WholeLayer.apply(recorder, op, len(states), args[3:], *tensors)  # type: ignore[no-untyped-call]
+        return _torch.apply_function(WholeLayer, recorder, op, len(states), args[3:], *tensors)
     x = x.transpose(0, 1) if batch_first else x
     directions, width = (2 if bidirectional else 1), len(weights) // num_layers
     last = []
@@ -76,7 +76,7 @@ def _call_layer(op: Any, otherwise: Function, args: Any, kwargs: Any) -> Any:
         own = [part.narrow(0, layer * directions, directions) for part in states]
         settings = (has_biases, 1, 0.0, train, bidirectional, False)
         tensors = (x, *own, *weights[layer * width : (layer + 1) * width])
-        x, *ends = WholeLayer.apply(recorder, op, len(states), settings, *tensors)  # type: ignore[no-untyped-call]
+        x, *ends = _torch.apply_function(WholeLayer, recorder, op, len(states), settings, *tensors)
         last.append(ends)
         return x
 

@@ -129,7 +129,8 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _cast_once(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Weights are cast once in an autocast region, as torch's own cache does."""
-    if not torch.is_autocast_cache_enabled() or type(weight) is not FakeTensor:
+    is_stand_in = type(weight) is FakeTensor or _torch.is_traceable_wrapper_subclass(weight)
+    if not torch.is_autocast_cache_enabled() or not is_stand_in:
         return weight.to(dtype)
     cache: dict[int, Any] = _casts.__dict__.setdefault("cache", {})
     found = cache.get(id(weight))

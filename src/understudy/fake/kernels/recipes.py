@@ -128,7 +128,7 @@ class AlwaysOne:
     def __init__(self, value: Any) -> None:
         self.value = value
 
-    def __getitem__(self, number: int) -> Any:
+    def __getitem__(self, number: int) -> FakeTensor:
         return self.value
 
 
@@ -145,7 +145,7 @@ def _kernel(op: Any) -> Callable[..., Any]:
     is_curious = asks_much.of(op) is not None
     run = decomposed_kernel(op, decomposition.of(op))
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: Any, **kwargs: Any) -> object:
         if not is_curious and _is_listened_to(args):
             return run(*args, **kwargs)
         tensors: list[FakeTensor] = []
@@ -178,7 +178,7 @@ def _kernel(op: Any) -> Callable[..., Any]:
     return kernel
 
 
-def _is_listened_to(args: tuple[Any, ...]) -> bool:
+def _is_listened_to(args: tuple[object, ...]) -> bool:
     """Whether more than the result is wanted: another mode is active, or autograd records."""
     if count_dispatch_modes() > 1:
         return True
@@ -189,7 +189,7 @@ def _is_listened_to(args: tuple[Any, ...]) -> bool:
     return False
 
 
-def _describe(key: list[Any], tensors: list[FakeTensor], values: Any) -> None:
+def _describe(key: list[object], tensors: list[FakeTensor], values: Any) -> None:
     """Add to the key all that C++ could ask of these arguments."""
     add = key.append
     for value in values:
@@ -226,7 +226,7 @@ def _mode_of(tensors: list[FakeTensor]) -> FakeTensorMode:
     return mode
 
 
-def _attention_backends() -> Any:
+def _attention_backends() -> tuple[bool, ...]:
     return tuple(_torch.attention_backends())
 
 
@@ -244,16 +244,17 @@ class OperatorListener(_torch.TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         self.heard.append((func, args, kwargs or {}, made))
         return made
 
 
 def _record_recipe(
-    mode: FakeTensorMode, run: Callable[..., Any], args: Any, kwargs: Any, tensors: list[FakeTensor], key: Any,
+    mode: FakeTensorMode, run: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object],
+    tensors: list[FakeTensor], key: Any,
     question: SharedQuestion | None,
-) -> Any:  # fmt: skip
+) -> object:  # fmt: skip
     with OperatorListener() as listener:
         result = run(*args, **kwargs)
     if not mode.shape_env.suppresses_guards:  # a recipe would never record what it assumes
@@ -263,7 +264,7 @@ def _record_recipe(
     return result
 
 
-def _recipe(heard: list[tuple[Any, Any, Any, Any]], tensors: list[FakeTensor], result: Any) -> Recipe:
+def _recipe(heard: list[tuple[Any, Any, Any, Any]], tensors: list[FakeTensor], result: object) -> Recipe:
     values: list[Any] = list(tensors)
     numbers: dict[int, int] = {}
     for number, tensor in enumerate(tensors):
@@ -325,7 +326,7 @@ def _origin(
     return spec, tuple(views)
 
 
-def _writes_to(step: RecipeStep, values: list[Any], tensors: list[FakeTensor]) -> bool:
+def _writes_to(step: RecipeStep, values: list[torch.Tensor], tensors: list[FakeTensor]) -> bool:
     """Whether it writes to the storage of one of these tensors."""
     written = {place for argument in _torch.written_arguments(step.op) for place in argument}
     return any(
@@ -380,7 +381,7 @@ def _localise_recipe(shared: SharedPlans, known: SharedRecipe | None) -> Recipe:
     return Recipe(steps, known.result, shared.here(known.spec), views, known.spoilt)
 
 
-def _change_step(step: RecipeStep, change: Callable[[Any], Any]) -> RecipeStep:
+def _change_step(step: RecipeStep, change: Callable[[object], object]) -> RecipeStep:
     kwargs = {name: change(value) for name, value in step.kwargs.items()}
     return RecipeStep(step.op, [change(value) for value in step.args], step.tensors, kwargs)
 

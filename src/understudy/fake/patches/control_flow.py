@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from understudy import _torch
 from understudy._torch import active_fake_mode
@@ -12,6 +12,10 @@ from understudy.fake import higher_order as _higher_order  # noqa: F401  (regist
 from understudy.fake.kernels import transforms
 from understudy.ops import hops
 from understudy.patching import ANY_MODE, RECORDING, SYMBOLS, patch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 Function = Callable[..., Any]
 
@@ -21,7 +25,7 @@ def skip_compilation(original: Function) -> Function:
     """torch's compiler does not know fakes, and there is nothing to win: the function runs as it is. Higher-order operators
     that are called eagerly compile themselves."""
 
-    def compile(model: Any = None, **options: Any) -> Any:
+    def compile(model: object = None, **options: object) -> object:
         if active_fake_mode() is None and not _records_branches(_torch.active_recorder()):
             return original(model, **options)
         return (lambda function: function) if model is None else model
@@ -34,7 +38,7 @@ def run_higher_order_operators(original: Function) -> Function:
     """torch makes graphs of the functions that such an operator is given, with its own mode and tracer. Under a fake mode of
     ours they run as plain code; a recorder of ours records them itself."""
 
-    def dispatch(self: Any, key: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def dispatch(self: Any, key: object, /, *args: object, **kwargs: object) -> object:
         key = _torch.key_without_spare(self, key, args, kwargs)
         recorder = _torch.active_recorder()
         if _records_branches(recorder):
@@ -53,7 +57,7 @@ def run_higher_order_operators(original: Function) -> Function:
     return dispatch
 
 
-def _records_branches(recorder: Any) -> bool:
+def _records_branches(recorder: object) -> bool:
     """Whether this is a recorder of ours: it is asked about a higher-order operator before autograd is."""
     return hasattr(type(recorder), "call_higher_order")
 
@@ -62,7 +66,7 @@ def _records_branches(recorder: Any) -> bool:
 def accept_structures_in_cond(original: Function) -> Function:
     """Operands of `cond` may be structures: torch's compiler flattens them before, our recorder does it itself."""
 
-    def validate(operands: Any) -> None:
+    def validate(operands: Sequence[object]) -> None:
         if not _records_branches(_torch.active_recorder()):
             original(operands)
 
@@ -73,7 +77,7 @@ def accept_structures_in_cond(original: Function) -> Function:
 def run_python_of_scripted_function(original: Function) -> Function:
     """TorchScript knows sizes as integers only, and makes real tensors of numbers. The Python function does neither."""
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: object, *args: object, **kwargs: object) -> Any:
         is_watched = active_fake_mode() is not None or _torch.active_recorder() is not None
         written = _torch.function_behind(self) if is_watched else None
         return original(self, *args, **kwargs) if written is None else written(*args, **kwargs)
@@ -98,7 +102,7 @@ def add_batching_rules(original: Function) -> Function:
 def trace_fakes_with_our_make_fx(original: Function) -> Function:
     """`torch.func.linearize` and flex attention trace a function themselves, and torch's tracer does not know our fakes."""
 
-    def make_fx(f: Function, *args: Any, **options: Any) -> Function:
+    def make_fx(f: Function, *args: object, **options: object) -> Function:
         mode = active_fake_mode()
         if mode is None or type(mode) is _torch.torch_fake_mode_class():
             return original(f, *args, **options)
@@ -114,7 +118,7 @@ def keep_our_functions_from_dynamo(original: Function) -> Function:
     """`linearize` tells dynamo to leave its tracer alone. Dynamo takes only functions of torch there, and does not look into
     ours anyway."""
 
-    def disallow(function: Any) -> Any:
+    def disallow(function: Callable[..., object]) -> Callable[..., object]:
         is_ours = str(getattr(function, "__module__", "")).startswith("understudy.")
         return function if is_ours else original(function)
 

@@ -38,7 +38,7 @@ def do_not_ask_for_cudnn(original: Function) -> Function:
 
 
 def _answer_in_mode(original: Function, answer: bool) -> Function:
-    def ask(*args: Any, **kwargs: Any) -> Any:
+    def ask(*args: object, **kwargs: object) -> bool:
         return answer if active_fake_mode() is not None else original(*args, **kwargs)
 
     return ask
@@ -48,7 +48,7 @@ def _answer_in_mode(original: Function, answer: bool) -> Function:
 def forget_casts_on_exit(original: Function) -> Function:
     """Weights that were cast in a region are cast again in the next one."""
 
-    def leave(*args: Any, **kwargs: Any) -> Any:
+    def leave(*args: object, **kwargs: object) -> object:
         result = original(*args, **kwargs)
         outermost = torch.autocast_increment_nesting() == 1
         torch.autocast_decrement_nesting()
@@ -63,7 +63,7 @@ def forget_casts_on_exit(original: Function) -> Function:
 def group_by_simulated_device(original: Function) -> Function:
     """Optimizers and the clipping of gradients choose their kernels by the device of each group."""
 
-    def group(*args: Any, **kwargs: Any) -> Any:
+    def group(*args: Any, **kwargs: Any) -> object:
         meant = _torch.stand_in_devices
         return {
             (meant.get(device, device), dtype): rest
@@ -77,7 +77,7 @@ def group_by_simulated_device(original: Function) -> Function:
 def copy_real_tensors_outside_of_mode(original: Function) -> Function:
     """`copy.deepcopy` of a real tensor copies its storage by operators; in a fake mode, too, it gives a real one."""
 
-    def deepcopy(self: torch.Tensor, memo: Any) -> Any:
+    def deepcopy(self: torch.Tensor, memo: dict[str, object]) -> object:
         if not _is_real(self):
             return original(self, memo)
         with _torch.without_fake_mode():
@@ -150,7 +150,7 @@ def claim_subclass(original: Function) -> Function:
     on tensors of a class without a dispatch of its own."""
 
     @functools.wraps(original)
-    def as_subclass(tensor: torch.Tensor, kind: Any) -> Any:
+    def as_subclass(tensor: torch.Tensor, kind: Any) -> object:
         if type(tensor) is FakeTensor and not issubclass(FakeTensor, kind):
             claimed: Any = torch.ops.aten.alias.default(tensor)
             if claimed.claim(kind):
@@ -165,7 +165,7 @@ def refuse_memory_of_fakes(original: Function) -> Function:
     """C++ would hand out memory that is not there."""
 
     @functools.wraps(original)
-    def to_dlpack(tensor: torch.Tensor) -> Any:
+    def to_dlpack(tensor: torch.Tensor) -> object:
         return tensor.__dlpack__() if type(tensor) is FakeTensor else original(tensor)  # which raises NoDataError
 
     return to_dlpack

@@ -1,19 +1,23 @@
-"""Modules, their initial values, and how data is loaded."""
+"""Modules, their initial values, how data is loaded, and what of files, storages and TorchScript needs data."""
 
 from __future__ import annotations
 
 import functools
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from understudy import _torch
+from understudy.contexts import contextmanager, to_the_end
+from understudy.errors import MixedTensorsError, NoDataError, UnderstudyError, UnsupportedFakeTensorException
 from understudy.fake import initial_values
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.nn.attention import drops_padding, encode
 from understudy.patching import ANY_MODE, patch
+from understudy.spec.error_context import with_line
 
 Function = Callable[..., Any]
 
@@ -24,8 +28,9 @@ def encode_padded_batch(original: Function) -> Function:
 
     @functools.wraps(original)
     def forward(
-        self: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool | None = None
-    ) -> Any:
+        self: object, src: torch.Tensor, mask: object = None, src_key_padding_mask: object = None,
+        is_causal: bool | None = None,
+    ) -> object:
         is_seen = _torch.is_stand_in(src) or _torch.is_recording()
         if is_seen and drops_padding(self, src, mask, src_key_padding_mask):
             return encode(self, src, src_key_padding_mask)
@@ -38,7 +43,7 @@ def encode_padded_batch(original: Function) -> Function:
 def draw_truncated_normal_once(original: Function) -> Function:
     """torch draws again until no value is outside of the bounds, and asks the values whether there is one."""
 
-    def draw(tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None) -> Any:
+    def draw(tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None) -> object:
         if not _torch.is_stand_in(tensor):
             return original(tensor, mean, std, a, b, generator)
         if type(tensor) is FakeTensor and initial_values.draw_normal(tensor, mean, std, generator):
@@ -73,7 +78,7 @@ def init_zero(original: Function) -> Function:
 
 
 def _write_at_once(write: Callable[..., bool], original: Function) -> Function:
-    def initialise(tensor: Any, *numbers: Any, **others: Any) -> Any:
+    def initialise(tensor: FakeTensor, *numbers: object, **others: object) -> FakeTensor:
         is_usual = type(tensor) is FakeTensor and not others
         return tensor if is_usual and write(tensor, *numbers) else original(tensor, *numbers, **others)
 
@@ -113,6 +118,28 @@ def initialise_layer_at_once(original: Function) -> Function:
 # of a run without it, and the data that is loaded is what the data set gives inside of the mode.
 
 
+SAMPLING: weakref.WeakKeyDictionary[Any, tuple[torch.Tensor, torch.Tensor]] = weakref.WeakKeyDictionary()
+"""For each mode: the state of the default generator, and the one that draws of orders inside of the mode have come to."""
+
+
+@contextmanager
+def draw_for_real() -> Iterator[None]:
+    """Draws go on from where those of the mode were, or from a new seed; the generator of the program stays as it is."""
+    mode = _torch.active_fake_mode()
+    with _torch.without_fake_mode():
+        real = torch.get_rng_state()
+        before = SAMPLING.get(mode)
+        own = before[1] if before is not None and torch.equal(before[0], real) else real
+
+        def restore() -> None:
+            torch.set_rng_state(real)
+
+        with to_the_end(restore):
+            torch.set_rng_state(own)
+            yield
+            SAMPLING[mode] = real, torch.get_rng_state()
+
+
 DRAWN_FOR_REAL = "Which examples are taken, and in which order, is drawn and read: in a fake mode as in a run without it."
 
 
@@ -123,10 +150,12 @@ DRAWN_FOR_REAL = "Which examples are taken, and in which order, is drawn and rea
 def list_order_outside_of_mode(original: Function) -> Function:
     @functools.wraps(original)
     def __iter__(self: Any) -> Iterator[Any]:
-        if _torch.active_fake_mode() is None:
-            return iter(original(self))
-        with _torch.without_fake_mode():
-            return iter(list(original(self)))
+        if _torch.active_fake_mode() is None:  # asked when the first example is
+            yield from original(self)
+            return
+        with draw_for_real():
+            order = list(original(self))
+        yield from order
 
     return __iter__
 
@@ -137,10 +166,10 @@ def list_order_outside_of_mode(original: Function) -> Function:
 )  # fmt: skip
 def draw_outside_of_mode(original: Function) -> Function:
     @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         if _torch.active_fake_mode() is None:
             return original(*args, **kwargs)
-        with _torch.without_fake_mode():
+        with draw_for_real():
             return original(*args, **kwargs)
 
     return call
@@ -151,7 +180,7 @@ def load_in_this_process(original: Function) -> Function:
     """Workers are for what takes time, and fakes take none. No process knows the fakes of another."""
 
     @functools.wraps(original)
-    def _get_iterator(self: Any) -> Any:
+    def _get_iterator(self: Any) -> object:
         if _torch.active_fake_mode() is None or not self.num_workers:
             return original(self)
         before = self.num_workers, self.timeout
@@ -162,3 +191,112 @@ def load_in_this_process(original: Function) -> Function:
             self.num_workers, self.timeout = before
 
     return _get_iterator
+
+
+# --- files, storages, TorchScript ---------------------------------------------------------------------------------------
+
+
+@patch("torch.asarray", "torch.as_tensor", during=ANY_MODE)
+def take_storages(original: Function) -> Function:
+    """C++ asks a storage for its sizes inside of a mode; `safetensors` reads files by it."""
+
+    @functools.wraps(original)
+    def make(data: Any, *args: Any, **kwargs: Any) -> Any:
+        mode = _torch.active_fake_mode()
+        if mode is None or not isinstance(data, torch.UntypedStorage):
+            return original(data, *args, **kwargs)
+        with _torch.no_modes():
+            real = original(data, *args, **kwargs)
+        return mode.from_tensor(real)
+
+    return make
+
+
+@patch("torch.storage._StorageBase.__str__", "torch.storage._StorageBase.__repr__", during=ANY_MODE)
+def print_storage_without_data(original: Function) -> Function:
+    """torch prints the bytes, and a stand-in has none."""
+
+    @functools.wraps(original)
+    def text(self: Any) -> Any:
+        try:
+            return original(self)
+        except RuntimeError:
+            return f"[{type(self).__module__}.{type(self).__name__}(device={self.device}) of size {len(self)}, without data]"
+
+    return text
+
+
+@patch("torch.jit.trace", "torch.jit.trace_module", during=ANY_MODE)
+def refuse_script_traces(original: Function) -> Function:
+    """TorchScript runs what it has traced once more on its inputs, and compares values."""
+
+    @functools.wraps(original)
+    def trace(func: Any, *args: Any, **kwargs: Any) -> Any:
+        if _torch.active_fake_mode() is None:
+            return original(func, *args, **kwargs)
+        raise with_line(
+            NoDataError("torch.jit.trace compares the values of two runs, and stand-ins have none"),
+            "torch.jit.trace", type(func).__name__,
+            'trace outside of the mode on real tensors, or capture a graph with make_fx(f, tracing_mode="fake")',
+        )  # fmt: skip
+
+    return trace
+
+
+@patch("torch.UntypedStorage.data_ptr", during=ANY_MODE)
+def refuse_pointers(original: Function) -> Function:
+    """C++ speaks of an invalid storage; `safetensors` asks for it when a file is written."""
+
+    @functools.wraps(original)
+    def data_ptr(self: Any) -> Any:
+        try:
+            return original(self)
+        except RuntimeError:
+            raise with_line(
+                NoDataError("UntypedStorage.data_ptr(): the storage of a stand-in has no data"),
+                "UntypedStorage.data_ptr", f"{len(self)} bytes on {self.device}",
+                "nothing of a stand-in can be written to a file but its metadata: torch.save keeps that",
+            ) from None  # fmt: skip
+
+    return data_ptr
+
+
+@patch(
+    "torch.nn.parameter.UninitializedParameter.__new__", "torch.nn.parameter.UninitializedBuffer.__new__", during=ANY_MODE
+)
+def refuse_lazy_parameters(original: Function) -> Function:
+    """A parameter without sizes is a class of its own over a tensor, and there is no stand-in for it."""
+
+    @functools.wraps(original)
+    def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if _torch.active_fake_mode() is None:
+            return original(cls, *args, **kwargs)
+        raise with_line(
+            UnsupportedFakeTensorException("lazy modules (nn.LazyLinear, …) have no sizes that a stand-in could have"),
+            cls.__name__, "",
+            "give the sizes, as in nn.Linear(in_features, out_features); or build the module outside of the mode, run it "
+            "once on a real batch, and take mode.from_module(module)",
+        )  # fmt: skip
+
+    return make
+
+
+@patch("torch.nn.Module.to", "torch.nn.Module.cuda", during=ANY_MODE)
+def explain_real_modules(original: Function) -> Function:
+    """C++ asks for the device before any mode hears of a real tensor that is moved there."""
+
+    @functools.wraps(original)
+    def move(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, *args, **kwargs)
+        except (RuntimeError, AssertionError) as error:
+            real = next((name for name, part in self.named_parameters() if not _torch.is_stand_in(part)), None)
+            if _torch.active_fake_mode() is None or real is None or isinstance(error, UnderstudyError):
+                raise
+            raise with_line(
+                MixedTensorsError(f"{type(self).__name__}.{original.__name__}: the parameter {real!r} is real ({error})"),
+                f"{type(self).__name__}.{original.__name__}", ", ".join(map(repr, args)),
+                "build the module inside the mode, or move a copy of stand-ins: mode.from_module(module)",
+            ) from error  # fmt: skip
+
+    return move

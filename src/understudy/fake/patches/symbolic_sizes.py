@@ -13,7 +13,7 @@ from understudy._torch import active_fake_mode
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.data_dependent import with_tensors_of_lengths
 from understudy.ops import factories
-from understudy.ops.indexing.advanced import among_classes
+from understudy.ops.indexing.advanced import among_classes, is_plain_one_hot, written_classes
 from understudy.ops.nn import pooling, recurrent
 from understudy.ops.nn.losses import loss_of_classes
 from understudy.ops.nn.upsampling import UPSAMPLINGS, UPSAMPLINGS_WITH_CORNERS, upsample_to_symbols
@@ -41,7 +41,7 @@ def broadcast_if_ranks_differ(original: Function) -> Function:
     """torch.masked compares the shapes of mask and input. Python compares their sizes one by one before it looks how many
     there are, which asks of symbols whether they are equal where no answer matters."""
 
-    def input_mask(input: Any, *args: Any, **kwargs: Any) -> Any:
+    def input_mask(input: Any, *args: object, **kwargs: Any) -> object:
         mask = kwargs.get("mask")
         if isinstance(mask, FakeTensor) and mask.layout is torch.strided and mask.ndim < input.ndim:
             kwargs["mask"] = torch.broadcast_to(mask.clone(), input.shape).to(dtype=torch.bool)
@@ -54,7 +54,7 @@ def broadcast_if_ranks_differ(original: Function) -> Function:
 def compare_ranks_of_loss(original: Function) -> Function:
     """torch compares shapes of input and target, where only their ranks matter: symbols would become equal or different."""
 
-    def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
+    def linear_cross_entropy(*args: Any, **kwargs: Any) -> object:
         mode = active_fake_mode()
         if mode is not None and mode.shape_env is not None and len(args) == 3:
             loss = loss_of_classes(*args, **kwargs)
@@ -77,7 +77,7 @@ INTEGERS_IN_C = "C++ reads the sizes of its inputs as plain integers. torch has 
 @patch("torch._VF.gru", "torch._VF.rnn_tanh", "torch._VF.rnn_relu", during=SYMBOLS, reason=INTEGERS_IN_C)
 def run_python_version(original: Function) -> Function:
     @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         if not _takes_symbols(args):
             return original(*args, **kwargs)
         with _torch.python_versions():
@@ -91,7 +91,7 @@ def run_python_version_of_lstm(original: Function) -> Function:
     in_python = run_python_version(original)
 
     @functools.wraps(original)
-    def lstm(*args: Any, **kwargs: Any) -> Any:
+    def lstm(*args: Any, **kwargs: object) -> tuple[torch.Tensor, ...]:
         is_whole = kwargs or _torch.is_recorded_above_autograd()
         if not is_whole and _takes_symbols(args) and recurrent.takes_onednn(args):
             return recurrent.by_onednn(*args)
@@ -128,7 +128,7 @@ def add_dropout_between_layers(original: Function) -> Function:
     return layers
 
 
-def _takes_symbols(args: Any) -> bool:
+def _takes_symbols(args: tuple[object, ...]) -> bool:
     """Whether a mode with a ShapeEnv is active in this thread, and the sizes are not all numbers."""
     mode = active_fake_mode()
     return mode is not None and mode.shape_env is not None and _has_symbols(args)
@@ -152,7 +152,7 @@ def _patch_upsampling(name: str) -> None:
         in_python = run_python_version(original)
 
         @functools.wraps(original)
-        def upsample(*args: Any, **kwargs: Any) -> Any:
+        def upsample(*args: Any, **kwargs: Any) -> torch.Tensor:
             result = upsample_to_symbols(name, args, kwargs) if _takes_symbols(args) else NotImplemented
             return in_python(*args, **kwargs) if result is NotImplemented else result
 
@@ -187,7 +187,7 @@ def fractional_max_pool3d(original: Function) -> Function:
 
 
 def _pool_to_symbols(name: str, original: Function) -> Function:
-    def pool(*args: Any, **kwargs: Any) -> Any:
+    def pool(*args: object, **kwargs: object) -> object:
         is_plain = not kwargs and active_fake_mode() is not None
         result = pooling.pool_to_symbols(name, args) if is_plain else NotImplemented
         return original(*args, **kwargs) if result is NotImplemented else result
@@ -197,7 +197,7 @@ def _pool_to_symbols(name: str, original: Function) -> Function:
 
 @patch("torch.nn.functional.adaptive_avg_pool1d", during=SYMBOLS, reason=INTEGER_OUTPUT)
 def average_to_symbols(original: Function) -> Function:
-    def adaptive_avg_pool1d(*args: Any, **kwargs: Any) -> Any:
+    def adaptive_avg_pool1d(*args: object, **kwargs: object) -> object:
         is_plain = not kwargs and len(args) == 2 and active_fake_mode() is not None
         result = pooling.average_to_symbols(*args) if is_plain else NotImplemented
         return original(*args, **kwargs) if result is NotImplemented else result
@@ -220,8 +220,9 @@ def keep_symbolic_shares_in_3d(original: Function) -> Function:
 
 def _keep_symbolic_shares(dims: int, original: Function) -> Function:
     def fractional_max_pool(
-        input: Any, kernel_size: Any, output_size: Any = None, output_ratio: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
+        input: object, kernel_size: object, output_size: object = None, output_ratio: object = None, *args: object,
+        **kwargs: object,
+    ) -> object:
         if output_size is None and output_ratio is not None and active_fake_mode() is not None:
             output_size = pooling.share_of(input, output_ratio, dims)
         return original(input, kernel_size, output_size, output_ratio, *args, **kwargs)
@@ -233,7 +234,7 @@ def _keep_symbolic_shares(dims: int, original: Function) -> Function:
 def split_at_numbers(original: Function) -> Function:
     """C++ reads a tensor of split points from memory, past every dispatch."""
 
-    def tensor_split(input: Any, indices_or_sections: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def tensor_split(input: object, indices_or_sections: object = None, *args: object, **kwargs: object) -> object:
         points = kwargs.pop("tensor_indices_or_sections", indices_or_sections)
         if type(points) is FakeTensor:
             points = points.tolist() if points.ndim else int(points.item())
@@ -243,12 +244,16 @@ def split_at_numbers(original: Function) -> Function:
     return tensor_split
 
 
-@patch("torch.nn.functional.one_hot", during=SYMBOLS)
+@patch("torch.nn.functional.one_hot", during=ANY_MODE)
 def take_symbolic_classes(original: Function) -> Function:
-    """C++ reads the number of classes as a plain integer. Where it is a symbol, or only data tells: the same steps."""
+    """C++ takes other steps for subclasses, and reads the number of classes as a plain integer: eager's steps, if no values
+    are asked; where it is a symbol, or only data tells, the same steps as C++."""
 
-    def one_hot(tensor: Any, num_classes: Any = -1) -> Any:
+    def one_hot(tensor: Any, num_classes: Any = -1) -> object:
         mode = active_fake_mode()
+        is_static = type(tensor) is FakeTensor and mode is not None and mode.shape_env is None
+        if is_static and is_plain_one_hot(tensor, num_classes):
+            return written_classes(tensor, num_classes)
         is_open = type(tensor) is FakeTensor and mode is not None and mode.allow_scalar_outputs
         if not is_open or (type(num_classes) is int and num_classes != -1) or tensor.dtype is not torch.int64:
             return original(tensor, num_classes)
@@ -258,7 +263,7 @@ def take_symbolic_classes(original: Function) -> Function:
 
 
 @patch("torch.SymInt.__torch_function__", during=SYMBOLS, is_new=True)
-def say_symbols_have_no_function(original: None) -> Any:
+def say_symbols_have_no_function(original: None) -> Callable[..., object]:
     """C++ asks every symbol among the arguments of a call for this. A symbol has none, and finding that out costs a fifth
     of the call: Python writes the message of an error each time, which nobody reads. This one says the same at once."""
     return _torch.no_torch_function
@@ -268,7 +273,7 @@ def say_symbols_have_no_function(original: None) -> Any:
 def pad_packed_sequence(original: Function) -> Function:
     """C++ reads the batch sizes from memory."""
 
-    def pad(data: Any, batch_sizes: Any, batch_first: bool, value: Any, total_length: int) -> Any:
+    def pad(data: Any, batch_sizes: Any, batch_first: bool, value: Any, total_length: int) -> object:
         if not _torch.is_stand_in(data):
             return original(data, batch_sizes, batch_first, value, total_length)
         return recurrent.pad_packed(data, batch_sizes.tolist(), batch_first, value, total_length)
@@ -280,7 +285,7 @@ def pad_packed_sequence(original: Function) -> Function:
 def pad_sequences_of_symbolic_length(original: Function) -> Function:
     """C++ reads the lengths as plain integers."""
 
-    def pad_sequence(sequences: Any, *args: Any, **kwargs: Any) -> Any:
+    def pad_sequence(sequences: Any, *args: Any, **kwargs: Any) -> object:
         if not _takes_symbols((sequences,)):
             return original(sequences, *args, **kwargs)
         return recurrent.pad_sequence(sequences, *args, **kwargs)
@@ -297,7 +302,7 @@ class SymbolicLinspace:
         functools.update_wrapper(self, original)
         self._original = original
 
-    def __call__(self, start: Any, end: Any, steps: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, start: Any, end: Any, steps: Any = None, *args: object, **kwargs: Any) -> Any:
         is_symbolic = type(steps) is torch.SymInt and not args and active_fake_mode() is not None
         result = factories.linspace_of_symbols(start, end, steps, **kwargs) if is_symbolic else NotImplemented
         if result is not NotImplemented:

@@ -42,6 +42,7 @@ from understudy.spec.call import flat, map_structure
 from understudy.spec.error_context import with_line
 
 if TYPE_CHECKING:
+    from understudy._torch import OpOverload
     from understudy.fake.mode import FakeTensorMode
 
 aten = torch.ops.aten
@@ -62,7 +63,7 @@ def is_known(fake: FakeTensor) -> bool:
     return fake._known is not None and fake._known.content is not None
 
 
-def _compute_on_values(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any, inputs: list[FakeTensor]) -> Any:
+def _compute_on_values(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any, inputs: list[FakeTensor]) -> object:
     """Run the operator on the values."""
     real_args, real_kwargs = map_structure(mode.value_of, FakeTensor, (tuple(args), dict(kwargs)))
     with _torch.no_modes(), torch.no_grad():
@@ -98,7 +99,7 @@ def check_masks_of(func: Any, fake: FakeTensor, indices: Any) -> None:
 
 
 @answer_from_values("index.Tensor")
-def _index(mode: FakeTensorMode, x: FakeTensor, indices: list[FakeTensor | None]) -> Any:
+def _index(mode: FakeTensorMode, x: FakeTensor, indices: list[FakeTensor | None]) -> torch.Tensor:
     """Masks among the indices become positions."""
     check_masks_of(aten.index.Tensor, x, indices)
     expanded: list[FakeTensor | None] = []
@@ -165,11 +166,11 @@ def readable(mode: FakeTensorMode, real: torch.Tensor) -> FakeTensor:
     return fake
 
 
-def with_tensors_of_lengths(args: Any, kwargs: Any) -> tuple[Any, Any]:
+def with_tensors_of_lengths(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Any, Any]:
     """The arguments of `torch.ctc_loss` with tensors in the place of lists of lengths: of these, C++ makes tensors past
     every dispatch, which nobody could tell what is in them."""
 
-    def as_tensor(value: Any) -> Any:
+    def as_tensor(value: object) -> object:
         is_list = isinstance(value, (list, tuple)) and all(type(part) is int for part in value)
         return torch.tensor(value, dtype=torch.int64) if is_list else value
 
@@ -180,7 +181,7 @@ def with_tensors_of_lengths(args: Any, kwargs: Any) -> tuple[Any, Any]:
 def _ctc_loss(
     mode: FakeTensorMode, log_probs: FakeTensor, targets: FakeTensor, input_lengths: Any, target_lengths: Any,
     blank: int = 0, zero_infinity: bool = False,
-) -> Any:  # fmt: skip
+) -> tuple[object, ...]:  # fmt: skip
     counts = [
         len(x) if isinstance(x, (list, tuple)) else x._spec.numel for x in (input_lengths, target_lengths)
     ]
@@ -191,7 +192,7 @@ def _ctc_loss(
     return tuple(make_new(mode, spec) for spec in losses)
 
 
-def _numbers_of(mode: FakeTensorMode, lengths: Any) -> Any:
+def _numbers_of(mode: FakeTensorMode, lengths: object) -> Any:
     """None if nobody knows them."""
     if not isinstance(lengths, FakeTensor):
         return lengths
@@ -205,7 +206,7 @@ def _numbers_of(mode: FakeTensorMode, lengths: Any) -> Any:
 MASKS = (torch.bool, torch.uint8)
 
 
-def symbolic_item(mode: FakeTensorMode, func: Any, fake: FakeTensor) -> Any:
+def symbolic_item(mode: FakeTensorMode, func: OpOverload, fake: FakeTensor) -> Any:
     """`.item()`: a symbol of the tensor's kind, NotImplemented if the mode makes none."""
     env = mode.shape_env
     if env is None or not env.settings.allow_scalar_outputs:
@@ -230,7 +231,7 @@ def _makes_sizes(mode: FakeTensorMode) -> bool:
 
 
 def fresh_size(
-    mode: FakeTensorMode, func: Any, fake: FakeTensor, *question: Any, low: int = 0, high: Any = None
+    mode: FakeTensorMode, func: object, fake: FakeTensor, *question: Any, low: int = 0, high: Any = None
 ) -> Any:
     """The size that a data-dependent operator gives on this tensor: a node, NotImplemented if the mode makes none.
 
@@ -256,7 +257,7 @@ def fresh_size(
 
 
 @contextmanager
-def add_context(func: Any, *fakes: FakeTensor | None) -> Iterator[None]:
+def add_context(func: object, *fakes: FakeTensor | None) -> Iterator[None]:
     """Refusals inside get their context: the call, and the line that made it."""
     try:
         yield
@@ -266,7 +267,7 @@ def add_context(func: Any, *fakes: FakeTensor | None) -> Iterator[None]:
 
 
 @handler("aten::nonzero")
-def nonzero(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def nonzero(mode: FakeTensorMode, func: Any, args: Any, kwargs: dict[str, object]) -> object:
     spec = args[0]._spec
     with add_context(func, args[0]):
         check_cpu_dtype("nonzero", spec, NUMBERS | BOOL | COMPLEX_HALF)
@@ -311,7 +312,7 @@ def index(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @handler("aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::unique_dim_consecutive")
-def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> tuple[object, ...]:
     fake, spec = args[0], args[0]._spec
     names = _torch.argument_names(func)
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -404,7 +405,7 @@ def _check_counted(spec: TensorSpec, weights: TensorSpec | None, least: int) -> 
 
 
 @handler("aten::_ctc_loss.Tensor")
-def ctc_loss(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def ctc_loss(mode: FakeTensorMode, func: Any, args: Any, kwargs: object) -> Any:
     """The losses, and a table of two columns for each step of the longest target, and one more."""
     log_probs, _, input_lengths, target_lengths = args[:4]
     if not _makes_sizes(mode) or is_known(target_lengths) or log_probs._spec.ndim != 3:
@@ -433,12 +434,12 @@ def symbolic_list(mode: FakeTensorMode, fake: FakeTensor) -> Any:
         return _nested_list(fake)
 
 
-def _nested_list(fake: Any) -> Any:
+def _nested_list(fake: torch.Tensor) -> Any:
     return [_nested_list(part) for part in fake.unbind()] if fake.ndim else fake.item()
 
 
 @handler("aten::sym_constrain_range")
-def constrain_number(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def constrain_number(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """A promise about a number that data decides."""
     if isinstance(args[0], (int, torch.SymInt)):
         constrain_range(args[0], min=kwargs.get("min"), max=kwargs.get("max"))

@@ -16,14 +16,19 @@ even if a write fills all of it.
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from understudy import _torch
+from understudy.errors import MetadataMismatchError
 from understudy.infer.plan import Plan
 from understudy.spec import TensorSpec
 from understudy.spec.call import flat, map_structure
+
+if TYPE_CHECKING:
+    from understudy._torch import OpOverload
+    from understudy.fake.tensor import FakeTensor
 
 default_dtype = torch.get_default_dtype
 DEEPEST = 48
@@ -143,7 +148,7 @@ class DeterminedCall:
                     self.depth = 0
         return self._tensors
 
-    def _arguments(self) -> Any:
+    def _arguments(self) -> object:
         """With the numbers that symbols stand for: where a tensor may be, C++ takes a symbol for any number."""
         return map_structure(_number, SYMBOLIC, (self.args, self.kwargs))
 
@@ -164,7 +169,7 @@ class DeterminedCall:
         return targets
 
 
-def _number(symbol: Any) -> Any:
+def _number(symbol: object) -> Any:
     """From here on, it is what it is at hand, and the guards say so."""
     return PLAIN[type(symbol)](symbol)
 
@@ -184,13 +189,16 @@ class CallResult:
 
     def storage(self) -> torch.Tensor:
         if self._real is None:
+            op = self.event.op
             tensor = self.event.tensors()[self.position]
+            if not self.event.is_write:
+                check_result(op, tensor, self.spec)
             with _torch.PastDispatch():
                 self._real = tensor if self.event.is_write else _laid_out(tensor, self.spec)
         return self._real
 
 
-def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _on_cpu(kwargs: dict[str, object]) -> dict[str, Any]:
     return {name: CPU if isinstance(v, torch.device) else v for name, v in kwargs.items()}
 
 
@@ -203,6 +211,14 @@ def copied_storage(real: torch.Tensor) -> torch.Tensor:
     return fresh.set_(storage, real.storage_offset(), real.shape, real.stride())
 
 
+def check_result(op: Any, real: torch.Tensor, spec: TensorSpec) -> None:
+    """A value of another dtype or shape than was said must not be viewed as what was said: that reads beyond it."""
+    if real.dtype is not spec.dtype or tuple(real.shape) != spec.shape:
+        name = str(op) if op is not None else "an operator"
+        shown = f"{str(real.dtype).removeprefix('torch.')}{list(real.shape)}"
+        raise MetadataMismatchError(f"{name} was said to give {spec}, and gives {shown}: a rule is wrong, please report it")
+
+
 def on_storage(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     """The real tensor with this spec's geometry on the storage of `real`."""
     with _torch.PastDispatch():
@@ -210,12 +226,20 @@ def on_storage(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
             view = real.as_strided(spec.shape, spec.stride, spec.offset)
         else:
             view = torch.empty(0, dtype=spec.dtype, device=CPU)
+            if spec.numel and (end := _end_of(spec)) > real.untyped_storage().nbytes():
+                raise MetadataMismatchError(f"{spec} reaches to byte {end} of {real.untyped_storage().nbytes()}")
             view.set_(real.untyped_storage(), spec.offset, spec.shape, spec.stride)
         if spec.conj != view.is_conj():
             _torch.set_conj(view, spec.conj)
         if spec.neg != view.is_neg():
             _torch.set_neg(view, spec.neg)
         return view
+
+
+def _end_of(spec: TensorSpec) -> Any:
+    """Where its last element ends, in bytes from the start of the storage."""
+    last = sum((size - 1) * step for size, step in zip(spec.shape, spec.stride, strict=True))
+    return (spec.offset + last + 1) * spec.itemsize
 
 
 def _laid_out(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
@@ -229,14 +253,16 @@ def _laid_out(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 # --- one operator call -----------------------------------------------------------------------------------------
 
 
-def start_contents(op: Any, args: Any, kwargs: Any, spec: TensorSpec) -> DeterminedContents | None:
+def start_contents(
+    op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], spec: TensorSpec
+) -> DeterminedContents | None:
     """What is known of the one tensor that a call without tensors gives."""
     if _has_numbers_of_data(args, kwargs):
         return None
     return DeterminedContents(CallResult(DeterminedCall(op, args, kwargs, False, has_parts=False), 0, spec))
 
 
-def before_call(plan: Plan, args: Any, kwargs: Any, inputs: list[Any]) -> Any:
+def before_call(plan: Plan, args: Any, kwargs: Any, inputs: list[object]) -> tuple[object, ...] | None:
     """The arguments with each tensor replaced by its contents as they are now; None if not all are determined."""
     unread = plan.count_unread() if plan.determined else None
     for position, fake in enumerate(inputs):
@@ -261,7 +287,7 @@ def _content(fake: Any) -> Any:
     return known.content
 
 
-def _part(fake: Any) -> StoragePart:
+def _part(fake: FakeTensor) -> StoragePart:
     known = fake._known
     return UnreadPart(fake._spec) if known is None else StoragePart(known.content, fake._spec, id(known))
 

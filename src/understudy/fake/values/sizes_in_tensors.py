@@ -44,7 +44,7 @@ class NotEvaluated(Exception):
 class SymbolicElements:
     """The elements of a small tensor, row by row."""
 
-    def __init__(self, shape: tuple[int, ...], flat: list[Any]) -> None:
+    def __init__(self, shape: tuple[int, ...], flat: list[object]) -> None:
         self.shape, self.flat = shape, flat
 
     def as_lists(self) -> Any:
@@ -115,7 +115,7 @@ def _places(spec: TensorSpec) -> list[int]:
 # --- operators ---------------------------------------------------------------------------------------------------
 
 
-def _integers(reading: SymbolicEvaluation, operand: Any) -> SymbolicElements:
+def _integers(reading: SymbolicEvaluation, operand: object) -> SymbolicElements:
     """A tensor, or a number that is computed with as a tensor of no dimension."""
     if isinstance(operand, StoragePart):
         if operand.spec.dtype is torch.bool:
@@ -127,7 +127,7 @@ def _integers(reading: SymbolicEvaluation, operand: Any) -> SymbolicElements:
 
 
 def _elementwise(function: Function) -> Function:
-    def follow(reading: SymbolicEvaluation, *operands: Any, alpha: Any = 1, **other: Any) -> SymbolicElements:
+    def follow(reading: SymbolicEvaluation, *operands: object, alpha: object = 1, **other: object) -> SymbolicElements:
         if any(value is not None for value in other.values()) or type(alpha) is not int:
             raise NotEvaluated
         given = [_integers(reading, operand) for operand in operands]
@@ -149,7 +149,7 @@ def _count(shape: tuple[int, ...]) -> int:
 def _whole(function: Function, empty: int | None) -> Function:
     """A reduction of all elements."""
 
-    def follow(reading: SymbolicEvaluation, operand: Any, dtype: Any = None) -> SymbolicElements:
+    def follow(reading: SymbolicEvaluation, operand: object, dtype: object = None) -> SymbolicElements:
         values = _integers(reading, operand)
         if dtype not in (None, torch.int64) or (empty is None and not values.flat):
             raise NotEvaluated
@@ -159,15 +159,17 @@ def _whole(function: Function, empty: int | None) -> Function:
     return follow
 
 
-def _copy_elements(reading: SymbolicEvaluation, operand: Any, *, dtype: Any = None, **other: Any) -> SymbolicElements:
+def _copy_elements(
+    reading: SymbolicEvaluation, operand: object, *, dtype: object = None, **other: object
+) -> SymbolicElements:
     return _integers(reading, operand)  # of what dtype it comes out was looked at
 
 
-def _one(reading: SymbolicEvaluation, value: Any, **options: Any) -> SymbolicElements:
+def _one(reading: SymbolicEvaluation, value: object, **options: object) -> SymbolicElements:
     return _integers(reading, value)
 
 
-def _full(reading: SymbolicEvaluation, shape: Any, value: Any, **options: Any) -> SymbolicElements:
+def _full(reading: SymbolicEvaluation, shape: Any, value: Any, **options: object) -> SymbolicElements:
     return SymbolicElements(tuple(shape), _integers(reading, value).flat * _count(shape))
 
 
@@ -186,7 +188,7 @@ def _stack_elements(reading: SymbolicEvaluation, tensors: Any, dim: int = 0) -> 
     return SymbolicElements((len(given), *given[0].shape), [value for values in given for value in values.flat])
 
 
-def _divide_elements(reading: SymbolicEvaluation, a: Any, b: Any, *, rounding_mode: Any = None) -> SymbolicElements:
+def _divide_elements(reading: SymbolicEvaluation, a: object, b: object, *, rounding_mode: object = None) -> SymbolicElements:
     if rounding_mode != "floor":
         raise NotEvaluated
     return FLOORED(reading, a, b)
@@ -234,7 +236,7 @@ Index = tuple[Any, ...]
 get, put = torch.Tensor.__getitem__, torch.Tensor.__setitem__
 
 
-def get_item(tensor: torch.Tensor, index: Any) -> Any:
+def get_item(tensor: torch.Tensor, index: Any) -> torch.Tensor:
     index = _without_tensors_of_one(index)
     if not _has_symbol(index):
         return get(tensor, index)
@@ -280,11 +282,11 @@ PARTS = {FakeTensor, slice}
 WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8})
 
 
-def _has_symbol(index: Any) -> bool:
+def _has_symbol(index: object) -> bool:
     return type(index) is torch.SymInt or (type(index) is tuple and torch.SymInt in map(type, index))
 
 
-def _select_by_symbols(tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, Index]:
+def _select_by_symbols(tensor: torch.Tensor, index: object) -> tuple[torch.Tensor, Index]:
     """The part of a tensor that the symbolic numbers in an index tell, and the index into that part."""
     parts: Index = index if type(index) is tuple else (index,)
     taken = list(map(_dims_taken, parts))

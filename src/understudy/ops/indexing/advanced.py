@@ -9,7 +9,7 @@ and over the indices.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -35,6 +35,9 @@ from understudy.spec import (
     result_type,
     same_shape,
 )
+
+if TYPE_CHECKING:
+    from understudy.shapes.node import SymNode
 
 Tensor = torch.Tensor
 
@@ -94,7 +97,7 @@ def index_spec(spec: TensorSpec, indices: Indices) -> TensorSpec:
     return spec.like(shape, stride=elementwise_strides(shape, (source, *rows)))
 
 
-def _common_shape(indices: Sequence[TensorSpec]) -> tuple[Any, ...]:
+def _common_shape(indices: Sequence[TensorSpec]) -> tuple[int | SymNode, ...]:
     try:
         return broadcast_shapes(*(entry.shape for entry in indices))
     except ShapeMismatch:
@@ -102,13 +105,13 @@ def _common_shape(indices: Sequence[TensorSpec]) -> tuple[Any, ...]:
         raise DimensionError(f"index: indices of shapes {shown} can't be broadcast together") from None
 
 
-def _check_not_from_nothing(spec: TensorSpec, dims: Sequence[int], index_shape: tuple[Any, ...]) -> None:
+def _check_not_from_nothing(spec: TensorSpec, dims: Sequence[int], index_shape: tuple[int | SymNode, ...]) -> None:
     for dim in dims:
         if spec.shape[dim] == 0 and not any(size == 0 or lies_in_data(size) for size in index_shape):
             raise DimensionError(f"index: dimension {dim} of {spec} has no elements to take")
 
 
-def _index_row(entry: TensorSpec, index_shape: tuple[Any, ...], before: int, after: int) -> TensorSpec:
+def _index_row(entry: TensorSpec, index_shape: tuple[int | SymNode, ...], before: int, after: int) -> TensorSpec:
     """One index as it takes part in the iteration, of size 1 along the dimensions that are not indexed."""
     spread = entry
     if not same_shape(entry.shape, index_shape):
@@ -173,7 +176,7 @@ def index_put_impl_(
 
 
 @rule("_unsafe_masked_index")
-def unsafe_masked_index(spec: TensorSpec, mask: TensorSpec, indices: Indices, fill: Any) -> TensorSpec:
+def unsafe_masked_index(spec: TensorSpec, mask: TensorSpec, indices: Indices, fill: object) -> TensorSpec:
     found = index_spec(spec, _check_indices(spec, indices))
     shape = broadcast_shapes(found.shape, mask.shape)
     stride = elementwise_strides(shape, (found, mask))
@@ -199,6 +202,18 @@ def decompose_one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
     if num_classes != -1 or x.dtype is not torch.int64:
         return NotImplemented
     return among_classes(x, x.max().item() + 1)
+
+
+def is_plain_one_hot(x: Tensor, count: Any) -> bool:
+    return x.dtype is torch.int64 and x.numel() > 0 and type(count) is int and count > 0
+
+
+def written_classes(x: Tensor, count: int) -> Tensor:
+    """As eager does it: ones written into zeros, row-major whatever the layout of the classes."""
+    places = x.unsqueeze(-1)
+    zeros = torch.zeros((*x.shape, count), dtype=x.dtype, device=x.device)
+    torch.autograd.graph.increment_version(zeros)  # C++ counts the write of the zeros
+    return zeros.scatter_(-1, places, 1)
 
 
 def among_classes(x: Tensor, count: Any) -> Tensor:

@@ -67,7 +67,7 @@ def _check_source(what: str, spec: TensorSpec, dim: int, index: TensorSpec, sour
 
 
 @rule("index_add")
-def index_add(spec: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, *, alpha: Any = 1) -> TensorSpec:
+def index_add(spec: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, *, alpha: object = 1) -> TensorSpec:
     dim = wrap_dim(dim, spec.ndim)
     check_vector("index_add", index)
     _check_source("index_add", spec, dim, index, source, exact=True)
@@ -188,7 +188,7 @@ def scatter_reduce(spec: TensorSpec, dim: int, index: TensorSpec, src: TensorSpe
 
 
 @rule("scatter.value_reduce")
-def scatter_value_reduce(spec: TensorSpec, dim: int, index: TensorSpec, value: Any, *, reduce: str) -> TensorSpec:
+def scatter_value_reduce(spec: TensorSpec, dim: int, index: TensorSpec, value: object, *, reduce: str) -> TensorSpec:
     _check_reduction("scatter", reduce, OLD_REDUCTIONS)
     return _check_scatter("scatter", spec, dim, index, None)
 
@@ -250,7 +250,7 @@ def take_along_dim(spec: TensorSpec, indices: TensorSpec, dim: int | None = None
     return spec.like(shape)
 
 
-def _at(shape: tuple[Any, ...], dim: int, size: Any) -> tuple[Any, ...]:
+def _at(shape: tuple[object, ...], dim: int, size: object) -> tuple[object, ...]:
     return (*shape[:dim], size, *shape[dim + 1 :])
 
 
@@ -270,7 +270,7 @@ def masked_scatter_backward(grad_output: TensorSpec, mask: TensorSpec, sizes: Se
 
 
 @batching_rule("gather")
-def batch_gather(keys: Any, x: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> Any:
+def batch_gather(keys: object, x: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> Any:
     level = BatchLevel()
     dim = dim_behind_batch(dim, x.dim())
     with level.below():
@@ -317,5 +317,5 @@ def decompose_take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None)
     return source.gather(dim, taken.remainder(x.shape[dim]))  # from the end, if negative
 
 
-def _replace_size(shape: Sequence[Any], dim: int, size: Any) -> list[Any]:
+def _replace_size(shape: Sequence[object], dim: int, size: object) -> list[object]:
     return [*shape[:dim], size, *shape[dim + 1 :]]

@@ -32,7 +32,7 @@ def bucketize(
 
 @rule("bucketize.Scalar")
 def bucketize_scalar(
-    number: Any, boundaries: TensorSpec, *, out_int32: bool = False, right: bool = False
+    number: object, boundaries: TensorSpec, *, out_int32: bool = False, right: bool = False
 ) -> TensorSpec:
     if boundaries.ndim != 1:
         raise ShapeMismatch(f"bucketize: the boundaries must be a vector, got {boundaries}")
@@ -82,7 +82,7 @@ def _check_search(sequence: TensorSpec, right: bool, side: str | None, sorter: T
 @rule("searchsorted.Scalar")
 def searchsorted_scalar(
     sorted_sequence: TensorSpec,
-    number: Any,
+    number: object,
     *,
     out_int32: bool = False,
     right: bool = False,
@@ -105,14 +105,14 @@ def isin(
 
 @rule("isin.Tensor_Scalar")
 def isin_scalar(
-    elements: TensorSpec, test_element: Any, *, assume_unique: bool = False, invert: bool = False
+    elements: TensorSpec, test_element: object, *, assume_unique: bool = False, invert: bool = False
 ) -> TensorSpec:
     return elements.like(dtype=torch.bool)
 
 
 @rule("isin.Scalar_Tensor")
 def scalar_isin(
-    element: Any, test_elements: TensorSpec, *, assume_unique: bool = False, invert: bool = False
+    element: object, test_elements: TensorSpec, *, assume_unique: bool = False, invert: bool = False
 ) -> TensorSpec:
     return test_elements.like((), dtype=torch.bool)
 
@@ -127,13 +127,15 @@ def one_hot(spec: TensorSpec, num_classes: int = -1) -> TensorSpec:
         )
     if num_classes <= 0:
         raise ArgumentError(f"one_hot: num_classes must be positive, got {num_classes}")
-    return spec.like((*spec.shape, num_classes))
+    return TensorSpec((*spec.shape, num_classes), dtype=spec.dtype, device=spec.device)
 
 
 @rule("histc")
-def histc(spec: TensorSpec, bins: Any = 100, min: Any = 0, max: Any = 0) -> TensorSpec:
+def histc(spec: TensorSpec, bins: Any = 100, min: float = 0, max: float = 0) -> TensorSpec:
     if bins <= 0:
         raise ArgumentError(f"histc: the number of bins must be positive, got {bins}")
+    if max < min:
+        raise ArgumentError(f"histc: max must be larger than min, got {max} and {min}")
     check_cpu_dtype("histc", spec, FLOATS)
     return spec.like((bins,))
 

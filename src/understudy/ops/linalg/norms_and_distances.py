@@ -128,7 +128,7 @@ def _by_default_tolerance(
 ) -> Callable[..., Any]:
     """Those steps, unless a relative tolerance is given: how large it is by default depends on the sizes."""
 
-    def kernel(x: Tensor, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
+    def kernel(x: Tensor, *, atol: object = None, rtol: object = None, hermitian: bool = False) -> Any:
         if rtol is not None or x.dim() < 2 or not (x.is_floating_point() or x.is_complex()):
             return NotImplemented
         return steps(x, partial(beside, x, atol), hermitian)
@@ -148,7 +148,7 @@ DTYPES = frozenset({torch.float32, torch.float64, torch.complex64, torch.complex
 
 
 @rule("linalg_lstsq")
-def lstsq(a: TensorSpec, b: TensorSpec, rcond: Any = None, *, driver: str | None = None) -> Any:
+def lstsq(a: TensorSpec, b: TensorSpec, rcond: object = None, *, driver: str | None = None) -> Any:
     driver = _driver(a, driver)
     is_vector = _check(a, b)
     if not is_vector and a.ndim != b.ndim:
@@ -228,7 +228,7 @@ CDIST_DTYPES = frozenset({torch.float32, torch.float64})
 
 
 @rule("dist")
-def dist(spec: TensorSpec, other: TensorSpec, p: Any = 2) -> TensorSpec:
+def dist(spec: TensorSpec, other: TensorSpec, p: object = 2) -> TensorSpec:
     check_broadcastable(spec.shape, other.shape)
     if torch.bool in (spec.dtype, other.dtype):
         raise DtypeError(f"dist: {spec} and {other} can't be subtracted, because of the bool")
@@ -374,7 +374,7 @@ class GradientLayouts:
         self.result = result
         self.asked: list[TensorSpec] = []
 
-    def __call__(self, gradients: tuple[Any, ...]) -> None:
+    def __call__(self, gradients: tuple[object, ...]) -> None:
         (gradient,) = gradients
         spec = spec_of(gradient)
         if spec is None:

@@ -54,7 +54,7 @@ def _check_rank(what: str, spec: TensorSpec, ndim: int) -> None:
         raise ShapeMismatch(f"{what}: expected {ndim} dimensions, got {spec}")
 
 
-def _check_inner(what: str, a: TensorSpec, b: TensorSpec, columns: Any, rows: Any) -> None:
+def _check_inner(what: str, a: TensorSpec, b: TensorSpec, columns: object, rows: object) -> None:
     if columns != rows:
         raise ShapeMismatch(f"{what}: {a} has {columns} columns, {b} has {rows} rows")
 
@@ -89,7 +89,7 @@ def _batch_product(what: str, a: TensorSpec, b: TensorSpec) -> TensorSpec:
 
 
 @rule("addmm")
-def addmm(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alpha: Any = 1) -> TensorSpec:
+def addmm(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: object = 1, alpha: object = 1) -> TensorSpec:
     return _add_bias("addmm", bias, mm(a, b))
 
 

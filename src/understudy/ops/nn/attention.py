@@ -6,7 +6,7 @@ The shapes of attention are (batch, heads, length, width).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +17,9 @@ from understudy.ops.shared.dtypes import FLOATS, HALVES, check_cpu_dtype, check_
 from understudy.spec import TensorSpec, broadcast_shapes, check_expandable, preserved_copy, same_shape
 from understudy.spec.call import Value
 from understudy.spec.tensor_spec import Size
+
+if TYPE_CHECKING:
+    from understudy._torch import OpOverload
 
 Function = Callable[..., Any]
 aten = torch.ops.aten
@@ -151,7 +154,7 @@ def attention(
     return result if result is NotImplemented else result[0]
 
 
-def _attention(op: Any, operands: int) -> Function:
+def _attention(op: OpOverload, operands: int) -> Function:
     """Attention of one batch more, which is counted among the entries of the batch that there is."""
 
     def rule(keys: Any, *args: Any, attn_mask: Any = None, **options: Any) -> Any:
@@ -186,7 +189,7 @@ batching_rule("_scaled_dot_product_flash_attention_for_cpu_backward")(
 DEVICES = ("cpu", "cuda", "xpu")
 
 
-def drops_padding(encoder: Any, src: Any, mask: Any, padding: Any) -> bool:
+def drops_padding(encoder: Any, src: torch.Tensor, mask: object, padding: object) -> bool:
     """Whether eager takes the padding out. It does so only if the padding comes last in each row, which is data."""
     if padding is None or mask is not None or not getattr(encoder, "use_nested_tensor", False):
         return False

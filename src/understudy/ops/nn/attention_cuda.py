@@ -74,7 +74,7 @@ def _debug_mask(
 def flash(
     query: TensorSpec, key: TensorSpec, value: TensorSpec, dropout_p: float = 0.0, is_causal: bool = False,
     return_debug_mask: bool = False, *, scale: float | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
+) -> tuple[object, ...]:  # fmt: skip
     _check_heads(query, key, value)
     batch, heads, rows, _ = query.shape
     columns = key.shape[2]
@@ -86,7 +86,7 @@ def flash(
 @rule("_flash_attention_forward")
 def flash_forward(
     query: TensorSpec, key: TensorSpec, value: TensorSpec, cum_seq_q: Maybe, cum_seq_k: Maybe, max_q: Any,
-    max_k: Any, dropout_p: float, is_causal: bool, return_debug_mask: bool, **settings: Any,
+    max_k: object, dropout_p: float, is_causal: bool, return_debug_mask: bool, **settings: object,
 ) -> tuple[TensorSpec, ...]:  # fmt: skip
     """Of (batch, length, heads, width), or of (length of all, heads, width) with offsets."""
     heads = query.shape[-2]
@@ -107,7 +107,7 @@ def flash_forward(
     "_flash_attention_backward",
 )
 def flash_backward(
-    grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, *rest: Any, **settings: Any
+    grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, *rest: object, **settings: object
 ) -> tuple[TensorSpec, ...]:
     return preserved_copy(query), preserved_copy(key), preserved_copy(value)
 
@@ -146,9 +146,9 @@ def _gradient_of_bias(bias: TensorSpec) -> TensorSpec:
 @rule("_efficient_attention_forward")
 def efficient_forward(
     query: TensorSpec, key: TensorSpec, value: TensorSpec, bias: Maybe, cu_seqlens_q: Maybe, cu_seqlens_k: Maybe,
-    max_seqlen_q: Any, max_seqlen_k: Any, dropout_p: float, custom_mask_type: int,
-    compute_log_sumexp: bool = False, **settings: Any,
-) -> tuple[Any, ...]:  # fmt: skip
+    max_seqlen_q: object, max_seqlen_k: object, dropout_p: float, custom_mask_type: int,
+    compute_log_sumexp: bool = False, **settings: object,
+) -> tuple[object, ...]:  # fmt: skip
     batch, rows, heads, _ = query.shape
     result = query.like((batch, rows, heads, value.shape[3]))
     longest = rows if cu_seqlens_q is None else max_seqlen_q
@@ -161,8 +161,8 @@ def efficient_forward(
 
 @rule("_efficient_attention_backward")
 def efficient_attention_backward(
-    grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, bias: Maybe, *rest: Any,
-    shared_storage_dqdkdv: bool = False, **settings: Any,
+    grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, bias: Maybe, *rest: object,
+    shared_storage_dqdkdv: bool = False, **settings: object,
 ) -> Any:  # fmt: skip
     if shared_storage_dqdkdv:
         return NotImplemented  # three views of one new storage
@@ -191,7 +191,7 @@ def cudnn(
     query: TensorSpec, key: TensorSpec, value: TensorSpec, attn_bias: Maybe, compute_log_sumexp: bool,
     dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, *,
     scale: float | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
+) -> tuple[object, ...]:  # fmt: skip
     _check_heads(query, key, value)
     batch, heads, rows, _ = query.shape
     result = _laid_out_like(query, (batch, heads, rows, value.shape[3]))
@@ -203,7 +203,7 @@ def cudnn(
 def overrideable(
     query: TensorSpec, key: TensorSpec, value: TensorSpec, attn_bias: Maybe = None, dropout_p: float = 0.0,
     is_causal: bool = False, return_debug_mask: bool = False, *, scale: float | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
+) -> tuple[object, ...]:  # fmt: skip
     if query.ndim not in (3, 4):
         raise ShapeMismatch(f"attention: expected 3 or 4 dimensions, got {query}")
     heads, rows = query.shape[-3:-1]
@@ -215,8 +215,8 @@ def overrideable(
 
 @rule("_scaled_dot_product_fused_attention_overrideable_backward")
 def overrideable_backward(
-    grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, attn_bias: Maybe, *rest: Any,
-    **settings: Any,
+    grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, attn_bias: Maybe, *rest: object,
+    **settings: object,
 ) -> tuple[Maybe, ...]:  # fmt: skip
     for_bias = None if attn_bias is None else preserved_copy(attn_bias)
     return preserved_copy(query), preserved_copy(key), preserved_copy(value), for_bias

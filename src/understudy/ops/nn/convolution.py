@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -24,6 +24,9 @@ from understudy.spec import (
     same_shape,
 )
 from understudy.spec.tensor_spec import Size
+
+if TYPE_CHECKING:
+    from understudy.shapes.node import SymNode
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -67,14 +70,14 @@ class Window(NamedTuple):
         if self.groups <= 0:
             raise ArgumentError(f"convolution: {self.groups} groups")
 
-    def output_sizes(self, sizes: Sequence[Any], kernel: Sequence[Any]) -> list[Any]:
+    def output_sizes(self, sizes: Sequence[int | SymNode], kernel: Sequence[int | SymNode]) -> list[int | SymNode]:
         rows = zip(sizes, kernel, self.stride, self.padding, self.dilation, self.output_padding, strict=True)
         if self.transposed:
             return [(n - 1) * s - 2 * p + d * (k - 1) + extra + 1 for n, k, s, p, d, extra in rows]
         return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d, _ in rows]
 
 
-def _for_each(numbers: Any, spatial: int, name: str) -> Size:
+def _for_each(numbers: list[int | SymNode], spatial: int, name: str) -> Size:
     given = tuple(numbers)
     if len(given) == 1:
         return given * spatial
@@ -162,7 +165,7 @@ def convolution(
 @rule("_convolution", "_convolution.deprecated")
 def convolution_with_settings(
     x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, stride: Numbers, padding: Numbers,
-    dilation: Numbers, transposed: bool, output_padding: Numbers, groups: Any, *settings: bool,
+    dilation: Numbers, transposed: bool, output_padding: Numbers, groups: object, *settings: bool,
 ) -> TensorSpec:  # fmt: skip
     return convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
 
@@ -170,7 +173,7 @@ def convolution_with_settings(
 @rule("mkldnn_convolution")
 def mkldnn_convolution(
     x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, padding: Numbers, stride: Numbers,
-    dilation: Numbers, groups: Any,
+    dilation: Numbers, groups: object,
 ) -> TensorSpec:  # fmt: skip
     return convolution(x, weight, bias, stride, padding, dilation, False, (0,), groups)
 
@@ -333,7 +336,7 @@ def _gradient_of_weight(
 @rule("conv1d", "conv2d", "conv3d")
 def conv(
     x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None, stride: Numbers = (1,),
-    padding: Numbers = (0,), dilation: Numbers = (1,), groups: Any = 1,
+    padding: Numbers = (0,), dilation: Numbers = (1,), groups: object = 1,
 ) -> Any:  # fmt: skip
     return _maybe_unbatched(x, weight, bias, stride, padding, dilation, False, (0,), groups)
 
@@ -341,7 +344,7 @@ def conv(
 @rule("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input")
 def conv_transpose(
     x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None, stride: Numbers = (1,),
-    padding: Numbers = (0,), output_padding: Numbers = (0,), groups: Any = 1, dilation: Numbers = (1,),
+    padding: Numbers = (0,), output_padding: Numbers = (0,), groups: object = 1, dilation: Numbers = (1,),
 ) -> Any:  # fmt: skip
     return _maybe_unbatched(x, weight, bias, stride, padding, dilation, True, output_padding, groups)
 
@@ -349,7 +352,7 @@ def conv_transpose(
 @rule("conv1d.padding", "conv2d.padding", "conv3d.padding")
 def conv_with_named_padding(
     x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None, stride: Numbers = (1,),
-    padding: str = "valid", dilation: Numbers = (1,), groups: Any = 1,
+    padding: str = "valid", dilation: Numbers = (1,), groups: object = 1,
 ) -> Any:  # fmt: skip
     if padding == "valid":
         return conv(x, weight, bias, stride, (0,), dilation, groups)
@@ -369,7 +372,7 @@ def conv_with_named_padding(
     return conv(x, weight, bias, stride, [total // 2 for total in totals], dilation, groups)
 
 
-def _maybe_unbatched(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, *window: Any) -> Any:
+def _maybe_unbatched(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, *window: object) -> Any:
     if x.is_complex or x.conj or weight.conj:
         return NotImplemented
     if x.ndim != weight.ndim - 1:
@@ -384,7 +387,7 @@ def _maybe_unbatched(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None,
 
 @decomposition("_convolution_mode")
 def decompose_convolution_with_named_padding(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: str, dilation: Any, groups: Any
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: str, dilation: Any, groups: object
 ) -> Any:
     """For `same`, C++ asks of each dimension whether it needs as much on both sides. It matters whether all do."""
     sizes = weight.shape[2:]
@@ -426,8 +429,8 @@ def batch_convolution(keys: Any, x: torch.Tensor, weight: torch.Tensor, bias: An
 
 @batching_rule("convolution_backward")
 def batch_convolution_backward(
-    keys: Any, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias_sizes: Any, *settings: Any
-) -> Any:
+    keys: Any, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias_sizes: list[object], *settings: Any
+) -> tuple[object, ...]:
     level = BatchLevel()
     *others, groups, wanted = settings
     has_own = level.is_batch(weight)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.forward_ad import unpack_dual
@@ -13,6 +13,9 @@ from understudy.ops.shared.batching import BatchLevel, batching_rule
 from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, FLOATS, NUMBERS, check_any_dtype, check_cpu_dtype
 from understudy.spec import Same, TensorSpec, promote
+
+if TYPE_CHECKING:
+    from understudy.shapes.node import SymNode
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -32,7 +35,7 @@ def _check_indices(what: str, indices: TensorSpec) -> None:
 def embedding(
     weight: TensorSpec,
     indices: TensorSpec,
-    padding_idx: Any = -1,
+    padding_idx: int | SymNode = -1,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> TensorSpec:
@@ -44,7 +47,8 @@ def embedding(
 
 @rule("embedding_dense_backward")
 def embedding_dense_backward(
-    grad_output: TensorSpec, indices: TensorSpec, num_weights: Any, padding_idx: Any, scale_grad_by_freq: bool
+    grad_output: TensorSpec, indices: TensorSpec, num_weights: int | SymNode, padding_idx: int | SymNode,
+    scale_grad_by_freq: bool,
 ) -> TensorSpec:
     _check_indices("embedding_dense_backward", indices)
     if not grad_output.shape or grad_output.numel != indices.numel * grad_output.shape[-1]:
@@ -71,7 +75,7 @@ def embedding_bag(
     sparse: bool = False,
     per_sample_weights: TensorSpec | None = None,
     include_last_offset: bool = False,
-    padding_idx: Any = -1,
+    padding_idx: object = -1,
 ) -> tuple[TensorSpec, ...]:
     return _bags(weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding_idx, False)
 
@@ -86,7 +90,7 @@ def embedding_bag_forward_only(
     sparse: bool = False,
     per_sample_weights: TensorSpec | None = None,
     include_last_offset: bool = False,
-    padding_idx: Any = -1,
+    padding_idx: object = -1,
 ) -> tuple[TensorSpec, ...]:
     return _bags(weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding_idx, True)
 
@@ -98,7 +102,7 @@ def _bags(
     mode: int,
     scale: TensorSpec | None,
     include_last_offset: bool,
-    padding_idx: Any,
+    padding_idx: object,
     forward_only: bool,
 ) -> tuple[TensorSpec, ...]:
     """The sums (or means, or maxima), the bag of each row, the size of each bag, the row of each maximum."""
@@ -166,7 +170,7 @@ def embedding_bag_dense_backward(
     scale_grad_by_freq: bool,
     mode: int,
     per_sample_weights: TensorSpec | None,
-    padding_idx: Any = -1,
+    padding_idx: object = -1,
 ) -> TensorSpec:
     return grad.like((num_weights, grad.shape[1]))
 
@@ -184,7 +188,7 @@ def embedding_bag_backward(
     mode: int,
     sparse: bool,
     per_sample_weights: TensorSpec | None,
-    padding_idx: Any = -1,
+    padding_idx: object = -1,
 ) -> Any:
     return NotImplemented if sparse else grad.like((num_weights, grad.shape[1]))
 
@@ -197,14 +201,14 @@ def embedding_bag_per_sample_weights_backward(
     offsets: TensorSpec,
     offset2bag: TensorSpec,
     mode: int,
-    padding_idx: Any = -1,
+    padding_idx: object = -1,
 ) -> TensorSpec:
     return grad.like((indices.shape[0],))
 
 
 @batching_rule("embedding_dense_backward")
 def batch_embedding_dense_backward(
-    keys: Any, gradient: torch.Tensor, index: torch.Tensor, rows: Any, padding: Any, scaled: bool
+    keys: object, gradient: torch.Tensor, index: torch.Tensor, rows: Any, padding: Any, scaled: bool
 ) -> Any:
     """One table with the rows of all entries, one after the other."""
     level = BatchLevel()

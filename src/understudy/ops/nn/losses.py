@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
@@ -25,7 +25,7 @@ from understudy.ops.shared.dtypes import (
     check_dtype,
     check_same_dtype,
 )
-from understudy.ops.variants import exact_out
+from understudy.ops.variants import check_castable, exact_out
 from understudy.spec import (
     TensorSpec,
     broadcast_shapes,
@@ -38,6 +38,9 @@ from understudy.spec import (
     spec_of,
 )
 from understudy.spec.tensor_spec import Size
+
+if TYPE_CHECKING:
+    from understudy.shapes.node import SymNode
 
 Function = Callable[..., Any]
 aten = torch.ops.aten
@@ -74,9 +77,12 @@ def huber_loss(a: TensorSpec, target: TensorSpec, reduction: int = MEAN, delta: 
         raise ArgumentError(f"huber_loss: delta must be positive, got {delta}")
     common = promote(a.dtype, target.dtype)
     check_dtype("huber_loss", common, "f", a.device)
-    if a.dtype is not target.dtype or not same_shape(broadcast_shapes(a.shape, target.shape), a.shape):
+    if a.device.type != "cpu" and a.dtype is not target.dtype:
         return NotImplemented
-    return reduce_loss(preserved_copy(a), reduction)
+    check_castable("huber_loss", common, a.dtype)
+    if not same_shape(broadcast_shapes(a.shape, target.shape), a.shape):
+        return NotImplemented if a.dtype is not target.dtype else reduce_loss(elementwise((a, target), common), reduction)
+    return reduce_loss(preserved_copy(a), reduction)  # the kernel writes into a tensor like the first one
 
 
 @rule("soft_margin_loss")
@@ -147,7 +153,7 @@ def huber_loss_backward(
     return _dense_gradient("huber_loss_backward", "f", grad, a, target)
 
 
-def _dense_gradient(name: str, kinds: str, *operands: TensorSpec) -> Any:
+def _dense_gradient(name: str, kinds: str, *operands: TensorSpec) -> TensorSpec:
     grad, a, target = operands
     if not grad.dtype is a.dtype is target.dtype:
         return NotImplemented
@@ -240,7 +246,7 @@ def _check_nll(x: TensorSpec, target: TensorSpec, weight: Maybe) -> None:
 
 @rule("nll_loss_forward")
 def nll_loss_forward(
-    x: TensorSpec, target: TensorSpec, weight: Maybe, reduction: int, ignore_index: Any
+    x: TensorSpec, target: TensorSpec, weight: Maybe, reduction: int, ignore_index: object
 ) -> tuple[TensorSpec, TensorSpec]:
     _check_nll(x, target, weight)
     return x.like(target.shape if reduction == NONE and x.ndim == 2 else ()), x.like(())
@@ -248,7 +254,7 @@ def nll_loss_forward(
 
 @rule("nll_loss_backward")
 def nll_loss_backward(
-    grad: TensorSpec, x: TensorSpec, target: TensorSpec, weight: Maybe, reduction: int, ignore_index: Any,
+    grad: TensorSpec, x: TensorSpec, target: TensorSpec, weight: Maybe, reduction: int, ignore_index: object,
     total_weight: TensorSpec,
 ) -> TensorSpec:  # fmt: skip
     _check_nll(x, target, weight)
@@ -274,7 +280,7 @@ def _check_nll2d(x: TensorSpec, target: TensorSpec, weight: Maybe) -> None:
 
 @rule("nll_loss2d_forward")
 def nll_loss2d_forward(
-    x: TensorSpec, target: TensorSpec, weight: Maybe, reduction: int, ignore_index: Any
+    x: TensorSpec, target: TensorSpec, weight: Maybe, reduction: int, ignore_index: object
 ) -> tuple[TensorSpec, TensorSpec]:
     _check_nll2d(x, target, weight)
     return x.like(target.shape if reduction == NONE else ()), x.like(())
@@ -282,7 +288,7 @@ def nll_loss2d_forward(
 
 @rule("nll_loss2d_backward")
 def nll_loss2d_backward(
-    grad: TensorSpec, x: TensorSpec, target: TensorSpec, weight: Maybe, reduction: int, ignore_index: Any,
+    grad: TensorSpec, x: TensorSpec, target: TensorSpec, weight: Maybe, reduction: int, ignore_index: object,
     total_weight: TensorSpec,
 ) -> TensorSpec:  # fmt: skip
     _check_nll2d(x, target, weight)
@@ -295,7 +301,7 @@ def nll_loss2d_backward(
 
 @rule("nll_loss", "nll_loss_nd")
 def nll_loss(
-    x: TensorSpec, target: TensorSpec, weight: Maybe = None, reduction: int = 1, ignore_index: Any = -100
+    x: TensorSpec, target: TensorSpec, weight: Maybe = None, reduction: int = 1, ignore_index: object = -100
 ) -> Any:
     """Arrives whole in inference mode."""
     if x.ndim in (1, 2):
@@ -307,7 +313,7 @@ def nll_loss(
 
 @rule("cross_entropy_loss")
 def cross_entropy(
-    x: TensorSpec, target: TensorSpec, weight: Maybe = None, reduction: int = 1, ignore_index: Any = -100,
+    x: TensorSpec, target: TensorSpec, weight: Maybe = None, reduction: int = 1, ignore_index: object = -100,
     label_smoothing: float = 0.0,
 ) -> Any:  # fmt: skip
     """Arrives whole in inference mode."""
@@ -334,7 +340,7 @@ def _check_margin_target(what: str, x: TensorSpec, target: TensorSpec, shape: Si
 
 @rule("multi_margin_loss")
 def multi_margin_loss(
-    x: TensorSpec, target: TensorSpec, p: Any = 1, margin: Any = 1, weight: Maybe = None, reduction: int = 1
+    x: TensorSpec, target: TensorSpec, p: object = 1, margin: object = 1, weight: Maybe = None, reduction: int = 1
 ) -> TensorSpec:
     shape = _margin_shape("multi_margin_loss", x, reduction)
     if p not in (1, 2):
@@ -345,7 +351,7 @@ def multi_margin_loss(
 
 @rule("multi_margin_loss_backward")
 def multi_margin_loss_backward(
-    grad: TensorSpec, x: TensorSpec, target: TensorSpec, p: Any, margin: Any, weight: Maybe = None,
+    grad: TensorSpec, x: TensorSpec, target: TensorSpec, p: object, margin: object, weight: Maybe = None,
     reduction: int = 1,
 ) -> TensorSpec:  # fmt: skip
     multi_margin_loss(x, target, p, margin, weight, reduction)
@@ -382,8 +388,8 @@ def ctc_loss(
 
 
 def ctc_losses(
-    log_probs: TensorSpec, targets: TensorSpec, counts: Sequence[Any], input_lengths: Sequence[Any],
-    target_lengths: Sequence[Any], blank: int,
+    log_probs: TensorSpec, targets: TensorSpec, counts: Sequence[int | SymNode], input_lengths: Sequence[int | SymNode],
+    target_lengths: Sequence[int | SymNode], blank: int,
 ) -> tuple[TensorSpec, TensorSpec]:  # fmt: skip
     """(time, batch, classes): the loss of each sequence, and a table over time of both kinds of its states.
 
@@ -406,7 +412,7 @@ def ctc_losses(
     return log_probs.like((batch,)), log_probs.like((batch, time, 2 * longest + 1))
 
 
-def _check_ctc_targets(targets: TensorSpec, batch: Any, longest: Any, total: Any) -> None:
+def _check_ctc_targets(targets: TensorSpec, batch: int | SymNode, longest: int | SymNode, total: int | SymNode) -> None:
     """A row for each sequence, which may be longer than its target; or all targets in one row."""
     check_any_dtype("ctc_loss", targets, {torch.int64, torch.int32})
     if targets.ndim == 2:
@@ -422,7 +428,7 @@ def _check_ctc_targets(targets: TensorSpec, batch: Any, longest: Any, total: Any
 
 @rule("_ctc_loss_backward", "_ctc_loss_backward.Tensor")
 def ctc_loss_backward(
-    grad: TensorSpec, log_probs: TensorSpec, targets: TensorSpec, input_lengths: Any, target_lengths: Any,
+    grad: TensorSpec, log_probs: TensorSpec, targets: TensorSpec, input_lengths: object, target_lengths: object,
     neg_log_likelihood: TensorSpec, log_alpha: TensorSpec, blank: int, zero_infinity: bool = False,
 ) -> TensorSpec:  # fmt: skip
     check_cpu_dtype("ctc_loss backward", log_probs, WIDE)
@@ -446,7 +452,7 @@ UNCHUNKED = (
 
 def loss_of_classes(
     x: Any, linear_weight: Any, target: Any, *, linear_bias: Tensor | None = None, weight: Tensor | None = None,
-    reduction: str = "mean", ignore_index: int | None = None, label_smoothing: float = 0.0, options: Any = None,
+    reduction: str = "mean", ignore_index: int | None = None, label_smoothing: float = 0.0, options: object = None,
 ) -> Any:  # fmt: skip
     """The loss, if the targets are numbers of classes; NotImplemented for calls that torch itself should answer."""
     specs = [spec_of(tensor) for tensor in (x, linear_weight, target)]

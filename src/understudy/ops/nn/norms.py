@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +23,9 @@ from understudy.spec import (
     same_shape,
 )
 from understudy.spec.tensor_spec import Size
+
+if TYPE_CHECKING:
+    from understudy.shapes.node import SymNode
 
 aten = torch.ops.aten
 
@@ -61,7 +64,7 @@ def _is_dense(x: TensorSpec) -> bool:
 # --- over the last dimensions
 
 
-def _leading_shape(what: str, x: TensorSpec, normalized: Sequence[Any], *parameters: Maybe) -> Size:
+def _leading_shape(what: str, x: TensorSpec, normalized: Sequence[int | SymNode], *parameters: Maybe) -> Size:
     """The shape of the statistics: 1 for each normalised dimension."""
     count = len(normalized)
     wanted = tuple(normalized)
@@ -75,7 +78,7 @@ def _leading_shape(what: str, x: TensorSpec, normalized: Sequence[Any], *paramet
 
 @rule("native_layer_norm")
 def layer_norm(
-    x: TensorSpec, normalized_shape: Sequence[Any], weight: Maybe, bias: Maybe, eps: float
+    x: TensorSpec, normalized_shape: Sequence[int | SymNode], weight: Maybe, bias: Maybe, eps: float
 ) -> tuple[TensorSpec, ...]:
     if len(normalized_shape) == 0:
         raise ArgumentError("layer_norm: no dimension to normalise over")
@@ -89,7 +92,7 @@ def layer_norm(
 
 @rule("layer_norm")
 def layer_norm_whole(
-    x: TensorSpec, normalized_shape: Sequence[Any], weight: Maybe = None, bias: Maybe = None, eps: float = 1e-5,
+    x: TensorSpec, normalized_shape: Sequence[object], weight: Maybe = None, bias: Maybe = None, eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> TensorSpec:  # fmt: skip
     return layer_norm(x, normalized_shape, weight, bias, eps)[0]
@@ -97,7 +100,7 @@ def layer_norm_whole(
 
 @rule("native_layer_norm_backward")
 def layer_norm_backward(
-    grad: TensorSpec, x: TensorSpec, normalized_shape: Sequence[Any], mean: TensorSpec, rstd: TensorSpec,
+    grad: TensorSpec, x: TensorSpec, normalized_shape: Sequence[int | SymNode], mean: TensorSpec, rstd: TensorSpec,
     weight: Maybe, bias: Maybe, output_mask: Mask,
 ) -> tuple[Maybe, ...]:  # fmt: skip
     _leading_shape("layer_norm", x, normalized_shape, weight, bias)
@@ -148,7 +151,7 @@ def rms_norm(
 
 @rule("rms_norm")
 def rms_norm_whole(
-    x: TensorSpec, normalized_shape: Sequence[Any], weight: Maybe = None, eps: float | None = None
+    x: TensorSpec, normalized_shape: Sequence[object], weight: Maybe = None, eps: float | None = None
 ) -> TensorSpec:
     if len(normalized_shape) == 0:
         raise ArgumentError("rms_norm: no dimension to normalise over")
@@ -172,7 +175,8 @@ def rms_norm_backward(
 
 @rule("native_group_norm")
 def group_norm(
-    x: TensorSpec, weight: Maybe, bias: Maybe, N: Any, C: Any, HxW: Any, group: Any, eps: float
+    x: TensorSpec, weight: Maybe, bias: Maybe, N: int | SymNode, C: int | SymNode, HxW: int | SymNode,
+    group: int | SymNode, eps: float,
 ) -> tuple[TensorSpec, ...]:
     _check_groups(x, N, C, HxW, group, weight, bias)
     check_cpu_dtype("group_norm", x, FLOATS)
@@ -185,7 +189,8 @@ def group_norm(
 
 
 def _check_groups(
-    x: TensorSpec, batch: Any, channels: Any, size: Any, groups: Any, *parameters: Maybe
+    x: TensorSpec, batch: int | SymNode, channels: int | SymNode, size: int | SymNode, groups: int | SymNode,
+    *parameters: Maybe,
 ) -> None:
     if groups <= 0 or channels % groups != 0:
         raise ArgumentError(f"group_norm: {channels} channels can't be divided into {groups} groups")
@@ -240,7 +245,7 @@ def _normalise(
     return _in_format_of(x), statistics, statistics
 
 
-def _is_enough(parameter: TensorSpec, channels: Any) -> bool:
+def _is_enough(parameter: TensorSpec, channels: object) -> bool:
     """The CPU kernel takes the first elements, one for each channel; others are not its concern."""
     return bool(parameter.numel >= channels if parameter.device.type == "cpu" else parameter.numel == channels)
 
@@ -376,7 +381,7 @@ def batch_norm_backward_with_reserve(
 @rule("cudnn_batch_norm_backward")
 def cudnn_batch_norm_backward(
     x: TensorSpec, grad: TensorSpec, weight: TensorSpec, mean: Maybe, var: Maybe, save_mean: Maybe,
-    save_var: Maybe, epsilon: float, reserve: Any,
+    save_var: Maybe, epsilon: float, reserve: object,
 ) -> tuple[TensorSpec, ...]:  # fmt: skip
     if x.device.type == "cpu":
         raise ArgumentError("cudnn_batch_norm backward: there is no CPU kernel")
@@ -384,7 +389,9 @@ def cudnn_batch_norm_backward(
 
 
 @batching_rule("native_layer_norm")
-def batch_native_layer_norm(keys: Any, x: torch.Tensor, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
+def batch_native_layer_norm(
+    keys: object, x: torch.Tensor, shape: Any, weight: Any, bias: Any, eps: float
+) -> tuple[torch.Tensor, ...]:
     level = BatchLevel()
     has_own = level.is_batch(weight) or level.is_batch(bias)
     with level.below():
@@ -402,9 +409,10 @@ def batch_native_layer_norm(keys: Any, x: torch.Tensor, shape: Any, weight: Any,
 
 @batching_rule("native_layer_norm_backward")
 def batch_native_layer_norm_backward(
-    keys: Any, gradient: torch.Tensor, x: torch.Tensor, shape: Any, mean: torch.Tensor, rstd: torch.Tensor, weight: Any,
-    bias: Any, wanted: list[bool],
-) -> Any:  # fmt: skip
+    keys: Any, gradient: torch.Tensor, x: torch.Tensor, shape: list[object], mean: torch.Tensor,
+    rstd: torch.Tensor, weight: Any,
+    bias: object, wanted: list[bool],
+) -> tuple[object, ...]:  # fmt: skip
     level = BatchLevel()
     has_own = level.is_batch(weight)
     rows = list(range(1, x.dim() - len(shape) + 1))
@@ -429,16 +437,16 @@ def _sum_over(tensor: torch.Tensor, dims: list[int]) -> torch.Tensor:
 
 @batching_rule("native_group_norm")
 def batch_native_group_norm(
-    keys: Any,
+    keys: object,
     x: torch.Tensor,
-    weight: Any,
-    bias: Any,
-    count: Any,
-    channels: Any,
-    size: Any,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    count: int | SymNode,
+    channels: int | SymNode,
+    size: int | torch.SymInt,
     groups: int,
     eps: float,
-) -> Any:
+) -> tuple[torch.Tensor, ...]:
     level = BatchLevel()
     has_own = level.is_batch(weight) or level.is_batch(bias)
     with level.below():
@@ -456,8 +464,9 @@ def batch_native_group_norm(
 
 @batching_rule("native_group_norm_backward")
 def batch_native_group_norm_backward(
-    keys: Any, gradient: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Any, count: Any,
-    channels: Any, size: Any, groups: int, wanted: list[bool],
+    keys: object, gradient: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Any,
+    count: object,
+    channels: object, size: object, groups: int, wanted: list[bool],
 ) -> Any:  # fmt: skip
     level = BatchLevel()
     has_own = level.is_batch(weight)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from understudy.errors import ArgumentError, ShapeMismatch
 from understudy.ops.registry import Rule, rule
@@ -22,11 +22,14 @@ from understudy.ops.views.basic import narrow_spec
 from understudy.shapes.sizes import is_any_positive, larger, surely_less
 from understudy.spec import TensorSpec, preserved_copy, product, same_shape
 
+if TYPE_CHECKING:
+    from understudy.shapes.node import Scalar, SymNode
+
 BLOCK_DTYPES = FLOATS | COMPLEX | BOOL
 
 
 @rule("constant_pad_nd")
-def constant_pad_nd(spec: TensorSpec, pad: Sequence[Any], value: Any = 0) -> TensorSpec:
+def constant_pad_nd(spec: TensorSpec, pad: Sequence[int | SymNode], value: Scalar | complex = 0) -> TensorSpec:
     if not is_stored(value, spec.dtype, spec.device) and is_any_positive(pad):
         check_stored("pad", value, spec.dtype, spec.device)
     return constant_padded(spec, pad)
@@ -93,12 +96,12 @@ def _cut(spec: TensorSpec, dim: int, before: Any, after: Any) -> TensorSpec:
     return narrow_spec(spec, dim, start, length)
 
 
-def _takes_away(extra: Any) -> bool:
+def _takes_away(extra: int | SymNode) -> bool:
     """Of a symbol that is 0 at most, nobody needs to know whether it is less."""
     return (type(extra) is not int and surely_less(extra, 1)) or bool(extra < 0)
 
 
-def padded_shape(kind: str, dims: int, spec: TensorSpec, padding: Sequence[Any]) -> tuple[Any, ...]:
+def padded_shape(kind: str, dims: int, spec: TensorSpec, padding: Sequence[object]) -> tuple[Any, ...]:
     """Shape of the last `dims` dimensions padded; in front of them come channels, and perhaps a batch."""
     if len(padding) != 2 * dims:
         raise ArgumentError(f"{kind}_pad{dims}d: expected {2 * dims} paddings, got {list(padding)}")
@@ -124,12 +127,12 @@ def padded_shape(kind: str, dims: int, spec: TensorSpec, padding: Sequence[Any])
 
 
 def _pad_rules(kind: str, dims: int) -> tuple[Rule, Rule]:
-    def pad(spec: TensorSpec, padding: Sequence[Any]) -> TensorSpec:
+    def pad(spec: TensorSpec, padding: Sequence[object]) -> TensorSpec:
         shape = padded_shape(kind, dims, spec, padding)
         check_cpu_dtype(f"{kind}_pad{dims}d", spec, NUMBERS)
         return spec.like(shape, stride=suggested_strides(shape, spec))
 
-    def pad_backward(grad_output: TensorSpec, spec: TensorSpec, padding: Sequence[Any]) -> TensorSpec:
+    def pad_backward(grad_output: TensorSpec, spec: TensorSpec, padding: Sequence[object]) -> TensorSpec:
         shape = padded_shape(kind, dims, spec, padding)
         if not same_shape(grad_output.shape, shape):
             raise ShapeMismatch(
@@ -150,7 +153,7 @@ for _kind in ("reflection", "replication"):
 
 
 @rule("pad")
-def pad(spec: TensorSpec, pad: Sequence[Any], mode: str = "constant", value: Any = None) -> Any:
+def pad(spec: TensorSpec, pad: Sequence[Any], mode: str = "constant", value: object = None) -> Any:
     if mode == "constant":
         return constant_padded(spec, pad)
     if value is not None and value != 0:
@@ -198,7 +201,7 @@ def im2col(
 @rule("col2im")
 def col2im(
     spec: TensorSpec,
-    output_size: Sequence[Any],
+    output_size: Sequence[object],
     kernel_size: Sequence[int],
     dilation: Sequence[int],
     padding: Sequence[int],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,6 +25,9 @@ from understudy.shapes.sizes import smaller
 from understudy.spec import TensorSpec, same_shape, spec_of
 from understudy.spec.tensor_spec import Size
 
+if TYPE_CHECKING:
+    from understudy.shapes.node import SymNode
+
 Function = Callable[..., Any]
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -32,7 +35,7 @@ Tensor = torch.Tensor
 Numbers = Sequence[Any]
 
 
-def for_each(numbers: Any, spatial: int, what: str) -> Size:
+def for_each(numbers: object, spatial: int, what: str) -> Size:
     """One number for each spatial dimension, of one for all or of as many."""
     given = tuple(numbers) if isinstance(numbers, (list, tuple)) else (numbers,)
     if len(given) == 1:
@@ -62,7 +65,10 @@ def _keeps_format(x: TensorSpec, spatial: int, kernel_keeps: bool) -> bool:
 # --- windows that slide
 
 
-def window_count(size: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Any:
+def window_count(
+    size: int | SymNode, kernel: int | SymNode, stride: int | SymNode, padding: int | SymNode,
+    dilation: int | SymNode, ceil_mode: bool,
+) -> int | SymNode:
     """How many windows fit. With `ceil_mode`, the last may reach beyond the end, but must start before it."""
     room = size + 2 * padding - dilation * (kernel - 1) - 1
     if not ceil_mode:
@@ -74,8 +80,8 @@ def _pooled_shape(
     what: str,
     x: TensorSpec,
     spatial: int,
-    kernel: Any,
-    stride: Any,
+    kernel: object,
+    stride: object,
     padding: Any,
     dilation: Any,
     ceil_mode: bool,
@@ -122,14 +128,14 @@ def _register_max_pool(spatial: int) -> None:
 
     @rule(name)
     def max_pool(
-        x: TensorSpec, kernel_size: Numbers, stride: Numbers = (), padding: Any = 0, dilation: Any = 1,
+        x: TensorSpec, kernel_size: Numbers, stride: Numbers = (), padding: object = 0, dilation: object = 1,
         ceil_mode: bool = False,
     ) -> TensorSpec:  # fmt: skip
         return max_pool_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode)[0]
 
     @rule(f"{name}_with_indices_backward")
     def max_pool_backward(
-        grad: TensorSpec, x: TensorSpec, kernel_size: Numbers, stride: Numbers, padding: Any, dilation: Any,
+        grad: TensorSpec, x: TensorSpec, kernel_size: Numbers, stride: Numbers, padding: object, dilation: object,
         ceil_mode: bool, indices: TensorSpec,
     ) -> TensorSpec:  # fmt: skip
         shape = _pooled_shape(name, x, spatial, kernel_size, stride, padding, dilation, ceil_mode)
@@ -158,7 +164,7 @@ def _register_avg_pool(spatial: int) -> None:
     keeps_format = spatial == 2
 
     def shape_of(
-        x: TensorSpec, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, divisor: Any
+        x: TensorSpec, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, divisor: object
     ) -> Size:
         check_cpu_dtype(name, x, AVERAGED[spatial])
         if divisor == 0:
@@ -170,7 +176,7 @@ def _register_avg_pool(spatial: int) -> None:
 
     @rule(name)
     def avg_pool(
-        x: TensorSpec, kernel_size: Numbers, stride: Numbers = (), padding: Any = 0, ceil_mode: bool = False,
+        x: TensorSpec, kernel_size: Numbers, stride: Numbers = (), padding: object = 0, ceil_mode: bool = False,
         count_include_pad: bool = True, divisor_override: int | None = None,
     ) -> TensorSpec:  # fmt: skip
         shape = shape_of(x, kernel_size, stride, padding, ceil_mode, divisor_override)
@@ -178,7 +184,7 @@ def _register_avg_pool(spatial: int) -> None:
 
     @rule(f"{name}_backward")
     def avg_pool_backward(
-        grad: TensorSpec, x: TensorSpec, kernel_size: Numbers, stride: Numbers, padding: Any, ceil_mode: bool,
+        grad: TensorSpec, x: TensorSpec, kernel_size: Numbers, stride: Numbers, padding: object, ceil_mode: bool,
         count_include_pad: bool, divisor_override: int | None,
     ) -> TensorSpec:  # fmt: skip
         shape = shape_of(x, kernel_size, stride, padding, ceil_mode, divisor_override)
@@ -350,7 +356,7 @@ def _check_signal(what: str, x: TensorSpec) -> None:
 
 @rule("avg_pool1d")
 def avg_pool1d(
-    x: TensorSpec, kernel_size: Numbers, stride: Numbers = (), padding: Any = 0, ceil_mode: bool = False,
+    x: TensorSpec, kernel_size: Numbers, stride: Numbers = (), padding: object = 0, ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> TensorSpec:  # fmt: skip
     _check_signal("avg_pool1d", x)
@@ -411,11 +417,11 @@ def pool_to_symbols(name: str, args: Sequence[Any]) -> Any:
     if not _is_unheard(x) or not any(map(_has_symbols, others)):
         return NotImplemented
     if torch.is_grad_enabled() and x.requires_grad:
-        return SymbolicPooling.apply(name, x, *others)  # type: ignore[no-untyped-call]
+        return _torch.apply_function(SymbolicPooling, name, x, *others)
     return _call_past_cpp(getattr(aten, name).default, x, *others)
 
 
-def average_to_symbols(x: Any, output_size: Any) -> Any:
+def average_to_symbols(x: Any, output_size: object) -> Any:
     """`adaptive_avg_pool1d`, as the pooling of an image of one row: that operator takes symbols."""
     sizes = output_size if isinstance(output_size, (list, tuple)) else (output_size,)
     if not _is_unheard(x) or not _has_symbols(sizes) or len(sizes) != 1 or x.dim() not in (2, 3):
@@ -423,7 +429,7 @@ def average_to_symbols(x: Any, output_size: Any) -> Any:
     return aten.adaptive_avg_pool2d.default(x.unsqueeze(-2), [1, *sizes]).squeeze(-2)
 
 
-def share_of(x: Any, ratio: Any, dims: int) -> list[Any] | None:
+def share_of(x: Any, ratio: object, dims: int) -> list[object] | None:
     """The last sizes of `x` times a ratio, rounded down; None if none of them is a symbol."""
     if not _is_unheard(x) or not _has_symbols(x.shape[-dims:]):
         return None
@@ -433,11 +439,11 @@ def share_of(x: Any, ratio: Any, dims: int) -> list[Any] | None:
     return [torch.sym_int(size * share) for size, share in zip(x.shape[-dims:], ratios, strict=True)]
 
 
-def _is_unheard(x: Any) -> bool:
+def _is_unheard(x: object) -> bool:
     return spec_of(x) is not None and not _torch.composites_are_special()
 
 
-def _has_symbols(value: Any) -> bool:
+def _has_symbols(value: object) -> bool:
     return isinstance(value, (list, tuple)) and any(isinstance(number, torch.SymInt) for number in value)
 
 
@@ -462,7 +468,7 @@ class SymbolicPooling(torch.autograd.Function):
         return None, gradient, *[None] * ctx.count
 
 
-def _call_past_cpp(op: Callable[..., Any], *args: Any) -> Any:
+def _call_past_cpp(op: Callable[..., object], *args: object) -> Any:
     args = tuple(list(value) if isinstance(value, (list, tuple)) else value for value in args)
     return _torch.call_innermost_mode(op, args)
 
@@ -483,7 +489,7 @@ def decompose_max_pool1d_with_indices(
 
 
 @decomposition("max_pool1d")
-def decompose_max_pool1d(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def decompose_max_pool1d(x: Tensor, *args: object, **kwargs: object) -> Tensor:
     output: Tensor = aten.max_pool1d_with_indices(x, *args, **kwargs)[0]
     return output
 
@@ -495,7 +501,7 @@ def _register_pooling(dimensions: int) -> None:
     op = getattr(aten, f"_adaptive_avg_pool{dimensions}d").default
 
     @decomposition(f"adaptive_avg_pool{dimensions}d")
-    def adaptive_avg_pool(x: Tensor, output_size: Any) -> Any:
+    def adaptive_avg_pool(x: Tensor, output_size: Any) -> object:
         """C++ asks size by size whether it is 1. That matters only if they all are: of one cell, it is the mean."""
         sizes = list(output_size)
         if len(sizes) != dimensions or not any(isinstance(size, torch.SymInt) for size in sizes):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +14,9 @@ from understudy.ops.registry import rule
 from understudy.spec import TensorSpec, spec_of
 from understudy.spec.call import flat
 
+if TYPE_CHECKING:
+    from understudy.shapes.node import SymNode
+
 Maybe = TensorSpec | None
 PADDED_LAYERS = tuple(getattr(torch.ops.aten, name).input for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
 """The composite operators of recurrent modules, for padded batches."""
@@ -22,7 +25,8 @@ PADDED_LAYERS = tuple(getattr(torch.ops.aten, name).input for name in ("lstm", "
 @rule("mkldnn_rnn_layer")
 def mkldnn_layer(
     x: TensorSpec, weight0: TensorSpec, weight1: TensorSpec, weight2: TensorSpec, weight3: TensorSpec,
-    hx: TensorSpec, cx: TensorSpec, reverse: bool, batch_sizes: Any, mode: int, hidden_size: Any, *settings: Any,
+    hx: TensorSpec, cx: TensorSpec, reverse: bool, batch_sizes: list[object], mode: int,
+    hidden_size: int | SymNode, *settings: object,
 ) -> tuple[TensorSpec, ...]:  # fmt: skip
     """Of (length, batch, features). How large the workspace (the last result) is, oneDNN alone knows; it is
     given as empty, and read by nobody but the backward of this layer."""
@@ -35,7 +39,7 @@ def mkldnn_layer(
 @rule("mkldnn_rnn_layer_backward")
 def mkldnn_layer_backward(
     x: TensorSpec, weight1: TensorSpec, weight2: TensorSpec, weight3: TensorSpec, weight4: TensorSpec,
-    hx: TensorSpec, cx: TensorSpec, *rest: Any,
+    hx: TensorSpec, cx: TensorSpec, *rest: object,
 ) -> tuple[TensorSpec, ...]:  # fmt: skip
     return tuple(spec.like(dtype=torch.float32) for spec in (x, weight1, weight2, weight3, weight4, hx, cx))
 
@@ -115,9 +119,10 @@ def layer_by_layer(x: Any, count: int, dropout: float, train: bool, run: Callabl
 
 
 def by_onednn(
-    x: Any, state: Any, weights: Any, has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool,
+    x: Any, state: Any, weights: list[torch.Tensor], has_biases: bool, num_layers: int, dropout: float,
+    train: bool, bidirectional: bool,
     batch_first: bool,
-) -> Any:  # fmt: skip
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """Layer by layer, direction by direction, with dropout between the layers, as eager does it."""
     x = (x.transpose(0, 1) if batch_first else x).contiguous()
     hx, cx = (part.contiguous() for part in state)

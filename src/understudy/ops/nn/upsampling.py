@@ -102,7 +102,7 @@ def _sizes_of(
 
 def _register(how: Resampling) -> None:
     @rule(how.name)
-    def resample(x: TensorSpec, output_size: Numbers, *options: Any) -> TensorSpec:
+    def resample(x: TensorSpec, output_size: Numbers, *options: object) -> TensorSpec:
         return _resample(how, x, output_size)
 
     @rule(f"{how.name}.vec")
@@ -111,7 +111,7 @@ def _register(how: Resampling) -> None:
 
     @rule(f"{how.name}_backward")
     def resample_backward(
-        grad: TensorSpec, output_size: Numbers, input_size: Numbers, *options: Any
+        grad: TensorSpec, output_size: Numbers, input_size: Numbers, *options: object
     ) -> TensorSpec:
         return _gradient(how, grad, output_size, input_size)
 
@@ -240,13 +240,13 @@ UPSAMPLINGS_WITH_CORNERS = """upsample_linear1d upsample_bilinear2d upsample_tri
 
 def _register_upsampling(name: str) -> None:
     @decomposition(f"{name}.vec")
-    def upsample(x: Tensor, output_size: Any, scale_factors: Any = None) -> Any:
+    def upsample(x: Tensor, output_size: object, scale_factors: object = None) -> object:
         return upsample_to_symbols(name, (x, output_size, scale_factors), {})
 
 
 def _register_upsampling_with_corners(name: str) -> None:
     @decomposition(f"{name}.vec")
-    def upsample(x: Tensor, output_size: Any, align_corners: bool, scale_factors: Any = None) -> Any:
+    def upsample(x: Tensor, output_size: object, align_corners: bool, scale_factors: object = None) -> object:
         return upsample_to_symbols(name, (x, output_size, align_corners, scale_factors), {})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -34,6 +34,9 @@ from understudy.spec import (
     result_type,
     same_shape,
 )
+
+if TYPE_CHECKING:
+    from understudy.shapes.node import Scalar, SymNode
 
 Dtypes = Iterable[torch.dtype]
 BOTH = ("Tensor", "Scalar")
@@ -91,7 +94,7 @@ def binary(
     name: str, kinds: str, without_cpu_kernel: Dtypes, computes_in: Callable[[torch.dtype], torch.dtype],
     result_of: Callable[[torch.dtype], torch.dtype],
 ) -> Callable[[Any, Any], TensorSpec]:  # fmt: skip
-    def binary_rule(a: Any, b: Any) -> TensorSpec:
+    def binary_rule(a: TensorSpec, b: Scalar | TensorSpec) -> TensorSpec:
         common = computes_in(result_type(a, b))
         check_dtype(name, common, kinds, common_device((a, b)), without_cpu_kernel)
         return elementwise((a, b), result_of(common), common)
@@ -118,7 +121,7 @@ for _table, _computes_in, _result_of in (
             rule(*(overload(_name, _overload) for _overload in _overloads))(_function)
 
 
-def check_alpha(name: str, alpha: Any, dtype: torch.dtype) -> None:
+def check_alpha(name: str, alpha: object, dtype: torch.dtype) -> None:
     """A factor may not be of a higher kind than the result."""
     if type(alpha) is int:
         return
@@ -130,14 +133,14 @@ def check_alpha(name: str, alpha: Any, dtype: torch.dtype) -> None:
 
 
 @rule("add.Tensor", "add.Scalar")
-def add(a: Any, b: Any, alpha: Any = 1) -> TensorSpec:
+def add(a: TensorSpec, b: Scalar | TensorSpec, alpha: Scalar | complex = 1) -> TensorSpec:
     common = result_type(a, b)
     check_alpha("add", alpha, common)
     return elementwise((a, b), common, common)
 
 
 @rule("sub.Tensor", "sub.Scalar")
-def sub(a: Any, b: Any, alpha: Any = 1) -> TensorSpec:
+def sub(a: TensorSpec | int | SymNode, b: Scalar | TensorSpec, alpha: Scalar | complex = 1) -> TensorSpec:
     check_no_bool(a, b)
     common = result_type(a, b)
     check_alpha("sub", alpha, common)
@@ -145,11 +148,11 @@ def sub(a: Any, b: Any, alpha: Any = 1) -> TensorSpec:
 
 
 @rule("rsub.Tensor", "rsub.Scalar")
-def rsub(a: Any, b: Any, alpha: Any = 1) -> TensorSpec:
+def rsub(a: TensorSpec, b: Scalar | complex, alpha: Scalar | complex = 1) -> TensorSpec:
     return sub(b, a, alpha)
 
 
-def check_no_bool(*operands: Any) -> None:
+def check_no_bool(*operands: object) -> None:
     for operand in operands:
         if operand is True or operand is False or getattr(operand, "dtype", None) is torch.bool:
             raise DtypeError("sub: bools can't be subtracted; use logical_not or bitwise_xor")
@@ -187,6 +190,8 @@ def pow_by_number(base: TensorSpec, exponent: Any) -> TensorSpec:
         raise ArgumentError(
             f"pow: {base} holds integers, which can't be raised to the negative power {exponent}"
         )
+    if is_integral(common, False):
+        check_stored("pow", exponent, common, base.device)
     return elementwise((base,), common, common)  # the number is no operand: it has no say in the layout
 
 
@@ -196,17 +201,17 @@ def pow_of_number(base: Any, exponent: TensorSpec) -> TensorSpec:
 
 
 @rule("__ilshift__.Tensor", "__ilshift__.Scalar", "__irshift__.Tensor", "__irshift__.Scalar")
-def shift_in_place(a: TensorSpec, by: Any) -> Same:
+def shift_in_place(a: TensorSpec, by: object) -> Same:
     return written_in_place("shift", a, rule.by_name("bitwise_left_shift.Tensor")(a, by))
 
 
 @rule("pow_.Tensor")
-def pow_tensor_in_place(base: TensorSpec, exponent: Any) -> Same:
+def pow_tensor_in_place(base: TensorSpec, exponent: object) -> Same:
     return written_in_place("pow_", base, pow_tensor(base, exponent))
 
 
 @rule("pow_.Scalar")
-def pow_by_number_in_place(base: TensorSpec, exponent: Any) -> Same:
+def pow_by_number_in_place(base: TensorSpec, exponent: object) -> Same:
     return written_in_place("pow_", base, pow_by_number(base, exponent))
 
 
@@ -275,7 +280,7 @@ def where(condition: TensorSpec, a: Any, b: Any) -> TensorSpec:
 
 
 @rule("addcmul")
-def addcmul(a: TensorSpec, b: TensorSpec, c: TensorSpec, *, value: Any = 1) -> TensorSpec:
+def addcmul(a: TensorSpec, b: TensorSpec, c: TensorSpec, *, value: Scalar | complex = 1) -> TensorSpec:
     common = result_type(a, b, c)
     check_dtype("addcmul", common, "ifc", common_device((a, b, c)))
     check_number_fits("addcmul", value, common)
@@ -283,7 +288,7 @@ def addcmul(a: TensorSpec, b: TensorSpec, c: TensorSpec, *, value: Any = 1) -> T
 
 
 @rule("addcdiv")
-def addcdiv(a: TensorSpec, b: TensorSpec, c: TensorSpec, *, value: Any = 1) -> TensorSpec:
+def addcdiv(a: TensorSpec, b: TensorSpec, c: TensorSpec, *, value: Scalar | complex = 1) -> TensorSpec:
     if is_integral(b.dtype, True) and is_integral(c.dtype, True):
         raise DtypeError(f"addcdiv: the quotient of integers {b} and {c} is not supported; cast one to float")
     common = result_type(a, b, c)
@@ -299,7 +304,7 @@ def check_number_fits(name: str, number: Any, dtype: torch.dtype) -> None:
 
 
 @rule("lerp.Scalar")
-def lerp_by_number(start: TensorSpec, end: TensorSpec, weight: Any) -> TensorSpec:
+def lerp_by_number(start: TensorSpec, end: TensorSpec, weight: Scalar | complex) -> TensorSpec:
     _check_lerp(start, end)
     check_dtype("lerp", start.dtype, "fc", start.device, COMPLEX_HALF)
     return elementwise((start, end), start.dtype)
@@ -335,7 +340,7 @@ def clamp(a: TensorSpec, min: Any = None, max: Any = None) -> TensorSpec:
 
 
 @rule("clamp_min", "clamp_max")
-def clamp_one_side(a: TensorSpec, bound: Any) -> TensorSpec:
+def clamp_one_side(a: TensorSpec, bound: Scalar | complex) -> TensorSpec:
     return clamp(a, bound)
 
 
@@ -354,7 +359,7 @@ def clamp_one_side_tensor(a: TensorSpec, bound: TensorSpec) -> TensorSpec:
     return clamp_tensor(a, bound)
 
 
-def _check_bounds(min: Any, max: Any) -> None:
+def _check_bounds(min: Scalar | complex | None, max: Scalar | TensorSpec | None) -> None:
     if min is None and max is None:
         raise ArgumentError("clamp: at least one of min and max must be given")
 
@@ -365,7 +370,7 @@ def _check_clamp_dtype(dtype: torch.dtype) -> None:
 
 
 @rule("masked_fill.Scalar")
-def masked_fill(a: TensorSpec, mask: TensorSpec, value: Any) -> TensorSpec:
+def masked_fill(a: TensorSpec, mask: TensorSpec, value: Scalar | complex) -> TensorSpec:
     _check_mask(mask)
     check_stored("masked_fill", value, a.dtype, a.device)
     return _fill_mask(a, mask)
@@ -389,7 +394,7 @@ def _check_mask(mask: TensorSpec) -> None:
 
 
 @rule("threshold")
-def threshold(a: TensorSpec, threshold: Any, value: Any) -> TensorSpec:
+def threshold(a: TensorSpec, threshold: Any, value: object) -> TensorSpec:
     check_dtype("threshold", a.dtype, "if", a.device)
     for number in (threshold, value):
         check_stored("threshold", number, a.dtype, a.device)
@@ -408,7 +413,7 @@ def isclose(
 
 
 @rule("masked_fill_.Scalar")
-def masked_fill_in_place(a: TensorSpec, mask: TensorSpec, value: Any) -> Same:
+def masked_fill_in_place(a: TensorSpec, mask: TensorSpec, value: Scalar | complex) -> Same:
     return _written(a, masked_fill(a, mask, value))
 
 

@@ -7,7 +7,7 @@ Lists hold the parameters of a model, most of which share a few specs: each comb
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +28,9 @@ from understudy.spec import (
     real_type,
     same_shape,
 )
+
+if TYPE_CHECKING:
+    from understudy.shapes.node import Scalar
 
 Specs = Sequence[TensorSpec]
 UNARY = (
@@ -61,7 +64,7 @@ BINARY_NUMBERS = {
 BINARY_TENSOR = {"add.Tensor": "add.Tensor", "mul.Tensor": "mul.Tensor", "div.Tensor": "div.Tensor"}
 
 
-def each(function: Rule, *lists: Iterable[Any]) -> list[Any]:
+def each(function: Rule, *lists: Iterable[object]) -> list[Any]:
     """`function` of the first elements, of the second ones, and so on."""
     known: dict[Any, Any] = {}
     results = []
@@ -74,7 +77,7 @@ def each(function: Rule, *lists: Iterable[Any]) -> list[Any]:
     return results
 
 
-def check_lists(name: str, first: Specs, *others: Sequence[Any]) -> None:
+def check_lists(name: str, first: Specs, *others: Sequence[object]) -> None:
     if not first:
         raise ArgumentError(f"{name}: the list of tensors is empty")
     for other in others:
@@ -85,7 +88,7 @@ def check_lists(name: str, first: Specs, *others: Sequence[Any]) -> None:
 def written(name: str, function: Rule) -> Rule:
     """`function`, its result checked as one that is written into its first argument."""
 
-    def check(target: TensorSpec, *rest: Any, **kwargs: Any) -> None:
+    def check(target: TensorSpec, *rest: object, **kwargs: object) -> None:
         written_in_place(name, target, function(target, *rest, **kwargs))
 
     return check
@@ -101,7 +104,7 @@ def register(name: str, list_rule: Callable[[str, Rule], Rule], of: str) -> None
     run = list_rule(in_place, written(in_place, _in_place_variant(of)))
 
     @rule(in_place)
-    def in_place_rule(*args: Any, **kwargs: Any) -> None:
+    def in_place_rule(*args: object, **kwargs: object) -> None:
         run(*args, **kwargs)
 
 
@@ -117,7 +120,7 @@ def _in_place_variant(of: str) -> Rule:
 
 
 def unary(name: str, one: Rule) -> Rule:
-    def list_rule(tensors: Specs) -> list[Any]:
+    def list_rule(tensors: Specs) -> list[object]:
         check_lists(name, tensors)
         return each(one, tensors)
 
@@ -125,7 +128,7 @@ def unary(name: str, one: Rule) -> Rule:
 
 
 def with_list(name: str, one: Rule) -> Rule:
-    def list_rule(tensors: Specs, others: Specs, **kwargs: Any) -> list[Any]:
+    def list_rule(tensors: Specs, others: Specs, **kwargs: Any) -> list[object]:
         check_lists(name, tensors, others)
         return each(lambda a, b: one(a, b, **kwargs), tensors, others)
 
@@ -133,7 +136,7 @@ def with_list(name: str, one: Rule) -> Rule:
 
 
 def with_number(name: str, one: Rule) -> Rule:
-    def list_rule(tensors: Specs, number: Any) -> list[Any]:
+    def list_rule(tensors: Specs, number: Scalar | complex) -> list[Any]:
         check_lists(name, tensors)
         return each(lambda a: one(a, number), tensors)
 
@@ -141,7 +144,7 @@ def with_number(name: str, one: Rule) -> Rule:
 
 
 def with_tensor(name: str, one: Rule) -> Rule:
-    def list_rule(tensors: Specs, other: TensorSpec, **kwargs: Any) -> list[Any]:
+    def list_rule(tensors: Specs, other: TensorSpec, **kwargs: Any) -> list[object]:
         check_lists(name, tensors)
         if other.shape:
             raise ShapeMismatch(f"{name}: the tensor that goes with all must be 0-dim, not {other}")
@@ -151,7 +154,7 @@ def with_tensor(name: str, one: Rule) -> Rule:
 
 
 def ternary(name: str, one: Rule) -> Rule:
-    def list_rule(tensors: Specs, first: Specs, second: Specs, value: Any = 1) -> list[Any]:
+    def list_rule(tensors: Specs, first: Specs, second: Specs, value: Scalar | complex = 1) -> list[Any]:
         check_lists(name, tensors, first, second)
         return each(lambda a, b, c: one(a, b, c, value=value), tensors, first, second)
 
@@ -159,7 +162,7 @@ def ternary(name: str, one: Rule) -> Rule:
 
 
 def ternary_with_numbers(name: str, one: Rule) -> Rule:
-    def list_rule(tensors: Specs, first: Specs, second: Specs, numbers: Sequence[Any]) -> list[Any]:
+    def list_rule(tensors: Specs, first: Specs, second: Specs, numbers: Sequence[Scalar]) -> list[Any]:
         check_lists(name, tensors, first, second, numbers)
         return each(lambda a, b, c, value: one(a, b, c, value=value), tensors, first, second, numbers)
 
@@ -179,7 +182,7 @@ def ternary_with_tensor(name: str, one: Rule) -> Rule:
 
 
 def lerp_with_number(name: str, one: Rule) -> Rule:
-    def list_rule(tensors: Specs, ends: Specs, weight: Any) -> list[Any]:
+    def list_rule(tensors: Specs, ends: Specs, weight: Scalar | complex) -> list[Any]:
         check_lists(name, tensors, ends)
         return each(lambda a, b: one(a, b, weight), tensors, ends)
 
@@ -187,7 +190,7 @@ def lerp_with_number(name: str, one: Rule) -> Rule:
 
 
 def three_lists(name: str, one: Rule) -> Rule:
-    def list_rule(tensors: Specs, first: Specs, second: Sequence[Any]) -> list[Any]:
+    def list_rule(tensors: Specs, first: Specs, second: Sequence[object]) -> list[Any]:
         check_lists(name, tensors, first, second)
         return each(one, tensors, first, second)
 
@@ -213,7 +216,7 @@ register("lerp.List", three_lists, "lerp.Tensor")
 
 
 @rule("_foreach_pow.ScalarAndTensor")
-def foreach_pow_of_number(base: Any, exponents: Specs) -> list[Any]:
+def foreach_pow_of_number(base: Any, exponents: Specs) -> list[object]:
     check_lists("_foreach_pow", exponents)
     one = rule.by_name("pow.Scalar")
     return each(lambda exponent: one(base, exponent), exponents)
@@ -255,7 +258,7 @@ def foreach_clone(tensors: Specs, *, memory_format: torch.memory_format | None =
 
 
 @rule("_foreach_norm.Scalar")
-def foreach_norm(tensors: Specs, ord: Any = 2, dtype: torch.dtype | None = None) -> list[Any]:
+def foreach_norm(tensors: Specs, ord: Scalar = 2, dtype: torch.dtype | None = None) -> list[object]:
     check_lists("_foreach_norm", tensors)
     check_number_fits("_foreach_norm", ord, default_dtype())
 
@@ -308,7 +311,7 @@ def _check_same_shape(name: str, a: TensorSpec, b: TensorSpec) -> None:
 @rule("_fused_adam_", "_fused_adam_.tensor_lr", "_fused_adamw_", "_fused_adamw_.tensor_lr")
 def fused_adam(
     parameters: Specs, grads: Specs, exp_avgs: Specs, exp_avg_sqs: Specs, max_exp_avg_sqs: Specs,
-    state_steps: Sequence[Any], **numbers: Any,
+    state_steps: Sequence[TensorSpec], **numbers: object,
 ) -> None:  # fmt: skip
     check_step("_fused_adam_", parameters, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
     check_lists("_fused_adam_", parameters, state_steps)
@@ -316,32 +319,32 @@ def fused_adam(
 
 @rule("_fused_adagrad_", "_fused_adagrad_.tensor_lr")
 def fused_adagrad(
-    parameters: Specs, grads: Specs, state_sums: Specs, state_steps: Sequence[Any], **numbers: Any
+    parameters: Specs, grads: Specs, state_sums: Specs, state_steps: Sequence[object], **numbers: object
 ) -> None:
     check_step("_fused_adagrad_", parameters, grads, state_sums)
     check_lists("_fused_adagrad_", parameters, state_steps)
 
 
 @rule("_fused_sgd_", "_fused_sgd_.tensor_lr")
-def fused_sgd(parameters: Specs, grads: Specs, momentum_buffer_list: Specs, **numbers: Any) -> None:
+def fused_sgd(parameters: Specs, grads: Specs, momentum_buffer_list: Specs, **numbers: object) -> None:
     check_step("_fused_sgd_", parameters, grads, momentum_buffer_list)
 
 
 @rule("_fused_adam", "_fused_adam.tensor_lr", "_fused_adamw", "_fused_adamw.tensor_lr")
-def fused_adam_functional(*lists: Specs, **numbers: Any) -> tuple[list[TensorSpec], ...]:
+def fused_adam_functional(*lists: Specs, **numbers: object) -> tuple[list[TensorSpec], ...]:
     fused_adam(*lists, **numbers)
     return tuple(each(preserved_copy, tensors) for tensors in lists[:5])
 
 
 @rule("_fused_adagrad", "_fused_adagrad.tensor_lr")
-def fused_adagrad_functional(*lists: Specs, **numbers: Any) -> tuple[list[TensorSpec], ...]:
+def fused_adagrad_functional(*lists: Specs, **numbers: object) -> tuple[list[TensorSpec], ...]:
     fused_adagrad(*lists, **numbers)
     written = lists[:3] if isinstance(numbers.get("lr"), TensorSpec) else lists[:4]
     return tuple(each(preserved_copy, tensors) for tensors in written)
 
 
 @rule("_fused_sgd", "_fused_sgd.tensor_lr")
-def fused_sgd_functional(*lists: Specs, **numbers: Any) -> tuple[list[TensorSpec], ...]:
+def fused_sgd_functional(*lists: Specs, **numbers: object) -> tuple[list[TensorSpec], ...]:
     fused_sgd(*lists, **numbers)
     return tuple(each(preserved_copy, tensors) for tensors in lists[:3])
 

@@ -89,7 +89,7 @@ def unary(
     """Register an operator whose result is laid out as its input; its other arguments change values only."""
 
     @rule(name)
-    def unary_rule(a: TensorSpec, *_: Any, **__: Any) -> TensorSpec:
+    def unary_rule(a: TensorSpec, *_: object, **__: object) -> TensorSpec:
         dtype = result_of(a.dtype)
         common = dtype if result_of is float_type else a.dtype
         check_dtype(name, common, kinds, a.device, without_cpu_kernel)
@@ -143,7 +143,7 @@ def between_degrees_and_radians(a: TensorSpec) -> TensorSpec:
 
 
 @rule("nan_to_num")
-def nan_to_num(a: TensorSpec, *_: Any, **__: Any) -> TensorSpec:
+def nan_to_num(a: TensorSpec, *_: object, **__: object) -> TensorSpec:
     check_dtype("nan_to_num", a.dtype, "bifc", a.device, COMPLEX_HALF)
     return preserved_copy(a)
 
@@ -255,7 +255,7 @@ GRADIENT_SECOND: tuple[tuple[str, Dtypes, str], ...] = (
 )
 
 
-def gradient(name: str, kinds: str, without: Dtypes, first: Any, second: Any) -> TensorSpec:
+def gradient(name: str, kinds: str, without: Dtypes, first: TensorSpec, second: TensorSpec) -> TensorSpec:
     common = result_type(first, second)
     check_dtype(name, common, kinds, common_device((first, second)), without)
     return elementwise((first, second), common, common)
@@ -263,7 +263,7 @@ def gradient(name: str, kinds: str, without: Dtypes, first: Any, second: Any) ->
 
 def _register(name: str, kinds: str, without: Dtypes, swapped: bool) -> Callable[..., TensorSpec]:
     @rule(name)
-    def backward_rule(grad: TensorSpec, other: TensorSpec, *_: Any, **__: Any) -> TensorSpec:
+    def backward_rule(grad: TensorSpec, other: TensorSpec, *_: object, **__: object) -> TensorSpec:
         operands = (other, grad) if swapped else (grad, other)
         return gradient(name, kinds, without, *operands)
 
@@ -284,7 +284,7 @@ def gelu_backward(grad: TensorSpec, a: TensorSpec, *, approximate: str = "none")
 
 @rule("elu_backward")
 def elu_backward(
-    grad: TensorSpec, alpha: Any, scale: Any, input_scale: Any, is_result: bool, a: TensorSpec
+    grad: TensorSpec, alpha: object, scale: object, input_scale: object, is_result: bool, a: TensorSpec
 ) -> TensorSpec:
     return gradient("elu_backward", "f", NONE, grad, a)
 
@@ -330,8 +330,8 @@ def log_sigmoid_backward(grad: TensorSpec, a: TensorSpec, buffer: TensorSpec) ->
 
 @rule("rrelu_with_noise")
 def rrelu_with_noise(
-    a: TensorSpec, noise: TensorSpec, lower: Any = 0.125, upper: Any = 1 / 3, training: bool = False,
-    generator: Any = None,
+    a: TensorSpec, noise: TensorSpec, lower: object = 0.125, upper: object = 1 / 3, training: bool = False,
+    generator: object = None,
 ) -> TensorSpec:  # fmt: skip
     if training:
         check_same_dtype("rrelu_with_noise", a, noise)
@@ -382,7 +382,7 @@ exact_out.mark("log_sigmoid_forward.output")
 
 
 @batching_rule("gelu_backward")
-def batch_gelu_backward(keys: Any, gradient: torch.Tensor, x: torch.Tensor, *, approximate: str = "none") -> Any:
+def batch_gelu_backward(keys: object, gradient: torch.Tensor, x: torch.Tensor, *, approximate: str = "none") -> Any:
     level = BatchLevel()
     with level.below():
         result = aten.gelu_backward(level.inside(gradient), level.inside(x), approximate=approximate)

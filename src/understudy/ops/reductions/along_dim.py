@@ -206,14 +206,14 @@ def decompose_cumprod_backward(grad: Tensor, x: Tensor, dim: int, output: Tensor
 
 @under_transforms("gradient.scalarint")
 @decomposition("gradient.scalarint")
-def decompose_gradient(x: Tensor, *, spacing: Any = None, dim: int | None = None, edge_order: int = 1) -> Any:
+def decompose_gradient(x: Tensor, *, spacing: object = None, dim: int | None = None, edge_order: int = 1) -> Any:
     dims = range(x.dim()) if dim is None else (dim,)
     return _gradients(x, [1.0 if spacing is None else spacing] * len(dims), dims, edge_order)
 
 
 @under_transforms("gradient.scalararray")
 @decomposition("gradient.scalararray")
-def decompose_gradient_along(x: Tensor, *, spacing: Any, dim: Sequence[int], edge_order: int = 1) -> Any:
+def decompose_gradient_along(x: Tensor, *, spacing: object, dim: Sequence[int], edge_order: int = 1) -> Any:
     return _gradients(x, [spacing] * len(dim), dim, edge_order)
 
 
@@ -224,18 +224,18 @@ def decompose_gradient_of_one(x: Tensor, *, dim: Sequence[int], edge_order: int 
 
 
 @decomposition("gradient.scalarrayint", "gradient.tensorarrayint")
-def decompose_gradient_spaced(x: Tensor, *, spacing: Sequence[Any], dim: int | None = None, edge_order: int = 1) -> Any:
+def decompose_gradient_spaced(x: Tensor, *, spacing: Sequence[object], dim: int | None = None, edge_order: int = 1) -> Any:
     return _gradients(x, spacing, range(x.dim()) if dim is None else (dim,), edge_order)
 
 
 @decomposition("gradient.scalarrayarray", "gradient.tensorarray")
 def decompose_gradient_spaced_along(
-    x: Tensor, *, spacing: Sequence[Any], dim: Sequence[int], edge_order: int = 1
+    x: Tensor, *, spacing: Sequence[object], dim: Sequence[int], edge_order: int = 1
 ) -> Any:
     return _gradients(x, spacing, dim, edge_order)
 
 
-def _gradients(x: Tensor, spacing: Sequence[Any], dims: Sequence[int], edge_order: int) -> list[Tensor]:
+def _gradients(x: Tensor, spacing: Sequence[object], dims: Sequence[int], edge_order: int) -> list[Tensor]:
     if x.dtype is torch.uint8:
         raise DtypeError("gradient: uint8 has no differences")
     if len(spacing) != len(dims):
@@ -260,7 +260,7 @@ def _even(x: Tensor, dim: int, space: Any, edge_order: int) -> Tensor:
     def part(start: int, end: int | None = None) -> Any:
         return aten.slice.Tensor(x, dim, start, end)
 
-    def difference(before: Any, after: Any) -> Any:
+    def difference(before: object, after: object) -> Any:
         return aten.div.Scalar(_difference(before, after), space)
 
     middle = difference(part(0, -2), part(2))

@@ -6,7 +6,7 @@ On every device and for every layout of the input, eager makes contiguous result
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +28,9 @@ from understudy.ops.shared.dtypes import (
 )
 from understudy.spec import TensorSpec
 from understudy.spec.elementwise import float_type, is_integral, real_type
+
+if TYPE_CHECKING:
+    from understudy.shapes.node import Scalar
 
 Tensor = torch.Tensor
 
@@ -231,7 +234,7 @@ def count_nonzero_dims(x: TensorSpec, dim: Sequence[int]) -> TensorSpec:
 
 
 @rule("equal")
-def compared_by_value(*specs: Any, **options: Any) -> Any:
+def compared_by_value(*specs: object, **options: object) -> Any:
     raise DataDependentOutputException(
         "the answer is a Python bool that depends on the values of the tensors"
     )
@@ -260,7 +263,7 @@ def var_dim(x: TensorSpec, dim: Dims, unbiased: bool = True, keepdim: bool = Fal
 
 @rule("var.correction", "std.correction")
 def var_correction(
-    x: TensorSpec, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
+    x: TensorSpec, dim: Dims = None, *, correction: object = None, keepdim: bool = False
 ) -> TensorSpec:
     return _variance("var/std", x, dim, keepdim)[0]
 
@@ -279,7 +282,7 @@ def var_mean_dim(
 
 @rule("var_mean.correction", "std_mean.correction")
 def var_mean_correction(
-    x: TensorSpec, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
+    x: TensorSpec, dim: Dims = None, *, correction: object = None, keepdim: bool = False
 ) -> tuple[TensorSpec, TensorSpec]:
     return _variance("var_mean/std_mean", x, dim, keepdim)
 
@@ -289,7 +292,7 @@ def var_mean_correction(
 
 @rule("linalg_vector_norm")
 def vector_norm(
-    x: TensorSpec, ord: Any = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None
+    x: TensorSpec, ord: Scalar = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None
 ) -> TensorSpec:
     check_any_dtype("vector_norm", x, ANY_COMPLEX_OR_FLOAT | FLOAT8)
     check_cpu_dtype("vector_norm", x, ANY_COMPLEX_OR_FLOAT)
@@ -304,37 +307,37 @@ def vector_norm(
     return x.like(reduced_shape_all(x, dim, keepdim), dtype=real_type(dtype or x.dtype))
 
 
-def _extreme_norm_exists(x: TensorSpec, order: Any, dim: Dims) -> None:
+def _extreme_norm_exists(x: TensorSpec, order: object, dim: Dims) -> None:
     dims = wrap_dims(dim, x.ndim) if dim else range(x.ndim)
     if any(x.shape and x.shape[d] == 0 for d in dims):
         raise ArgumentError(f"vector_norm: the norm of order {order} has no value for no elements of {x}")
 
 
-def _norm(x: TensorSpec, p: Any, dim: Dims, keepdim: bool, dtype: torch.dtype) -> TensorSpec:
+def _norm(x: TensorSpec, p: object, dim: Dims, keepdim: bool, dtype: torch.dtype) -> TensorSpec:
     if dtype.is_complex:
         raise DtypeError(f"norm: a norm of {x} is real, and can't have {dtype}")
     return vector_norm(x, 2 if p is None else p, dim, keepdim, dtype=dtype)
 
 
 @rule("norm.Scalar")
-def norm_all(x: TensorSpec, p: Any = 2) -> TensorSpec:
+def norm_all(x: TensorSpec, p: object = 2) -> TensorSpec:
     return vector_norm(x, p)
 
 
 @rule("norm.ScalarOpt_dim")
-def norm_dims(x: TensorSpec, p: Any, dim: Sequence[int], keepdim: bool = False) -> TensorSpec:
+def norm_dims(x: TensorSpec, p: object, dim: Sequence[int], keepdim: bool = False) -> TensorSpec:
     return vector_norm(x, 2 if p is None else p, dim, keepdim)
 
 
 @rule("norm.ScalarOpt_dim_dtype")
 def norm_dims_dtype(
-    x: TensorSpec, p: Any, dim: Sequence[int], keepdim: bool, *, dtype: torch.dtype
+    x: TensorSpec, p: object, dim: Sequence[int], keepdim: bool, *, dtype: torch.dtype
 ) -> TensorSpec:
     return _norm(x, p, dim, keepdim, dtype)
 
 
 @rule("norm.ScalarOpt_dtype")
-def norm_all_dtype(x: TensorSpec, p: Any, *, dtype: torch.dtype) -> TensorSpec:
+def norm_all_dtype(x: TensorSpec, p: object, *, dtype: torch.dtype) -> TensorSpec:
     return _norm(x, p, None, False, dtype)
 
 

@@ -56,7 +56,7 @@ def decompose_cov(
     return torch.true_divide(product, norm).squeeze()
 
 
-def _check_cov_weights(weights: Tensor, count: Any) -> None:
+def _check_cov_weights(weights: Tensor, count: object) -> None:
     if weights.dim() > 1 or weights.numel() != count:
         raise ShapeMismatch(f"cov: {count} observations need as many weights, got the shape {list(weights.shape)}")
     if count != 0:

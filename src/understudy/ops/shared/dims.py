@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from understudy.errors import ArgumentError, DimensionError, OperatorError, ShapeMismatch
 from understudy.spec import TensorSpec
 from understudy.spec.tensor_spec import Size
+
+if TYPE_CHECKING:
+    from understudy.shapes.node import SymNode
 
 MOST_DIMS = 64
 """Of a tensor that is reduced over a list of dimensions, which eager keeps as the bits of a number."""
@@ -56,7 +59,7 @@ def check_not_empty(what: str, spec: TensorSpec, dims: Sequence[int]) -> None:
             raise DimensionError(f"{what}: dimension {dim} of {spec} has no elements to choose from")
 
 
-def size_at(spec: TensorSpec, dim: int) -> Any:
+def size_at(spec: TensorSpec, dim: int) -> int | SymNode:
     """Size along a wrapped dimension; a 0-dim tensor counts as one of size 1."""
     return spec.shape[dim] if spec.shape else 1
 
@@ -65,16 +68,16 @@ def stride_at(spec: TensorSpec, dim: int) -> Any:
     return spec.stride[dim] if spec.shape else 1
 
 
-def replace_size(sizes: Sequence[Any], dim: int, size: Any) -> tuple[Any, ...]:
+def replace_size(sizes: Sequence[object], dim: int, size: object) -> tuple[object, ...]:
     """`sizes` with another value at `dim`."""
     return (*sizes[:dim], size, *sizes[dim + 1 :])
 
 
-def without(sizes: Sequence[Any], dim: int) -> tuple[Any, ...]:
+def without(sizes: Sequence[int | SymNode], dim: int) -> tuple[object, ...]:
     return (*sizes[:dim], *sizes[dim + 1 :])
 
 
-def with_inserted(sizes: Sequence[Any], dim: int, size: Any) -> tuple[Any, ...]:
+def with_inserted(sizes: Sequence[int | SymNode], dim: int, size: int | SymNode) -> tuple[int | SymNode, ...]:
     return (*sizes[:dim], size, *sizes[dim:])
 
 

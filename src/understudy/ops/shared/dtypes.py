@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from understudy.errors import ArgumentError, DtypeError
 from understudy.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from understudy.shapes.node import Scalar
 
 FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 COMPLEX = frozenset({torch.complex64, torch.complex128})
@@ -91,17 +94,17 @@ WITHOUT_INFINITY = FLOAT8 - {torch.float8_e5m2}
 HOLDS_ALL = {torch.bool: "all that is not 0 is true", torch.float8_e8m0fnu: "eager rounds numbers that it does not have"}
 
 
-def check_stored(what: str, number: Any, dtype: torch.dtype, device: torch.device) -> None:
+def check_stored(what: str, number: object, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse a number that a kernel could not store as this dtype. The meta device has none that would try."""
     if not is_stored(number, dtype, device):
         raise ArgumentError(f"{what}: {number} can't be stored in {dtype} without overflow")
 
 
-def is_stored(number: Any, dtype: torch.dtype, device: torch.device) -> bool:
+def is_stored(number: object, dtype: torch.dtype, device: torch.device) -> bool:
     return type(number) not in PLAIN_NUMBERS or device.type == "meta" or is_held(number, dtype)
 
 
-def check_made_tensor(what: str, number: Any, dtype: torch.dtype, device: torch.device) -> None:
+def check_made_tensor(what: str, number: Scalar | complex, dtype: torch.dtype, device: torch.device) -> None:
     """As above, for a tensor made of the number alone: the small floating-point dtypes are rounded to."""
     is_rounded = dtype in HALVES or dtype in FLOAT8
     check_stored(what, number, torch.float64 if is_rounded else dtype, device)

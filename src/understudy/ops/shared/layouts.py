@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +23,9 @@ from understudy.shapes.sizes import (
 from understudy.spec import Same, TensorSpec, channels_last_strides, contiguous_strides, same_shape
 from understudy.spec.alternatives import weakly
 from understudy.spec.strides import CHANNELS_LAST_ORDER
+
+if TYPE_CHECKING:
+    from understudy.shapes.node import SymNode
 
 CHANNELS_LAST_OF = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -59,7 +62,7 @@ def _is_surely_other(spec: TensorSpec, order: Sequence[int]) -> bool:
     return any(surely_less(spec.stride[dim], least) for dim, least in zip(order, ends, strict=False))
 
 
-def _ends(spec: TensorSpec, order: Sequence[int]) -> list[Any]:
+def _ends(spec: TensorSpec, order: Sequence[int]) -> list[int | SymNode]:
     """For each dimension, the stride that it has at least after those that are faster."""
     return [0, *(spec.shape[dim] * spec.stride[dim] for dim in order)]
 
@@ -68,7 +71,7 @@ def suggested_format(spec: TensorSpec) -> torch.memory_format:
     return CHANNELS_LAST_OF[spec.ndim] if looks_channels_last(spec) else torch.contiguous_format
 
 
-def suggested_strides(shape: Sequence[Any], model: TensorSpec) -> tuple[Any, ...]:
+def suggested_strides(shape: Sequence[Any], model: TensorSpec) -> tuple[object, ...]:
     """Strides for a new tensor of `shape` in the format that `model` seems to have."""
     if len(shape) == model.ndim and looks_channels_last(model):
         return channels_last_strides(shape)
@@ -215,7 +218,7 @@ def _strides_without_elements(shape: Size) -> Size:
     return tuple(reversed(strides))
 
 
-def _is_short_of(filled: Any, chunk: Any) -> bool:
+def _is_short_of(filled: int | SymNode, chunk: int | SymNode) -> bool:
     """Whether a chunk is not full yet. What only data knows is not, unless it can be seen: the shape is known to fit."""
     if lies_in_data(filled, chunk):
         return not surely_equal(filled, chunk)

@@ -1,7 +1,7 @@
 """Facts about operators that other rooms ask for, one module for each subject.
 
     writes       what a call writes to, and which memory it may write to
-    values       whether the values of results follow from those of inputs
+    values       whether the values of results follow from those of inputs; which arguments are indices
     ranges       between which numbers the values of results lie
     devices      which device a call happens on, which calls may mix devices
     rare_dtypes  dtypes that the CPU computes little with

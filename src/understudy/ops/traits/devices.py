@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from understudy.errors import FakeTensorDeviceMismatchError
+from understudy._torch import has_cpu_kernel
+from understudy.errors import DtypeError, FakeTensorDeviceMismatchError
 from understudy.ops.registry import Trait, record_of
 from understudy.ops.traits.writes import LISTS_OF_TENSORS
 from understudy.spec.call import Call
@@ -71,6 +72,15 @@ def device_of(call: Call) -> torch.device | None:
     return device
 
 
+def refuse_without_kernel(call: Call) -> None:
+    """Refuse CPU tensors for operators of torch's that only other devices have."""
+    inputs = call.inputs
+    if not inputs or not _is_ours(call) or has_cpu_kernel(call.op):
+        return
+    if all(spec.device.type == "cpu" and spec.layout is torch.strided for spec in inputs):
+        raise DtypeError(f"Could not run '{call.op.name()}' with arguments from the 'CPU' backend")
+
+
 def _joins_any(device: torch.device, shape: tuple[object, ...]) -> bool:
     return device.type == "cpu" and not shape
 
@@ -103,5 +113,5 @@ def _mismatch(call: Call, first: int, second: int) -> FakeTensorDeviceMismatchEr
         f"Expected all tensors to be on the same device, but found two devices in {call.op}: "
         f"{call.argument_of(first)} is on {a.device}, but {call.argument_of(second)} is on {b.device}"
     )
-    error.devices = (a.device, b.device)  # type: ignore[attr-defined]
+    error.devices = (a.device, b.device)
     return error

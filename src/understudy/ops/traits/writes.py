@@ -23,6 +23,25 @@ writes_apart.mark(
     "index_copy_", "index_put_", "index_reduce_", "scatter_.src", "scatter_.reduce", "scatter_add_", "scatter_reduce_.two",
 )  # fmt: skip
 
+trusts_arguments: Trait[str] = Trait("why its kernel must not be run on arguments that may not fit", of_packets=True)
+trusts_arguments.register(
+    "it reads and writes beyond parameters that are too short",
+    "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "_batch_norm_with_update",
+    "_batch_norm_no_update", "native_batch_norm_backward", "batch_norm_backward", "_batch_norm_impl_index", "batch_norm",
+    "_embedding_bag", "_embedding_bag_forward_only", "embedding_bag", "segment_reduce", "_segment_reduce_backward",
+    "_pdist_forward", "_pdist_backward", "ormqr", "linalg_householder_product", "_ctc_loss", "_ctc_loss_backward",
+    "native_layer_norm_backward", "native_group_norm_backward", "convolution_backward", "mkldnn_rnn_layer",
+)  # fmt: skip
+trusts_arguments.register(
+    "it swaps the rows that pivots name", "lu_unpack", "linalg_lu_solve", "linalg_ldl_solve", "lu_solve"
+)
+trusts_arguments.register(
+    "it writes where indices tell it to",
+    "max_unpool2d", "max_unpool3d", "max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward",
+    "fractional_max_pool2d_backward", "fractional_max_pool3d_backward", "adaptive_max_pool2d_backward",
+    "adaptive_max_pool3d_backward",
+)  # fmt: skip
+
 writes_in_order: Trait[bool] = Trait("refuses to write to memory that it reads in another order", of_packets=True)
 for _name in (
     "add addcdiv addcmul atan2 bernoulli bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor "
@@ -67,7 +86,7 @@ def counts_own_writes(op: OpOverload) -> bool:
     return record_of(op).packet.startswith(LISTS_OF_TENSORS)
 
 
-def is_pure(op: Any, args: Any, kwargs: Any) -> bool:
+def is_pure(op: OpOverload, args: tuple[object, ...], kwargs: object) -> bool:
     """Whether nothing but its result tells that a call was made."""
     return (
         isinstance(op, OpOverload)
@@ -86,14 +105,14 @@ def draws_numbers(op: OpOverload, args: Any, kwargs: Any) -> bool:
     return CHANCE not in _torch.argument_names(op) or _argument_named(op, CHANCE, args, kwargs) not in (None, 0)
 
 
-def _hidden_names(op: OpOverload, args: Any, kwargs: Any) -> tuple[str, ...]:
+def _hidden_names(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[str, ...]:
     hidden = hidden_writes.of(op)
     return hidden.written if hidden is not None and _argument_named(op, hidden.switch, args, kwargs) else ()
 
 
-def _argument_named(op: OpOverload, name: str, args: Any, kwargs: Any) -> Any:
+def _argument_named(op: OpOverload, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     return _argument(_torch.argument_names(op).index(name), name, args, kwargs)
 
 
-def _argument(position: int, name: str, args: Any, kwargs: Any) -> Any:
+def _argument(position: int, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     return args[position] if position < len(args) else kwargs.get(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,13 +31,16 @@ from understudy.shapes.sizes import (
 )
 from understudy.spec import TensorSpec, View, complex_type, real_type
 
+if TYPE_CHECKING:
+    from understudy.shapes.node import SymNode
+
 
 @rule("view", "_unsafe_view")
-def view(spec: TensorSpec, size: Sequence[Any]) -> View:
+def view(spec: TensorSpec, size: Sequence[int | SymNode]) -> View:
     return View(0, viewed_as(spec, complete_shape(spec, size)))
 
 
-def viewed_as(spec: TensorSpec, shape: tuple[Any, ...]) -> TensorSpec:
+def viewed_as(spec: TensorSpec, shape: tuple[object, ...]) -> TensorSpec:
     stride = view_strides(spec, shape)
     if stride is None:
         raise ShapeMismatch(
@@ -128,7 +131,7 @@ def unsqueeze(spec: TensorSpec, dim: int) -> View:
     return View(0, unsqueeze_spec(spec, dim))
 
 
-def select_spec(spec: TensorSpec, dim: int, index: Any) -> TensorSpec:
+def select_spec(spec: TensorSpec, dim: int, index: int | SymNode) -> TensorSpec:
     if not spec.shape:
         raise DimensionError(f"select: {spec} has no dimension to select from")
     dim = wrap_dim(dim, spec.ndim)
@@ -141,11 +144,11 @@ def select_spec(spec: TensorSpec, dim: int, index: Any) -> TensorSpec:
 
 
 @rule("select.int")
-def select(spec: TensorSpec, dim: int, index: Any) -> View:
+def select(spec: TensorSpec, dim: int, index: int | SymNode) -> View:
     return View(0, select_spec(spec, dim, index))
 
 
-def clamped_range(size: Any, start: Any, end: Any) -> tuple[Any, Any]:
+def clamped_range(size: Any, start: Any, end: Any) -> tuple[object, object]:
     """Start and end of a slice within 0…size, as Python's own slices clamp them."""
     start = 0 if start is None else start
     if lies_in_data(size, start, end):
@@ -168,7 +171,7 @@ def clamped_range(size: Any, start: Any, end: Any) -> tuple[Any, Any]:
     return start, end
 
 
-def _clamped_in_data(size: Any, start: Any, end: Any) -> tuple[Any, Any]:
+def _clamped_in_data(size: int | SymNode, start: int | SymNode, end: int | SymNode) -> tuple[object, object]:
     """The same, where nobody can say which of the numbers is the least."""
     start = smaller(larger(from_start(start, size), 0), size)
     if end is None or (type(end) is int and end == _TO_THE_END):
@@ -179,7 +182,7 @@ def _clamped_in_data(size: Any, start: Any, end: Any) -> tuple[Any, Any]:
 _TO_THE_END = 2**63 - 1
 
 
-def sliced_size(spec: TensorSpec, dim: int, start: Any, end: Any, step: Any) -> tuple[int, Any, Any]:
+def sliced_size(spec: TensorSpec, dim: int, start: Any, end: Any, step: int | SymNode) -> tuple[int, object, object]:
     """The wrapped dimension, the first index and the number of indices of a slice."""
     if not spec.shape:
         raise DimensionError(f"slice: {spec} has no dimension to slice")
@@ -202,11 +205,11 @@ def slice_spec(spec: TensorSpec, dim: int, start: Any, end: Any, step: Any) -> T
 
 
 @rule("slice.Tensor")
-def slice_(spec: TensorSpec, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> View:
+def slice_(spec: TensorSpec, dim: int = 0, start: object = None, end: object = None, step: object = 1) -> View:
     return View(0, slice_spec(spec, dim, start, end, step))
 
 
-def narrow_spec(spec: TensorSpec, dim: int, start: Any, length: Any) -> TensorSpec:
+def narrow_spec(spec: TensorSpec, dim: int, start: int | SymNode, length: int | SymNode) -> TensorSpec:
     """A slice whose range is known to be inside."""
     return spec.as_view(replace_size(spec.shape, dim, length), spec.stride, spec.offset + start * spec.stride[dim])
 
@@ -256,7 +259,9 @@ def diagonal_of(spec: TensorSpec, offset: int, dim1: int, dim2: int) -> TensorSp
     )
 
 
-def restride_spec(spec: TensorSpec, size: Sequence[Any], stride: Sequence[Any], offset: Any) -> TensorSpec:
+def restride_spec(
+    spec: TensorSpec, size: Sequence[int | SymNode], stride: Sequence[int | SymNode], offset: int | SymNode | None
+) -> TensorSpec:
     if len(size) != len(stride):
         raise ArgumentError(f"as_strided: {len(size)} sizes {list(size)} and {len(stride)} strides {list(stride)}")
     if any(s < 0 for s in size) or any(s < 0 for s in stride) or (offset is not None and offset < 0):
@@ -267,7 +272,10 @@ def restride_spec(spec: TensorSpec, size: Sequence[Any], stride: Sequence[Any], 
 
 
 @rule("as_strided")
-def as_strided(spec: TensorSpec, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None) -> View:
+def as_strided(
+    spec: TensorSpec, size: Sequence[int | SymNode], stride: Sequence[int | SymNode],
+    storage_offset: int | SymNode | None = None,
+) -> View:
     return View(0, restride_spec(spec, size, stride, storage_offset))
 
 
@@ -287,7 +295,7 @@ def unfold_spec(spec: TensorSpec, dimension: int, size: Any, step: Any) -> Tenso
 
 
 @rule("unfold")
-def unfold(spec: TensorSpec, dimension: int, size: Any, step: Any) -> View:
+def unfold(spec: TensorSpec, dimension: int, size: object, step: object) -> View:
     return View(0, unfold_spec(spec, dimension, size, step))
 
 

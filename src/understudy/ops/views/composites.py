@@ -219,7 +219,7 @@ COPIES: dict[str, Rule] = {
 
 
 def _copy_of(view_rule: Rule) -> Rule:
-    def view_copy(spec: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec | list[TensorSpec]:
+    def view_copy(spec: TensorSpec, *args: object, **kwargs: object) -> TensorSpec | list[TensorSpec]:
         answer = view_rule(_resolve_bits(spec), *args, **kwargs)
         if isinstance(answer, list):
             return [_fresh(view) for view in answer]
@@ -242,7 +242,7 @@ for _name, _view_rule in COPIES.items():
 
 
 @decomposition("reshape")
-def decompose_reshape(x: Tensor, shape: Sequence[Any]) -> Any:
+def decompose_reshape(x: Tensor, shape: Sequence[object]) -> torch.Tensor:
     """C++ asks size by size how the new dimensions fill the old ones, also where their products tell."""
     spec = spec_of(x)
     if spec is None or spec.layout is not torch.strided:
@@ -258,7 +258,7 @@ def decompose_reshape(x: Tensor, shape: Sequence[Any]) -> Any:
 
 
 @decomposition("flatten.using_ints")
-def decompose_flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Any:
+def decompose_flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> torch.Tensor:
     if x.dim() == 0:
         return NotImplemented
     start, end = wrap_dim(start_dim, x.dim()), wrap_dim(end_dim, x.dim())

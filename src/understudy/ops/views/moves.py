@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from understudy.errors import ArgumentError, DimensionError, DynamicOutputShapeException, ShapeMismatch
 from understudy.ops.registry import rule
@@ -15,9 +15,12 @@ from understudy.ops.views.split_and_join import join_specs
 from understudy.shapes.sizes import larger, smaller
 from understudy.spec import TensorSpec, View, preserved_copy
 
+if TYPE_CHECKING:
+    from understudy.shapes.node import SymNode
+
 
 @rule("repeat")
-def repeat(spec: TensorSpec, repeats: Sequence[Any]) -> TensorSpec:
+def repeat(spec: TensorSpec, repeats: Sequence[int | SymNode]) -> TensorSpec:
     if len(repeats) < spec.ndim:
         raise ShapeMismatch(f"repeat: {list(repeats)} has fewer entries than {spec} has dimensions")
     return _repeat_spec(spec, repeats)
@@ -28,7 +31,7 @@ def tile(spec: TensorSpec, dims: Sequence[Any]) -> TensorSpec:
     return _repeat_spec(spec, (*(1,) * (spec.ndim - len(dims)), *dims))
 
 
-def _repeat_spec(spec: TensorSpec, repeats: Sequence[Any]) -> TensorSpec:
+def _repeat_spec(spec: TensorSpec, repeats: Sequence[int | SymNode]) -> TensorSpec:
     if any(times < 0 for times in repeats):
         raise ArgumentError(f"repeat: {list(repeats)} has a negative entry")
     sizes = (*(1,) * (len(repeats) - spec.ndim), *spec.shape)
@@ -37,7 +40,7 @@ def _repeat_spec(spec: TensorSpec, repeats: Sequence[Any]) -> TensorSpec:
 
 @rule("repeat_interleave.self_int")
 def repeat_interleave(
-    spec: TensorSpec, repeats: Any, dim: int | None = None, *, output_size: Any = None
+    spec: TensorSpec, repeats: int | SymNode, dim: int | None = None, *, output_size: object = None
 ) -> TensorSpec:
     if repeats < 0:
         raise ArgumentError(f"repeat_interleave: repeats must not be negative, got {repeats}")
@@ -82,7 +85,7 @@ def repeat_interleave_tensor(
 
 
 @rule("roll")
-def roll(spec: TensorSpec, shifts: Any, dims: Any = ()) -> TensorSpec:
+def roll(spec: TensorSpec, shifts: object, dims: object = ()) -> TensorSpec:
     shift_list = shifts if isinstance(shifts, (list, tuple)) else (shifts,)
     dim_list = dims if isinstance(dims, (list, tuple)) else (dims,)
     if not shift_list:
@@ -100,7 +103,7 @@ def roll(spec: TensorSpec, shifts: Any, dims: Any = ()) -> TensorSpec:
     return rolled
 
 
-def _roll_spec(spec: TensorSpec, dim: int, shift: Any) -> TensorSpec:
+def _roll_spec(spec: TensorSpec, dim: int, shift: object) -> TensorSpec:
     """The CPU kernel cuts the tensor in two and joins the pieces, whose format the result takes."""
     if spec.device.type != "cpu":
         return spec.like()
@@ -144,7 +147,7 @@ def rot90(spec: TensorSpec, k: int = 1, dims: Sequence[int] = (0, 1)) -> TensorS
 
 
 @rule("tril", "triu")
-def triangle(spec: TensorSpec, diagonal: Any = 0) -> TensorSpec:
+def triangle(spec: TensorSpec, diagonal: object = 0) -> TensorSpec:
     if spec.ndim < 2:
         raise ShapeMismatch(f"tril and triu take at least 2 dimensions, {spec} has {spec.ndim}")
     check_cpu_dtype("tril and triu", spec, NUMBERS | BOOL | COMPLEX_HALF)

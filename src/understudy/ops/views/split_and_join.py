@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,10 +36,13 @@ from understudy.spec import (
 from understudy.spec.strides import CHANNELS_LAST_ORDER
 from understudy.spec.tensor_spec import Size
 
+if TYPE_CHECKING:
+    from understudy.shapes.node import SymNode
+
 Tensor = torch.Tensor
 aten = torch.ops.aten
 
-def pieces(spec: TensorSpec, dim: int, sizes: Sequence[Any]) -> list[View]:
+def pieces(spec: TensorSpec, dim: int, sizes: Sequence[int | SymNode]) -> list[View]:
     views, start = [], 0
     for size in sizes:
         views.append(View(0, narrow_spec(spec, dim, start, size)))
@@ -47,7 +50,7 @@ def pieces(spec: TensorSpec, dim: int, sizes: Sequence[Any]) -> list[View]:
     return views
 
 
-def equal_sizes(spec: TensorSpec, dim: int, split_size: Any) -> list[Any]:
+def equal_sizes(spec: TensorSpec, dim: int, split_size: int | SymNode) -> list[int | SymNode]:
     """Sizes of pieces of `split_size`, of which the last may be smaller."""
     length = spec.shape[dim]
     if split_size < 0:
@@ -73,7 +76,7 @@ def _count(length: Any, split_size: Any) -> int:
 
 
 @rule("split.Tensor", "unsafe_split.Tensor")
-def split(spec: TensorSpec, split_size: Any, dim: int = 0) -> list[View]:
+def split(spec: TensorSpec, split_size: int | SymNode, dim: int = 0) -> list[View]:
     if not spec.shape:
         raise ShapeMismatch(f"split: {spec} has no dimension to split")
     dim = wrap_dim(dim, spec.ndim)
@@ -81,7 +84,7 @@ def split(spec: TensorSpec, split_size: Any, dim: int = 0) -> list[View]:
 
 
 @rule("split_with_sizes", "split.sizes", "unsafe_split_with_sizes")
-def split_with_sizes(spec: TensorSpec, split_sizes: Sequence[Any], dim: int = 0) -> list[View]:
+def split_with_sizes(spec: TensorSpec, split_sizes: Sequence[int | SymNode], dim: int = 0) -> list[View]:
     if not spec.shape:
         raise ShapeMismatch(f"split_with_sizes: {spec} has no dimension to split")
     dim = wrap_dim(dim, spec.ndim)
@@ -131,7 +134,7 @@ def sections_of(spec: TensorSpec, sections: Any, dim: int) -> list[View]:
     return pieces(spec, dim, [smallest + 1 if i < larger else smallest for i in range(sections)])
 
 
-def cut_at(spec: TensorSpec, indices: Sequence[Any], dim: int) -> list[View]:
+def cut_at(spec: TensorSpec, indices: Sequence[object], dim: int) -> list[View]:
     if not spec.shape:
         raise ShapeMismatch(f"tensor_split: {spec} has no dimension to split")
     dim = wrap_dim(dim, spec.ndim)
@@ -143,12 +146,12 @@ def cut_at(spec: TensorSpec, indices: Sequence[Any], dim: int) -> list[View]:
 
 
 @rule("tensor_split.sections")
-def tensor_split_sections(spec: TensorSpec, sections: Any, dim: int = 0) -> list[View]:
+def tensor_split_sections(spec: TensorSpec, sections: object, dim: int = 0) -> list[View]:
     return sections_of(spec, sections, dim)
 
 
 @rule("tensor_split.indices")
-def tensor_split_indices(spec: TensorSpec, indices: Sequence[Any], dim: int = 0) -> list[View]:
+def tensor_split_indices(spec: TensorSpec, indices: Sequence[object], dim: int = 0) -> list[View]:
     return cut_at(spec, indices, dim)
 
 
@@ -168,7 +171,7 @@ def _named_split(name: str, dim: int, at_least: int) -> tuple[Rule, Rule]:
             raise ShapeMismatch(f"{name}: dimension {at} of {spec} can't be split into {sections} equal parts")
         return sections_of(spec, sections, at)
 
-    def split_at(spec: TensorSpec, indices: Sequence[Any]) -> list[View]:
+    def split_at(spec: TensorSpec, indices: Sequence[object]) -> list[View]:
         return cut_at(spec, indices, along(spec))
 
     return split_in_sections, split_at
@@ -226,7 +229,7 @@ def _check_joinable(first: TensorSpec, other: TensorSpec, position: int, dim: in
             )
 
 
-def _joined_strides(tensors: Sequence[TensorSpec], shape: tuple[Any, ...]) -> tuple[Any, ...]:
+def _joined_strides(tensors: Sequence[TensorSpec], shape: tuple[Any, ...]) -> tuple[object, ...]:
     """Channels-last if all of the tensors look like it, skipped ones included."""
     if len(shape) in (4, 5):
         ndim = len(shape)
@@ -235,7 +238,7 @@ def _joined_strides(tensors: Sequence[TensorSpec], shape: tuple[Any, ...]) -> tu
     return contiguous_strides(shape)
 
 
-def _has_to_be(shape: Sequence[Any], wanted: Sequence[Any]) -> bool:
+def _has_to_be(shape: Sequence[int | SymNode], wanted: Sequence[int | SymNode]) -> bool:
     return lies_in_data(*shape, *wanted) and len(shape) == len(wanted) and all(map(has_to_be, shape, wanted))
 
 
@@ -370,7 +373,7 @@ def _goes_row_major(spec: TensorSpec, shape: Size) -> bool:
 
 
 @batching_rule("cat")
-def batch_cat(keys: Any, tensors: Any, dim: int = 0) -> Any:
+def batch_cat(keys: object, tensors: list[torch.Tensor], dim: int = 0) -> object:
     level = BatchLevel()
     rank = max(tensor.dim() for tensor in tensors)
     dim = dim_behind_batch(dim, rank)
@@ -381,7 +384,7 @@ def batch_cat(keys: Any, tensors: Any, dim: int = 0) -> Any:
 
 
 @batching_rule("chunk")
-def batch_chunk(keys: Any, x: torch.Tensor, chunks: int, dim: int = 0) -> Any:
+def batch_chunk(keys: object, x: torch.Tensor, chunks: int, dim: int = 0) -> list[torch.Tensor]:
     level = BatchLevel()
     dim = dim_behind_batch(dim, x.dim())
     with level.below():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -37,12 +37,16 @@ from understudy.spec import (
     same_shape,
 )
 
+if TYPE_CHECKING:
+    from understudy.shapes.node import SymNode
+
 Function = Callable[..., Any]
 aten = torch.ops.aten
 
 @rule("slice_backward")
 def slice_backward(
-    grad_output: TensorSpec, input_sizes: Sequence[Any], dim: int, start: Any, end: Any, step: Any
+    grad_output: TensorSpec, input_sizes: Sequence[int | SymNode], dim: int, start: int | SymNode,
+    end: int | SymNode, step: int | SymNode,
 ) -> TensorSpec:
     result = grad_output.like(input_sizes)
     check_expandable(grad_output.shape, slice_spec(result, dim, start, end, step).shape, "slice_backward")
@@ -50,7 +54,9 @@ def slice_backward(
 
 
 @rule("select_backward")
-def select_backward(grad_output: TensorSpec, input_sizes: Sequence[Any], dim: int, index: Any) -> TensorSpec:
+def select_backward(
+    grad_output: TensorSpec, input_sizes: Sequence[int | SymNode], dim: int, index: int | SymNode
+) -> TensorSpec:
     result = grad_output.like(input_sizes)
     check_expandable(grad_output.shape, select_spec(result, dim, index).shape, "select_backward")
     return result
@@ -66,7 +72,7 @@ def diagonal_backward(
 
 
 @rule("unfold_backward")
-def unfold_backward(grad_in: TensorSpec, input_sizes: Sequence[Any], dim: int, size: Any, step: Any) -> TensorSpec:
+def unfold_backward(grad_in: TensorSpec, input_sizes: Sequence[Any], dim: int, size: object, step: object) -> TensorSpec:
     return grad_in.like(input_sizes)
 
 
@@ -85,14 +91,14 @@ def _check_source(what: str, src: TensorSpec, part: TensorSpec) -> None:
 
 @rule("slice_scatter")
 def slice_scatter(
-    spec: TensorSpec, src: TensorSpec, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+    spec: TensorSpec, src: TensorSpec, dim: int = 0, start: object = None, end: Any = None, step: object = 1
 ) -> TensorSpec:
     _check_source("slice_scatter", src, slice_spec(spec, dim, start, end, step))
     return copied_in_place(spec)
 
 
 @rule("select_scatter")
-def select_scatter(spec: TensorSpec, src: TensorSpec, dim: int, index: Any) -> TensorSpec:
+def select_scatter(spec: TensorSpec, src: TensorSpec, dim: int, index: int | SymNode) -> TensorSpec:
     _check_source("select_scatter", src, select_spec(spec, dim, index))
     return copied_in_place(spec)
 
@@ -136,7 +142,7 @@ def change_in_place(before: TensorSpec, after: TensorSpec) -> Same:
 
 
 def _in_place(view_rule: Rule) -> Rule:
-    def view_in_place(spec: TensorSpec, *args: Any, **kwargs: Any) -> Same:
+    def view_in_place(spec: TensorSpec, *args: object, **kwargs: object) -> Same:
         return change_in_place(spec, view_rule(spec, *args, **kwargs).spec)
 
     return view_in_place
@@ -151,7 +157,7 @@ def detach_(spec: TensorSpec) -> Same:
     return Same(0)
 
 
-def resize_spec(spec: TensorSpec, size: Sequence[Any], memory_format: torch.memory_format | None) -> TensorSpec:
+def resize_spec(spec: TensorSpec, size: Sequence[int | SymNode], memory_format: torch.memory_format | None) -> TensorSpec:
     """A tensor of the same shape keeps its strides; another shape, or a format, lays it out anew."""
     if any(s < 0 for s in size):
         raise ArgumentError(f"resize_: {list(size)} has a negative size")
@@ -163,7 +169,7 @@ def resize_spec(spec: TensorSpec, size: Sequence[Any], memory_format: torch.memo
 
 
 @rule("resize_")
-def resize_(spec: TensorSpec, size: Sequence[Any], *, memory_format: torch.memory_format | None = None) -> Same:
+def resize_(spec: TensorSpec, size: Sequence[int | SymNode], *, memory_format: torch.memory_format | None = None) -> Same:
     return change_in_place(spec, resize_spec(spec, size, memory_format))
 
 
@@ -190,8 +196,9 @@ def set_source(spec: TensorSpec, source: TensorSpec) -> Same:
 
 @batching_rule("slice_backward")
 def batch_slice_backward(
-    keys: Any, gradient: torch.Tensor, sizes: Any, dim: int, start: Any, end: Any, step: Any
-) -> Any:
+    keys: object, gradient: torch.Tensor, sizes: list[int | torch.SymInt], dim: int, start: int | SymNode,
+    end: int | SymNode, step: int | SymNode,
+) -> object:
     level = BatchLevel()
     dim = dim_behind_batch(dim, len(sizes))
     with level.below():

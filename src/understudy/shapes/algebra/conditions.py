@@ -324,7 +324,7 @@ def _intern(algebra: Algebra, kind: str, p: Integer, parts: tuple[Condition, ...
     return found
 
 
-def is_about_one(condition: Any) -> bool:
+def is_about_one(condition: object) -> bool:
     """Whether it says of a size that it is 1."""
     return isinstance(condition, Condition) and condition.kind == "eq" and constant_of(condition.expr) == -1
 

@@ -144,7 +144,7 @@ class TorchFacade:
         least = {symbol: self.facts.interval(symbol)[0] for symbol in self.births}
         return {self.to_sympy(symbol) for symbol, number in least.items() if number is not None and number >= 0}
 
-    def bind_symbols(self, placeholders: Any, *args: Any) -> dict[Any, int]:
+    def bind_symbols(self, placeholders: object, *args: object) -> dict[Any, int]:
         """What each symbol is for these inputs: in place of stand-ins, a graph's placeholders, or (None) the run's."""
         found = self.env.checks.bind_symbols(placeholders, *args)
         return {self.to_sympy(symbol): number for symbol, number in found.items()}
@@ -153,7 +153,7 @@ class TorchFacade:
         """Asked for by torch's passes, under this name."""
         return _torch.any_number()
 
-    def bound_sympy(self, expr: Any, size_oblivious: bool = False) -> Any:
+    def bound_sympy(self, expr: object, size_oblivious: bool = False) -> Any:
         """The least and the largest value of an expression, as torch's tools know ranges."""
         value = self.from_sympy(expr)
         low, high = self.facts.interval(value) if isinstance(value, (int, Expr)) else (None, None)
@@ -172,7 +172,7 @@ class TorchFacade:
         return found
 
     def produce_guards(
-        self, placeholders: Any = None, sources: Any = None, *args: Any, input_contexts: Any = None, **options: Any
+        self, placeholders: Any = None, sources: Any = None, *args: object, input_contexts: Any = None, **options: Any
     ) -> list[str]:
         """As above; with the contexts of the inputs, an error if the run has not kept what they ask for."""
         found = self.env.checks.produce_guards(placeholders, sources, **options)
@@ -185,7 +185,7 @@ class TorchFacade:
         return found
 
     def produce_guards_verbose(
-        self, placeholders: Any = None, sources: Any = None, *args: Any,
+        self, placeholders: Any = None, sources: Any = None, *args: object,
         langs: Sequence[str] = ("python", "verbose_python"), **options: Any,
     ) -> list[GuardWriters]:  # fmt: skip
         """The same for each of the languages; the verbose one has the lines of code that made them, as comments."""
@@ -195,7 +195,7 @@ class TorchFacade:
         commented = [f"{text}  # {r.why}" if r.why else text for text, r in zip(plain, required, strict=True)]
         return [GuardWriters(commented if lang == "verbose_python" else plain) for lang in langs]
 
-    def _choose_inputs(self, placeholders: Any, sources: Sequence[Any] | None) -> InputSizes:
+    def _choose_inputs(self, placeholders: object, sources: Sequence[object] | None) -> InputSizes:
         return self.env.inputs if placeholders is None else describe_inputs(list_placeholders(placeholders), sources)
 
     def get_pruned_guards(self, symints: Sequence[Any]) -> list[Guard]:
@@ -217,7 +217,7 @@ class TorchFacade:
             return condition
         return condition.substitute({symbol: self.facts.simplify(symbol) for symbol in condition.symbols})
 
-    def guard_or_defer_runtime_assert(self, expression: Any, message: str = "", fx_node: Any = None) -> bool:
+    def guard_or_defer_runtime_assert(self, expression: Any, message: str = "", fx_node: object = None) -> bool:
         """`torch._check` of a condition: a guard if there is an example, else a promise."""
         return self.decisions.expect(self.from_sympy(expression))
 
@@ -314,7 +314,7 @@ class TorchFacade:
         if compiler_max < MOST:
             self.decisions.expect(conditions.le(number, compiler_max))
 
-    def is_unbacked_symint(self, symbol: Any) -> bool:
+    def is_unbacked_symint(self, symbol: object) -> bool:
         return self.from_sympy(symbol) in self.births
 
     def _constrain_range_for_size(self, symbol: Any, min: int | None = None, max: int | None = None) -> None:
@@ -330,7 +330,7 @@ class TorchFacade:
         self.env.symbols.rename_unbacked(new, old)
 
 
-def is_trivial(condition: Any) -> bool:
+def is_trivial(condition: object) -> bool:
     """Whether a condition is decided, or no more than a range or the value of one symbol."""
     if isinstance(condition, bool):
         return True

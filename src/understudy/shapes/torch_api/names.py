@@ -154,7 +154,7 @@ def guard_size_oblivious(expr: bool | torch.SymBool) -> bool:
     return node.guard_bool("", 0) if answer is None else answer
 
 
-def _plain(value: Any, kind: type) -> Any:
+def _plain(value: object, kind: type) -> Any:
     if not isinstance(value, kind):
         raise TypeError(
             f"expected {kind.__name__} or the symbol of one, got {type(value).__name__}: {value!r}"
@@ -185,7 +185,7 @@ def constrain_range(a: int | torch.SymInt, *, min: int | None, max: int | None =
         raise ValueError(f"{a} is not in the range from {min} to {max}")
 
 
-def constrain_unify(a: Any, b: Any) -> None:
+def constrain_unify(a: object, b: object) -> None:
     """The two numbers are one. Where they depend on data, that is a promise; an error if they differ at hand."""
     same = a == b
     holds = expect_true(same) if isinstance(same, torch.SymBool) else same
@@ -193,7 +193,7 @@ def constrain_unify(a: Any, b: Any) -> None:
         raise SymbolMismatch(f"{a} and {b} are not the same")
 
 
-def check_consistent(new: Any, old: Any) -> None:
+def check_consistent(new: object, old: object) -> None:
     """Two tensors have the same sizes, or two numbers are one: as `constrain_unify`. Of anything else nothing is asked."""
     if isinstance(new, torch.Tensor):
         if not isinstance(old, torch.Tensor) or old.dim() != new.dim():
@@ -212,7 +212,7 @@ def is_symbolic(val: Any) -> bool:
     return isinstance(val, SYMBOLIC) and bool(val.node.is_symbolic())
 
 
-def is_nested_int(s: Any) -> bool:
+def is_nested_int(s: object) -> bool:
     """Whether this is the size of the rows of a jagged tensor, which is a number of its own kind."""
     return isinstance(s, torch.SymInt) and bool(s.node.is_nested_int())
 
@@ -238,13 +238,13 @@ def is_concrete_bool(a: bool | torch.SymBool) -> bool:
     return _is_concrete(a, bool, torch.SymBool)
 
 
-def _is_concrete(a: Any, kind: type, symbolic: type) -> bool:
+def _is_concrete(a: object, kind: type, symbolic: type) -> bool:
     if not isinstance(a, (kind, symbolic)):
         raise TypeError(f"expected {kind.__name__} or {symbolic.__name__}, got {type(a).__name__}")
     return has_static_value(a)
 
 
-def has_static_value(a: Any) -> bool:
+def has_static_value(a: object) -> bool:
     """Whether it is a plain number, or can be no other than one."""
     if not isinstance(a, SYMBOLIC):
         return True
@@ -261,12 +261,12 @@ def has_static_value(a: Any) -> bool:
     return low is not None and low == high
 
 
-def has_guarding_hint(a: Any) -> bool:
+def has_guarding_hint(a: object) -> bool:
     """Whether there is an example value to decide by."""
     return not isinstance(a, SYMBOLIC) or bool(a.node.has_hint())
 
 
-def guarding_hint_or_throw(a: Any) -> Any:
+def guarding_hint_or_throw(a: object) -> Any:
     """The example value, for a decision that the caller records; an error if only data tells."""
     node = a.node if isinstance(a, SYMBOLIC) else a
     return node.require_hint() if type(node) is SymNode else a
@@ -282,12 +282,12 @@ def optimization_hint(a: Any, fallback: int | None = None) -> Any:
 # --- combinations, without deciding ----------------------------------------------------------------------------------------
 
 
-def sym_and(x: Any, *others: Any) -> Any:
+def sym_and(x: object, *others: object) -> Any:
     """All of them, as one condition."""
     return reduce(operator.and_, others, x)
 
 
-def sym_or(x: Any, *others: Any) -> Any:
+def sym_or(x: object, *others: object) -> Any:
     """Any of them, as one condition."""
     return reduce(operator.or_, others, x)
 
@@ -297,7 +297,7 @@ def cast_symbool_to_symint_guardless(symbool: bool | torch.SymBool) -> int | tor
     return torch.sym_ite(symbool, 1, 0) if isinstance(symbool, torch.SymBool) else int(symbool)
 
 
-def sym_eq(x: Any, y: Any) -> Any:
+def sym_eq(x: object, y: object) -> Any:
     """Whether two sizes, or two sequences of them, are equal, as one condition."""
     if isinstance(x, (list, tuple)) and isinstance(y, (list, tuple)):
         return len(x) == len(y) and sym_and(True, *map(sym_eq, x, y))
@@ -314,7 +314,7 @@ OPERATORS_THAT_READ = (
 )  # fmt: skip
 
 
-def create_contiguous(shape: Sequence[Any]) -> list[Any]:
+def create_contiguous(shape: Sequence[object]) -> list[object]:
     """The strides of a tensor of this shape without gaps."""
     strides: list[Any] = [1]
     for size in reversed(shape[1:]):
@@ -330,10 +330,10 @@ def is_accessor_node(node: Any) -> bool:
     return is_method and isinstance(getattr(node.args[0], "meta", {}).get("example_value"), torch.Tensor)
 
 
-def canonicalize_bool_expr(expr: Any) -> Any:
+def canonicalize_bool_expr(expr: object) -> Any:
     """A condition in sympy's words, with one form for each: `<` or `<=`, positive terms on both sides, no common factor."""
     # why: sympy is slow, and only tools that have expressions of it want this
-    import sympy  # type: ignore[import-untyped]
+    import sympy
 
     if isinstance(expr, (sympy.And, sympy.Or, sympy.Not)):
         expr = sympy.to_cnf(expr)
@@ -359,7 +359,7 @@ class SymIntEqByExpr:
 
     __slots__ = ("val",)
 
-    def __init__(self, val: Any) -> None:
+    def __init__(self, val: object) -> None:
         self.val = val.node.expr if isinstance(val, torch.SymInt) else val
 
     def __repr__(self) -> str:
@@ -414,7 +414,7 @@ SYMPY_INTERP: dict[str, Any] = {
 """What the code of a guard may call, by name: `eval(code, SYMPY_INTERP, sizes)`."""
 
 
-def safe_expand(r: Any) -> Any:
+def safe_expand(r: object) -> Any:
     """A sympy expression with products of sums written out as sums of products; anything else as it is."""
     return r.expand() if is_sympy(r) and hasattr(r, "expand") else r
 

@@ -1,0 +1,92 @@
+"""export beside torch.export: training dialect, and core ATen after `run_decompositions`, static and dynamic.
+
+    python -m benchmarks.export [--quick] [--layers N]
+
+One process, processor time, the least of a few runs, models of `transformers` by turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import understudy
+from tests.exporting.models import small_model
+from tests.exporting.test_models import DYNAMIC, inputs_of
+
+MODELS = (
+    "llama", "gpt2", "bert", "distilbert", "roberta", "opt", "gpt_neox", "qwen2", "mistral", "phi", "t5", "vit", "bloom",
+    "mixtral",
+)  # fmt: skip
+
+
+def least(run: Callable[[], Any], repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.process_time()
+        run()
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+def measure(name: str, layers: int, repeats: int) -> dict[str, tuple[float, float]]:
+    """Title → seconds of torch and of ours."""
+    changes = {"vit": {"num_hidden_layers": layers}, "t5": {"num_layers": layers}, "gpt2": {"n_layer": layers}}
+    model: Any = small_model(name, **changes.get(name, {"num_hidden_layers": layers}))
+    inputs = inputs_of(model, 2, 8)
+    fixed = {} if "pixel_values" in inputs else {"use_cache": False}
+    varying = {0: DYNAMIC} if "pixel_values" in inputs else {0: DYNAMIC, 1: DYNAMIC}
+    dynamic = {**dict.fromkeys(inputs, varying), **dict.fromkeys(fixed)}
+    table = torch.export.default_decompositions()
+    found = {}
+    for title, shapes in (("static", None), ("dynamic", dynamic)):
+        kwargs = {**inputs, **fixed}
+
+        def theirs(decomposed: bool, kwargs: Any = kwargs, shapes: Any = shapes) -> Any:
+            program = torch.export.export(model, (), kwargs, dynamic_shapes=shapes, strict=False)
+            return program.run_decompositions() if decomposed else program
+
+        def ours(decomposed: bool, kwargs: Any = kwargs, shapes: Any = shapes) -> Any:
+            return understudy.export(model, (), kwargs, dynamic_shapes=shapes, decompositions=table if decomposed else None)
+
+        for dialect, decomposed in (("training", False), ("core ATen", True)):
+            try:
+                slow = least(functools.partial(theirs, decomposed), max(1, repeats // 2))
+            except Exception as error:  # torch's decomposition of some models raises
+                print(f"  torch: {name}, {title}, {dialect}: {type(error).__name__}")
+                continue
+            found[f"{dialect}, {title}"] = slow, least(functools.partial(ours, decomposed), repeats)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="three models, one run each")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("models", nargs="*")
+    options = parser.parse_args()
+    names = options.models or (MODELS[:3] if options.quick else MODELS)
+    ratios: dict[str, list[float]] = {}
+    for name in names:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = measure(name, options.layers, 1 if options.quick else 4)
+        shown = []
+        for title, (slow, quick) in found.items():
+            ratios.setdefault(title, []).append(slow / quick)
+            shown.append(f"{title}: {slow:.2f} s / {quick:.3f} s = {slow / quick:.1f}×")
+        print(f"{name:12} " + "; ".join(shown), flush=True)
+    for title, each in ratios.items():
+        mean = math.exp(sum(map(math.log, each)) / len(each))
+        print(f"{title:20} geometric mean {mean:.1f}×, least {min(each):.1f}×, {len(each)} models")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""What happens around a replayed plan, besides the making of tensors: checks of shared memory, counted writes.
+
+An effect is made once, with the plan, and run at every call, in order, before the results are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from understudy import _torch
+from understudy.errors import ArgumentError
+from understudy.infer.kernels import answer_for_shared, can_ask
+from understudy.ops.registry import record_of
+from understudy.ops.traits.values import IndexBound, bounds_of
+from understudy.ops.traits.writes import counts_own_writes, writes_apart, writes_in_order
+from understudy.shapes.node import SymNode
+from understudy.shapes.sizes import lies_in_data
+from understudy.spec import Changed, Outcomes, Same, TensorSpec, is_dense
+from understudy.spec.call import Call, flat
+from understudy.spec.error_context import with_line
+
+
+class Effect(Protocol):
+    """`inputs` are tensors with specs; `outcomes` those of the plan, in the terms of the mode that replays it."""
+
+    def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> Outcomes | None:
+        """What the call does in place of the plan's outcomes, if anything."""
+        ...
+
+
+def effects_of(call: Call, outcomes: Outcomes, written: tuple[int, ...]) -> tuple[Effect, ...]:
+    """What a call does besides making its results."""
+    effects: list[Effect] = []
+    if bounds := bounds_of(call):
+        effects.append(KnownIndices(call.op, bounds))
+    if not written:
+        return tuple(effects)
+    if writes_apart.of(call.op) is not None:
+        effects.append(MemoryApart(call.op, written))
+    if pairs := _pairs_in_order(call, outcomes, written):
+        effects.append(MemoryInOrder(call.op, pairs))
+    if len(call.inputs) > 1 and _torch.has_out_arguments(call.op) and can_ask(call) and not _has_symbols(call):
+        effects.append(SharedMemory(call, written))
+    if counts_own_writes(call.op) or isinstance(outcomes, Changed):
+        effects.append(CountedWrites(written))
+    return tuple(effects)
+
+
+@dataclass(frozen=True, slots=True)
+class CountedWrites:
+    """Writes whose versions C++ leaves to the kernel to count."""
+
+    written: tuple[int, ...]
+
+    def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> None:
+        tensors = [inputs[position] for position in self.written]
+        torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
+
+
+@dataclass(frozen=True, slots=True)
+class KnownIndices:
+    """Refuses indices whose values are determined, and lie beyond what they point into. Sizes that are symbols get a
+    guard."""
+
+    op: Any
+    bounds: tuple[IndexBound, ...]
+
+    def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> None:
+        for bound in self.bounds:
+            index = inputs[bound.index]
+            extremes = None if index._known is None else index.extreme_values(bound.ignored)
+            if extremes is None:
+                continue
+            least, most = extremes
+            size = bound.size(inputs[bound.target]._spec)
+            wraps_to = -size if bound.wraps else 0
+            wrong = most if not most < size else least if not least >= wraps_to else None
+            if wrong is not None:
+                reason = f"{self.op}: index {wrong} is out of bounds for a dimension of size {size}"
+                shown = ", ".join(str(tensor._spec) for tensor in inputs)
+                raise with_line(bound.error(reason), str(self.op), shown)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """Asks the real operator what it does if `out=` shares memory with what it reads: no rule tells."""
+
+    call: Call
+    written: tuple[int, ...]
+
+    def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> Outcomes | None:
+        storages = [_torch.storage_id(tensor) for tensor in inputs]
+        if any(storages.count(storages[position]) > 1 for position in self.written):
+            return answer_for_shared(self.call, inputs)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryApart:
+    """Refuses to write to memory that the same call reads. A tensor that is resized counts as it is afterwards."""
+
+    op: Any
+    written: tuple[int, ...]
+
+    def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> None:
+        specs = [tensor._spec for tensor in inputs]
+        for outcome in outcomes if isinstance(outcomes, tuple) else (outcomes,):
+            if isinstance(outcome, Same) and outcome.spec is not None:
+                specs[outcome.of] = outcome.spec
+        for target in self.written:
+            for read in range(len(inputs)):
+                if read in self.written or _torch.storage_id(inputs[read]) != _torch.storage_id(inputs[target]):
+                    continue
+                if inputs[read] is inputs[target] or _overlap(specs[read], specs[target]):
+                    reason = f"{self.op}: what is written to, {specs[target]}, shares memory with {specs[read]}"
+                    raise with_line(ArgumentError(reason), str(self.op), ", ".join(map(str, specs)))
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryInOrder:
+    """Refuses to write elements in one order that are read in another, as in `x.add_(x.t())`.
+
+    `pairs` are inputs, one written and one read, that would not be the same elements in the same order on one storage.
+    """
+
+    op: Any
+    pairs: tuple[tuple[int, int], ...]
+
+    def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> None:
+        for target, read in self.pairs:
+            written, other = inputs[target], inputs[read]
+            if _torch.storage_id(other) != _torch.storage_id(written):
+                continue
+            if other is written and is_resizing(outcomes):
+                what = f"{written._spec} is read and written, and does not have the shape of the result"
+            elif other is not written and are_out_of_order(other._spec, written._spec):
+                what = (
+                    f"some elements of what is written to, {written._spec}, and of {other._spec} are a single memory "
+                    "location; clone one of them first"
+                )
+            else:
+                continue
+            shown = ", ".join(str(tensor._spec) for tensor in inputs)
+            raise with_line(ArgumentError(f"{self.op}: {what}"), str(self.op), shown)
+
+
+def _pairs_in_order(call: Call, outcomes: Outcomes, written: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    is_elementwise_out = record_of(call.op).is_pointwise and "out" in call.kwargs
+    if writes_in_order.of(call.op) is None and not is_elementwise_out:
+        return ()
+    inputs = call.inputs
+    return tuple(
+        (target, read)
+        for target in written
+        for read in range(len(inputs))
+        if read != target and (is_resizing(outcomes) or _may_be_out_of_order(inputs[read], inputs[target]))
+    )
+
+
+def _may_be_out_of_order(a: TensorSpec, b: TensorSpec) -> bool:
+    """Of symbols, that is asked when they are on one storage: the answer makes guards."""
+    return a is not b if a.is_symbolic or b.is_symbolic else are_out_of_order(a, b)
+
+
+def _has_symbols(call: Call) -> bool:
+    """Whether numbers among its arguments are symbols: another capture that replays the plan has others."""
+    return bool(flat(SymNode, call.args, call.kwargs))
+
+
+def is_resizing(outcomes: Outcomes) -> bool:
+    return isinstance(outcomes, Same) and outcomes.spec is not None
+
+
+def are_out_of_order(a: TensorSpec, b: TensorSpec) -> bool:
+    """Whether two tensors on one storage share places in memory without being the same places in the same order.
+
+    Of tensors with gaps or overlaps of their own, eager does not try to find out.
+    """
+    if a is b or lies_in_data(*a.shape, *a.stride, a.offset, *b.shape, *b.stride, b.offset):
+        return False
+    if a.numel == 0 or b.numel == 0:
+        return False
+    if not all(spec.layout is torch.strided and is_dense(spec.shape, spec.stride) for spec in (a, b)):
+        return False
+    if _span(a) == _span(b):
+        return a.stride != b.stride
+    return _do_spans_meet(a, b)
+
+
+def _overlap(a: TensorSpec, b: TensorSpec) -> bool:
+    """Whether two dense tensors on one storage share a place in memory; of others, eager does not try to find out."""
+    if a.numel == 0 or b.numel == 0 or not all(is_dense(spec.shape, spec.stride) for spec in (a, b)):
+        return False
+    return _do_spans_meet(a, b)
+
+
+def _do_spans_meet(a: TensorSpec, b: TensorSpec) -> bool:
+    (a_first, a_end), (b_first, b_end) = _span(a), _span(b)
+    return bool(a_first < b_end and b_first < a_end)
+
+
+def _span(spec: TensorSpec) -> tuple[Any, Any]:
+    """The bytes of its storage that a dense tensor covers."""
+    return spec.offset * spec.itemsize, (spec.offset + spec.numel) * spec.itemsize

@@ -1,0 +1,169 @@
+"""Where answers come from, in order. The order is data: `SOURCES`.
+
+Each source takes a call and a stage, and returns outcomes, or `NotImplemented` if it does not know.
+A stage runs Python functions on stand-in tensors (the mode is one); that is how this layer can use
+decompositions and registered fakes without knowing tensors itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from understudy import _torch
+from understudy.errors import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+from understudy.infer.kernels import run_meta_kernel, run_real_kernel, with_fixed_sizes
+from understudy.ops.registry import record_of
+from understudy.ops.traits.writes import written_inputs
+from understudy.ops.variants import rule_of
+from understudy.spec import Changed, Same, TensorSpec, normal
+from understudy.spec.call import Call, flat
+
+FALLBACK_LIMIT = 64 << 20
+"""Bytes that the real kernel of an operator without any other source may be given."""
+
+
+class CompositeRunner(Protocol):
+    """Runs a function on stand-ins for the call's inputs, and says what it did."""
+
+    allow_fallback_kernels: bool
+
+    def perform(self, function: Callable[..., Any], call: Call) -> Any: ...
+
+
+Source = Callable[[Call, CompositeRunner], Any]
+
+
+def by_rule(call: Call, stage: CompositeRunner) -> Any:
+    rule = rule_of(call.op)
+    if rule is None or not all(spec.layout is torch.strided for spec in call.inputs):
+        return NotImplemented
+    answer = rule(*call.args, **call.kwargs)
+    return NotImplemented if answer is NotImplemented else normal(answer)
+
+
+def by_registered_fake(call: Call, stage: CompositeRunner) -> Any:
+    function = _torch.registered_fake(call.op)
+    return NotImplemented if function is None else stage.perform(function, call)
+
+
+RETURNING_WRITTEN = frozenset(
+    getattr(torch.Tag, name) for name in ("inplace", "out", "out_variant") if hasattr(torch.Tag, name)
+)
+
+
+def by_tag(call: Call, stage: CompositeRunner) -> Any:
+    """Custom operators whose tags say that they return what they write to, and nothing else."""
+    if record_of(call.op).is_builtin or RETURNING_WRITTEN.isdisjoint(call.op.tags):
+        return NotImplemented
+    written = written_inputs(call)
+    returns = len(call.op._schema.returns)
+    if not written or returns not in (0, len(written)):
+        return NotImplemented
+    same = tuple(Same(position) for position in written)
+    if not returns:
+        return Changed(same)
+    return same if returns > 1 else same[0]
+
+
+def is_sparse_call(call: Call) -> bool:
+    """Torch's meta kernels and decompositions know little of sparse layouts: the real kernel on zeros knows better."""
+    return any(spec.sparse is not None for spec in call.inputs)
+
+
+def by_refusal(call: Call, stage: CompositeRunner) -> Any:
+    """Operators whose answer is in the data, by their tags."""
+    tags = call.op.tags
+    if torch.Tag.data_dependent_output in tags:
+        raise DataDependentOutputException(
+            f"{call.op} is data-dependent: it reads values, and these tensors have none", func=call.op
+        )
+    if record_of(call.op).has_dynamic_shape:
+        raise DynamicOutputShapeException(
+            f"the size of what {call.op} returns depends on values, and these tensors have none", func=call.op
+        )
+    return NotImplemented
+
+
+def by_composite(call: Call, stage: CompositeRunner) -> Any:
+    """Operators that eager itself breaks up into others."""
+    if not _torch.has_composite_kernel(call.op):
+        return NotImplemented
+    return stage.perform(call.op.decompose, call)
+
+
+def by_meta_kernel(call: Call, stage: CompositeRunner) -> Any:
+    if is_sparse_call(call) or not _torch.has_meta_kernel(call.op):
+        return NotImplemented
+    return run_meta_kernel(call)
+
+
+def by_decomposition(call: Call, stage: CompositeRunner) -> Any:
+    function = None if is_sparse_call(call) else _torch.decomposition_of(call.op)
+    return NotImplemented if function is None else stage.perform(function, call)
+
+
+def by_fixed_sizes(call: Call, stage: CompositeRunner) -> Any:
+    """Kernels that can't take symbols: the sizes become what they are at hand, and the guards say so."""
+    if not any(spec.is_symbolic for spec in call.inputs):
+        return NotImplemented
+    fixed = with_fixed_sizes(call)
+    answer = by_meta_kernel(fixed, stage)
+    return by_real_kernel(fixed, stage) if answer is NotImplemented else answer
+
+
+def by_real_kernel(call: Call, stage: CompositeRunner) -> Any:
+    """The last resort: the real operator on zeros. Only where nothing can go wrong by it."""
+    op = call.op
+    if not stage.allow_fallback_kernels:
+        raise UnsupportedOperatorException(f"{op} has no rule, and allow_fallback_kernels is off", func=op)
+    if not _torch.is_builtin_namespace(op):
+        if _torch.returns_nothing(op) and _torch.is_mutable(op):
+            return normal(None)  # it writes to what it is given, and that is all
+        if (given := _torch.returned_arguments(op)) is not None:
+            return _arguments_given_back(call, given)
+        raise UnsupportedOperatorException(
+            f"nothing is known about what {op} returns: register it with "
+            f"torch.library.register_fake({op.name().split('.')[0]!r}) or understudy.rule({op.name()!r})",
+            func=op,
+        )
+    if torch.Tag.inplace_view in op.tags:
+        raise UnsupportedOperatorException(f"{op} changes metadata in place and has no rule", func=op)
+    size = sum(spec.numel * spec.itemsize for spec in call.inputs)
+    if size > FALLBACK_LIMIT:
+        raise UnsupportedOperatorException(
+            f"{op} has no rule, and running it for real on zeros would take {size / 2**20:,.0f} MiB "
+            f"(the limit is {FALLBACK_LIMIT >> 20} MiB)",
+            func=op,
+        )
+    return run_real_kernel(call)
+
+
+def _arguments_given_back(call: Call, names: list[str]) -> Any:
+    """What a schema says of an operator that returns what it writes to: `op(Tensor(a!) x) -> Tensor(a!)`."""
+    positions: dict[str, int] = {}
+    count = 0
+    for name, value in [*zip(_torch.argument_names(call.op), call.args, strict=False), *call.kwargs.items()]:
+        positions[name] = count
+        count += len(flat(TensorSpec, (value,), {}))
+    outcomes = tuple(Same(positions[name]) for name in names)
+    return outcomes[0] if len(outcomes) == 1 else outcomes
+
+
+SOURCES: tuple[Source, ...] = (
+    by_rule,
+    by_registered_fake,
+    by_tag,
+    by_refusal,
+    by_composite,
+    by_meta_kernel,
+    by_decomposition,
+    by_fixed_sizes,
+    by_real_kernel,
+)

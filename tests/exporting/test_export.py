@@ -1,0 +1,115 @@
+"""export against torch.export.export: the same signatures, and the numbers of the model itself at three sizes."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.export import ExportedProgram
+
+import understudy
+from tests.exporting.models import leaves_of
+from tests.exporting.programs import CASES, Case
+
+SIZES = ((4, 6), (3, 6), (7, 6))
+WRITING = ("CountsCalls", "AssignsBuffer", "BatchNormInTraining", "WritesInput", "KeyValueCache")
+"""Whose decomposed signatures are compared with torch's, which takes its time."""
+each_case = pytest.mark.parametrize("name", CASES)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def sizes_of(case: Case) -> tuple[tuple[int, int], ...]:
+    return SIZES if case.dynamic else SIZES[:1]
+
+
+def kinds(specs: Any) -> list[Any]:
+    return [(spec.kind, spec.target, type(spec.arg)) for spec in specs]
+
+
+def compare_signatures(ours: ExportedProgram, theirs: ExportedProgram) -> None:
+    assert kinds(ours.graph_signature.input_specs) == kinds(theirs.graph_signature.input_specs)
+    assert kinds(ours.graph_signature.output_specs) == kinds(theirs.graph_signature.output_specs)
+    names = [[spec.arg.name for spec in ep.graph_signature.input_specs] for ep in (ours, theirs)]
+    assert names[0] == names[1]
+    assert ours.call_spec.in_spec == theirs.call_spec.in_spec
+    assert ours.call_spec.out_spec == theirs.call_spec.out_spec
+    assert ours.state_dict.keys() == theirs.state_dict.keys()
+    assert ours.constants.keys() == theirs.constants.keys()
+    assert [entry.fqn for entry in ours.module_call_graph] == [entry.fqn for entry in theirs.module_call_graph]
+
+
+@each_case
+def test_training_dialect(name: str) -> None:
+    case = CASES[name]
+    torch.manual_seed(0)
+    model = case.make()
+    ours = understudy.export(model, case.inputs(*SIZES[0]), dynamic_shapes=case.dynamic)
+    ours.validate()
+    compare_signatures(ours, torch.export.export(model, case.inputs(*SIZES[0]), dynamic_shapes=case.dynamic))
+    fresh = copy.deepcopy(model)
+    for size in sizes_of(case):
+        program, inputs = understudy.export(
+            copy.deepcopy(fresh), case.inputs(*SIZES[0]), dynamic_shapes=case.dynamic
+        ).module(), case.inputs(*size)  # fmt: skip
+        eager = copy.deepcopy(fresh)
+        for _ in range(2):
+            given, wanted = copy.deepcopy(inputs), copy.deepcopy(inputs)
+            torch.testing.assert_close(leaves_of(program(*given)), leaves_of(eager(*wanted)), atol=0, rtol=0)
+            torch.testing.assert_close(leaves_of(given), leaves_of(wanted), atol=0, rtol=0)
+
+
+@each_case
+def test_decomposed_dialect(name: str) -> None:
+    case = CASES[name]
+    torch.manual_seed(0)
+    model = case.make()
+    table = torch.export.default_decompositions()
+    example = case.inputs(*SIZES[0])
+    direct = understudy.export(model, example, dynamic_shapes=case.dynamic, decompositions=table)
+    again = understudy.export(model, example, dynamic_shapes=case.dynamic).run_decompositions()
+    theirs = None
+    if name in WRITING:
+        theirs = torch.export.export(model, example, dynamic_shapes=case.dynamic).run_decompositions()
+    for ours in (direct, again):
+        ours.validate()
+        for node in ours.graph.nodes:
+            assert not (isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable), node
+        if theirs is not None:
+            assert kinds(ours.graph_signature.output_specs) == kinds(theirs.graph_signature.output_specs)
+            assert kinds(ours.graph_signature.input_specs) == kinds(theirs.graph_signature.input_specs)
+    for size in sizes_of(case):
+        eager, inputs = copy.deepcopy(model), case.inputs(*size)
+        programs = [copy.deepcopy(ep.module()) for ep in (direct, again)]
+        for _ in range(2):
+            wanted = copy.deepcopy(inputs)
+            expected = eager(*wanted)
+            for program in programs:
+                given = copy.deepcopy(inputs)
+                torch.testing.assert_close(leaves_of(program(*given)), leaves_of(expected), atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(leaves_of(given), leaves_of(wanted), atol=1e-5, rtol=1e-5)
+
+
+@each_case
+def test_saved_and_loaded(name: str) -> None:
+    case = CASES[name]
+    torch.manual_seed(0)
+    model = case.make()
+    ours = understudy.export(model, case.inputs(*SIZES[0]), dynamic_shapes=case.dynamic)
+    file = io.BytesIO()
+    torch.export.save(ours, file)
+    file.seek(0)
+    loaded = torch.export.load(file).module()
+    inputs = case.inputs(*sizes_of(case)[-1])
+    given, wanted = copy.deepcopy(inputs), copy.deepcopy(inputs)
+    torch.testing.assert_close(leaves_of(loaded(*given)), leaves_of(copy.deepcopy(model)(*wanted)), atol=0, rtol=0)

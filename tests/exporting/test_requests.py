@@ -1,0 +1,234 @@
+"""What is asked of an export, what it refuses, and the guards that it leaves in the program."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import understudy
+from understudy import ConstraintViolationError, check_inputs, dims, export, guards_of
+
+
+class Halves(nn.Module):
+    def forward(self, x: Any) -> Any:
+        if x.shape[0] % 2 != 0:
+            raise ValueError("odd")
+        return x.view(2, -1)
+
+
+class Sum(nn.Module):
+    def forward(self, x: Any, y: Any) -> Any:
+        return x + y
+
+
+class Fixes(nn.Module):
+    def forward(self, x: Any, y: Any) -> Any:
+        if x.shape[0] == 4:
+            x = x + 1
+        return x.sum() + (y * torch.ones(5)).sum()
+
+
+def test_all_requests_that_are_broken_are_listed_with_their_lines() -> None:
+    a, b = dims("a", "b")
+    with pytest.raises(ConstraintViolationError) as caught:
+        export(Fixes(), (torch.randn(4, 3), torch.randn(2, 5)), dynamic_shapes={"x": {0: a}, "y": {1: b}})
+    text = str(caught.value)
+    assert "2 of the dimensions that were asked to vary" in text
+    assert "x.size(0), asked to vary as a, is always 4" in text
+    assert "y.size(1), asked to vary as b, is always 5" in text
+    assert "if x.shape[0] == 4:" in text
+    assert "y * torch.ones(5)" in text
+    assert text.count("ways out:") == 2
+
+
+def test_two_names_that_must_be_equal() -> None:
+    a, b = dims("a", "b")
+    with pytest.raises(ConstraintViolationError, match="asked to vary as b, is always equal to a"):
+        export(Sum(), (torch.randn(4), torch.randn(4)), dynamic_shapes={"x": {0: a}, "y": {0: b}})
+
+
+def test_auto_may_be_fixed_and_related() -> None:
+    program = export(Fixes(), (torch.randn(4, 3), torch.randn(2, 5)), dynamic_shapes=({0: Dim.AUTO}, {1: Dim.AUTO}))
+    assert not program.range_constraints
+    export(Sum(), (torch.randn(4), torch.randn(4)), dynamic_shapes=({0: Dim.AUTO}, {0: Dim.AUTO}))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"x": {0: "n"}, "y": {0: "n"}},
+        {"x": dims("n"), "y": dims("n")},
+        ({0: Dim("n")}, {0: Dim("n")}),
+        [{0: Dim.DYNAMIC}, {0: Dim.DYNAMIC}],
+        {"x": (Dim.AUTO,), "y": [Dim.AUTO]},
+    ],
+)
+def test_forms_of_requests(asked: Any) -> None:
+    program = export(Sum(), (torch.randn(4), torch.randn(4)), dynamic_shapes=asked).module()
+    assert program(torch.ones(7), torch.ones(7)).shape == (7,)
+    with pytest.raises(AssertionError, match="Guard failed"):
+        program(torch.ones(7), torch.ones(6))
+
+
+def test_shapes_collection_and_additional_inputs() -> None:
+    x, y = torch.randn(4), torch.randn(4)
+    collection = torch.export.ShapesCollection()
+    collection[x], collection[y] = ({0: Dim("n")},) * 2
+    assert export(Sum(), (x, y), dynamic_shapes=collection).module()(torch.ones(9), torch.ones(9)).shape == (9,)
+    additional = torch.export.AdditionalInputs()
+    additional.add((torch.ones(6), torch.ones(6)))
+    assert export(Sum(), (x, y), dynamic_shapes=additional).module()(torch.ones(9), torch.ones(9)).shape == (9,)
+
+
+def test_keywords_and_numbers() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Any, *, times: int = 1) -> Any:
+            return x * times
+
+    program = export(Scaled(), (torch.ones(4),), {"times": 3}, dynamic_shapes={"x": None, "times": Dim.DYNAMIC}).module()
+    assert program(torch.ones(4), times=5).sum() == 20
+    fixed = export(Scaled(), (torch.ones(4),), {"times": 3}).module()
+    with pytest.raises(AssertionError, match="times == 3"):
+        fixed(torch.ones(4), times=5)
+
+
+def test_guards_have_lines_and_survive_saving() -> None:
+    n, m = dims("n", "m")
+    program = export(Halves(), (torch.randn(4, 6),), dynamic_shapes={"x": {0: n, 1: m}})
+    (guard,) = guards_of(program)
+    assert guard.condition == "x.size(0) % 2 == 0"
+    assert "if x.shape[0] % 2 != 0:" in guard.line
+    assert check_inputs(program, torch.randn(6, 5)) == []
+    (broken,) = check_inputs(program, torch.randn(3, 5))
+    assert "x.size(0) % 2 == 0" in broken
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    loaded = torch.export.load(file)
+    assert guards_of(loaded) == [guard]
+    for one in (program, loaded):
+        with pytest.raises(AssertionError, match=r"x.size\(0\) % 2 == 0.*because.*if x.shape\[0\] % 2 != 0"):
+            one.module()(torch.randn(3, 5))
+
+
+def test_a_size_of_one_that_the_program_asks_about() -> None:
+    class Asks(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * 2 if x.shape[0] == 1 else x * 3
+
+    strict = export(Asks(), (torch.ones(4),), dynamic_shapes=({0: "n"},))
+    assert [guard.condition for guard in guards_of(strict)] == ["x.size(0) != 1"]
+    assert guards_of(export(Asks(), (torch.ones(4),), dynamic_shapes=({0: "n"},), guard_zero_one=False)) == []
+    relu = export(nn.Linear(3, 3), (torch.ones(4, 3),), dynamic_shapes=({0: "n"},))
+    assert guards_of(relu) == []
+    assert relu.module()(torch.ones(1, 3)).shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "options", "text"),
+    [
+        (torch.sin, (torch.ones(2),), {}, "put the function into a module"),
+        (nn.ReLU(), [torch.ones(2)], {}, "args is a tuple"),
+        (nn.ReLU(), (torch.ones(2),), {"strict": True}, "TorchDynamo"),
+        (torch.jit.script(nn.ReLU()), (torch.ones(2),), {}, "ScriptModule"),
+    ],
+)
+def test_refused_arguments(model: Any, args: Any, options: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        export(model, args, **options)
+
+
+def test_an_output_of_an_unknown_class_is_refused() -> None:
+    class Holds(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return {1, 2}
+
+    with pytest.raises(RuntimeError, match="returns a set"):
+        export(Holds(), (torch.ones(2),))
+
+
+def test_a_write_to_a_constant_is_refused_in_a_functional_dialect() -> None:
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = torch.zeros(2)
+
+        def forward(self, x: Any) -> Any:
+            self.seen.add_(x)
+            return self.seen * 1
+
+    with pytest.raises(RuntimeError, match="writes to seen, which is neither an input nor a buffer"):
+        export(Writes(), (torch.ones(2),), decompositions=torch.export.default_decompositions())
+
+
+def test_composites_that_a_table_leaves_whole() -> None:
+    table = torch.export.default_decompositions()
+    del table[torch.ops.aten.linear.default]
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.GELU()), torch.randn(2, 3)
+    for program in (export(model, (x,), decompositions=table), export(model, (x,)).run_decompositions(table)):
+        targets = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+        assert "aten.linear.default" in targets
+        torch.testing.assert_close(program.module()(x), model(x))
+
+
+def test_signatures_of_modules_are_preserved() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 2)))
+    x = torch.randn(2, 3)
+    program = export(model, (x,), preserve_module_call_signature=("1",))
+    entry = next(entry for entry in program.module_call_graph if entry.fqn == "1")
+    assert entry.signature is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = torch.export.unflatten(program)
+    assert torch.equal(module(x), model(x))
+    assert torch.equal(module.get_submodule("1")(torch.ones(2, 4)), model[1](torch.ones(2, 4)))
+
+
+def test_a_model_on_stand_ins() -> None:
+    with understudy.FakeTensorMode():
+        model = nn.Linear(30_000, 30_000)
+        x = torch.randn(2, 30_000)
+    program = export(model, (x,))
+    program.validate()
+    assert [str(node.target) for node in program.graph.nodes if node.op == "call_function"] == ["aten.linear.default"]
+
+
+def test_libraries_are_told_that_this_is_an_export() -> None:
+    seen = []
+
+    class Asks(nn.Module):
+        def forward(self, x: Any) -> Any:
+            seen.append((torch.compiler.is_exporting(), torch.compiler.is_compiling()))
+            return x + 1
+
+    export(Asks(), (torch.ones(2),))
+    assert seen == [(True, True)]
+    assert not torch.compiler.is_exporting()
+    assert not torch.compiler.is_compiling()
+
+
+def test_acceleration_and_its_fallback() -> None:
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    with understudy.accelerate_export():
+        assert type(torch.export.export(model, (x,))).__module__.startswith("understudy")
+        assert type(torch.export.export(model, (x,), strict=True)) is torch.export.ExportedProgram
+    assert type(torch.export.export(model, (x,))) is torch.export.ExportedProgram
+
+    class Odd(nn.Module):
+        def forward(self, x: Any) -> Any:
+            if not isinstance(x, torch._subclasses.fake_tensor.FakeTensor) or type(x).__module__.startswith("understudy"):
+                raise NotImplementedError("not with these")
+            return x + 1
+
+    with (
+        understudy.accelerate_export(),
+        pytest.warns(understudy.AccelerationWarning, match="because NotImplementedError: not with these"),
+    ):
+        program = torch.export.export(Odd(), (x,))
+    assert type(program) is torch.export.ExportedProgram

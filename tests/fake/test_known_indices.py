@@ -1,0 +1,87 @@
+"""Indices whose values follow from the program are checked: out of range they are refused, of symbols they make guards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from understudy import FakeTensorMode
+from understudy.errors import DimensionError
+from understudy.shapes.env import ShapeEnv
+
+five = [5]
+OUT_OF_RANGE: dict[str, Callable[[], Any]] = {
+    "index": lambda: torch.ones(3)[torch.tensor(five)],
+    "list": lambda: torch.ones(3)[five],
+    "second dimension": lambda: torch.ones(9, 3)[:, five],
+    "negative": lambda: torch.ones(3)[torch.tensor([-4])],
+    "gather": lambda: torch.ones(3).gather(0, torch.tensor(five)),
+    "index_select": lambda: torch.ones(3).index_select(0, torch.tensor(five)),
+    "embedding": lambda: functional.embedding(torch.tensor(five), torch.ones(3, 2)),
+    "index_put": lambda: torch.ones(3).index_put_((torch.tensor(five),), torch.tensor(1.0)),
+    "take": lambda: torch.ones(3).take(torch.tensor(five)),
+    "scatter": lambda: torch.ones(3).scatter(0, torch.tensor(five), 1.0),
+    "index_add": lambda: torch.ones(3).index_add(0, torch.tensor(five), torch.ones(1)),
+    "index_fill": lambda: torch.ones(3).index_fill(0, torch.tensor(five), 1.0),
+    "cross_entropy": lambda: functional.cross_entropy(torch.ones(1, 3), torch.tensor(five)),
+}
+IN_RANGE: dict[str, Callable[[], Any]] = {
+    "negative": lambda: torch.ones(3)[torch.tensor([-3])],
+    "beside a mask": lambda: torch.ones(3, 9)[torch.tensor([2]), 8],
+    "ignored class": lambda: functional.cross_entropy(torch.ones(1, 3), torch.tensor([-100])),
+    "no index": lambda: torch.ones(3)[torch.tensor([], dtype=torch.int64)],
+    "index_fill from the end": lambda: torch.ones(3).index_fill(0, torch.tensor([-1]), 1.0),
+    "of a 0-dim tensor": lambda: torch.ones(()).index_select(0, torch.tensor([0])),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_out_of_range(name: str) -> None:
+    with pytest.raises((IndexError, RuntimeError)) as real:
+        OUT_OF_RANGE[name]()
+    with FakeTensorMode(), pytest.raises(real.type, match="out of bounds"):
+        OUT_OF_RANGE[name]()
+
+
+@pytest.mark.parametrize("name", IN_RANGE)
+def test_in_range(name: str) -> None:
+    shape = IN_RANGE[name]().shape
+    with FakeTensorMode():
+        assert IN_RANGE[name]().shape == shape
+
+
+def test_a_replayed_plan_is_checked() -> None:
+    with FakeTensorMode():
+        rows = torch.ones(3)
+        assert rows[torch.tensor([2])].shape == (1,)
+        with pytest.raises(DimensionError, match=r"index 3 is out of bounds for a dimension of size 3"):
+            rows[torch.tensor([3])]
+
+
+def test_indices_without_data_are_taken() -> None:
+    with FakeTensorMode():
+        assert torch.ones(3)[torch.randint(0, 9, (4,))].shape == (4,)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x[torch.tensor([2])],
+        lambda x: x[[0, 2]],
+        lambda x: x[torch.tensor([-3])],
+        lambda x: x.gather(0, torch.tensor([[2]])),
+        lambda x: x.index_select(0, torch.tensor([2])),
+        lambda x: functional.embedding(torch.tensor([2]), x),
+    ],
+)
+def test_symbolic_sizes_get_a_guard(call: Callable[[torch.Tensor], Any]) -> None:
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+    x = mode.from_tensor(torch.ones(4, 7), source="x")
+    with mode:
+        call(x)
+    assert [guard.text for guard in env.guards] == ["x_0 >= 3"]

@@ -1,0 +1,467 @@
+"""Random programs, held against real runs: with plain sizes, with symbolic ones, and captured.
+
+static     each step on stand-ins does what it does on real tensors: results, what they share memory with, inputs
+           afterwards, versions, `requires_grad`; or both refuse, by exceptions that the same `except` clause catches
+symbolic   the whole program with symbolic sizes: right at these sizes, and at others that the guards admit
+captured   the graph of the program computes the same numbers, at other sizes as well
+"""
+
+from __future__ import annotations
+
+import builtins
+import random
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.oracle import fx_run, symbolic
+from tests.oracle.cases import Case, duplicate, seed
+from tests.oracle.compare import differences, observe, tensors_in
+from tests.oracle.engines import is_data_dependent, new_mode
+from tests.oracle.gaps import DATA_DEPENDENT
+from tests.oracle.random_calls import UNSAFE, VALUES_FROM_NOWHERE, Program, Step, Vocabulary
+from tests.oracle.run import _said, _text
+from tests.oracle.streams import describe
+
+OTHER_SIZES = 2
+KINDS = ("static", "symbolic", "captured")
+
+OUTCOMES = {
+    "ok": "nobody can tell the runs apart",
+    "refused": "both raise, and the same `except` clause catches it",
+    "refused otherwise": "both raise, exceptions of different built-in classes",
+    "by values": "the real run raises because of values, which stand-ins do not have",
+    "by memory": "the real run has not enough memory",
+    "data-dependent": "the answer lies in the data, and the engine says so",
+    "other path": "C++ computes otherwise below a mode: real tensors below one that does nothing give what stand-ins give",
+    "mismatch": "both work, and what they did differs",
+    "error": "the real run works, the other one raises",
+    "refusal missed": "the real run raises, the other one works",
+    "unsound": "wrong at other sizes that the guards admit",
+    "wrong": "the graph computes something else",
+    "crash": "the process died in the run on stand-ins",
+}
+SILENT = ("mismatch", "unsound", "wrong", "crash")
+HANDLERS = (RuntimeError, NotImplementedError, IndexError, ValueError, TypeError, AttributeError, OverflowError)
+ABOUT_VALUES = ("is zero and using it on lu_solve", "INTERNAL ASSERT FAILED")
+"A matrix that is singular; and what eager itself calls a bug of its own."
+NO_MEMORY = ("DefaultCPUAllocator", "can't allocate memory", "not enough memory")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of one step."""
+
+    outcome: str
+    op: str
+    variant: str
+    edits: tuple[str, ...] = ()
+    cause: str = ""
+    detail: str = ""
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        return (self.outcome, self.op, self.cause)
+
+
+@dataclass
+class Tally:
+    """What came of many steps: counts, and examples of what is not as it should be."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    coverage: Counter[str] = field(default_factory=Counter)
+    "Of operators with their variants, dtypes and edits that ran in both."
+    groups: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    examples: dict[tuple[str, str, str], str] = field(default_factory=dict)
+
+    def add(self, finding: Finding, steps: int, where: str) -> None:
+        self.counts[finding.outcome] += steps
+        if finding.cause:
+            self.groups[finding.group] += 1
+            self.examples.setdefault(
+                finding.group, f"{where} {finding.variant} [{', '.join(finding.edits)}]\n      {finding.detail}"
+            )
+
+    def merge(self, other: Tally) -> None:
+        self.counts.update(other.counts)
+        self.coverage.update(other.coverage)
+        self.groups.update(other.groups)
+        for group, example in other.examples.items():
+            self.examples.setdefault(group, example)
+
+    @property
+    def steps(self) -> int:
+        return sum(self.counts.values())
+
+    def rates(self) -> dict[str, float]:
+        """How often stand-ins run where real tensors do and refuse where they do; and by the same built-in class."""
+        counts = self.counts
+        refused = counts["refused"] + counts["refused otherwise"]
+        unequal = counts["error"] + counts["refusal missed"]
+        decided = max(1, self.steps - counts["by values"] - counts["by memory"] - counts["data-dependent"])
+        return {
+            "refuse where eager refuses, and only there": 1 - unequal / decided,
+            "of these refusals by the same built-in class": counts["refused"] / max(1, refused),
+        }
+
+
+def run_programs(kind: str, vocabulary: Vocabulary, numbers: Sequence[int], announce: Callable[[int, bool], None]) -> Tally:
+    tally = Tally()
+    runner = {"static": run_static, "symbolic": run_symbolic, "captured": run_captured}[kind]
+    for number in numbers:
+        announce(number, False)
+        program = vocabulary.new_program(number)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for finding, steps in runner(program, lambda number=number: announce(number, True)):
+                tally.add(finding, steps, f"{vocabulary.seed}/{vocabulary.block}/{number}")
+                _cover(tally, finding)
+    return tally
+
+
+def _cover(tally: Tally, finding: Finding) -> None:
+    if finding.outcome in ("ok", "refused"):
+        said = "ran" if finding.outcome == "ok" else "refused"
+        tally.coverage[f"{said} {finding.op} {finding.variant}"] += 1
+        for edit in finding.edits:
+            words = edit.split()
+            tally.coverage[f"edit {' '.join(words[:1] if words[0] in ('number', 'size') else words)}"] += 1
+
+
+def real_steps(program: Program) -> Iterator[tuple[Step, Any, BaseException | None]]:
+    """The steps of the program, each run on real tensors: what it gave, or raised, which ends the program."""
+    while len(program.steps) < program.length:
+        step = program.next_step()
+        if step is None:
+            return
+        seed()
+        try:
+            result = step.run(program.real)
+        except Exception as error:
+            yield step, None, error
+            return
+        yield step, result, None
+        program.steps.append(step)
+        program.append_results(result, program.real)
+        if sum(t.numel() for t in tensors_in(program.real)) > 200_000:
+            return
+
+
+# --- static -----------------------------------------------------------------------------------------------------
+
+
+def run_static(program: Program, announce: Callable[[], None]) -> Iterator[tuple[Finding, int]]:
+    mode = new_mode("understudy")
+    fakes: list[Any] = []
+    for step, result, raised in real_steps(program):
+        announce()
+        while len(fakes) in program.inputs:
+            fakes.append(mode.from_tensor(program.inputs[len(fakes)]))
+        finding = _judge(step, program, fakes, mode, (result, raised))
+        yield finding, 1
+        if finding.outcome != "ok":
+            return
+
+
+def _judge(step: Step, program: Program, fakes: list[Any], mode: Any, real: tuple[Any, BaseException | None]) -> Finding:
+    result, raised = real
+    try:
+        seed()
+        with mode:
+            fake_result = step.run(fakes)
+    except Exception as error:
+        return _judge_error(step, error, raised)
+    if raised is not None:
+        return _judge_missed(step, program, raised)
+    found = _differences(result, fake_result, program.real, fakes)
+    if found and _is_other_path(step, program, fake_result, fakes):
+        return Finding("other path", step.op, step.variant, step.edits)
+    if found:
+        kinds = sorted({text.partition(":")[0].partition("[")[0] + text.partition(":")[0].rpartition("]")[2] for text in found})
+        detail = f"{shown(step, program.real)}\n      {'; '.join(found[:5])}"
+        return Finding("mismatch", step.op, step.variant, step.edits, ", ".join(kinds), detail)
+    Program.append_results(fake_result, fakes)
+    return Finding("ok", step.op, step.variant, step.edits)
+
+
+class Idle(TorchDispatchMode):
+    """A mode that does nothing, which C++ notices all the same."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def _is_other_path(step: Step, program: Program, fake_result: Any, fakes: list[Any]) -> bool:
+    """Whether a real run of the program below a mode that does nothing gives what stand-ins give."""
+    inputs = dict(zip(program.inputs, duplicate(list(program.inputs.values())), strict=True))
+    values: list[Any] = []
+    try:
+        for each in (*program.steps, step):
+            while len(values) in inputs:
+                tensor = inputs[len(values)]
+                values.append(tensor.data.requires_grad_(tensor.requires_grad))
+            seed()
+            with Idle():
+                result = each.run(values)
+            if each is not step:
+                Program.append_results(result, values)
+    except Exception:
+        return False
+    return len(values) == len(fakes) and not _differences(result, fake_result, values, fakes)
+
+
+def shown(step: Step, values: Sequence[Any]) -> str:
+    """The arguments of a step, for people."""
+    args, kwargs = step.filled(values)
+    return describe((*args, kwargs) if kwargs else args)[:400]
+
+
+def _differences(real: Any, fake: Any, real_values: list[Any], fake_values: list[Any]) -> list[str]:
+    zeros = [0] * len(real_values)
+    found = [str(each) for each in differences(observe(real, real_values, zeros), observe(fake, fake_values, zeros))]
+    if found:
+        return found
+    pairs = [
+        *((f"in[{i}]", a, b) for i, (a, b) in enumerate(zip(real_values, fake_values, strict=True))),
+        *((f"out[{i}]", a, b) for i, (a, b) in enumerate(zip(tensors_in(real), tensors_in(fake), strict=True))),
+    ]
+    for where, a, b in pairs:
+        if a.requires_grad != b.requires_grad:
+            found.append(f"{where}.requires_grad: real {a.requires_grad}, fake {b.requires_grad}")
+        if a._version != b._version:
+            found.append(f"{where}.version: real {a._version}, fake {b._version}")
+    return found
+
+
+def built_in_class(error: BaseException) -> type[BaseException]:
+    return next(cls for cls in type(error).__mro__ if vars(builtins).get(cls.__name__) is cls)
+
+
+def _judge_error(step: Step, error: BaseException, raised: BaseException | None) -> Finding:
+    if is_data_dependent(error) and step.op in DATA_DEPENDENT:
+        return Finding("data-dependent", step.op, step.variant, step.edits)
+    if raised is not None:
+        wanted = built_in_class(raised)
+        if isinstance(error, wanted):
+            return Finding("refused", step.op, step.variant, step.edits)
+        cause = f"{wanted.__name__}, not {type(error).__name__}: {_said(raised)[:90]}"
+        return Finding("refused otherwise", step.op, step.variant, step.edits, cause, f"{_text(raised)[:200]} / {_text(error)[:200]}")
+    return Finding("error", step.op, step.variant, step.edits, _said(error), _text(error))
+
+
+def _judge_missed(step: Step, program: Program, raised: BaseException) -> Finding:
+    if any(words in str(raised) for words in NO_MEMORY):
+        return Finding("by memory", step.op, step.variant, step.edits)
+    is_about_values = isinstance(raised, torch.linalg.LinAlgError) or any(words in str(raised) for words in ABOUT_VALUES)
+    if is_about_values or depends_on_values(step, program.real):
+        return Finding("by values", step.op, step.variant, step.edits)
+    detail = f"{shown(step, program.real)}\n      {_text(raised)[:300]}"
+    return Finding("refusal missed", step.op, step.variant, step.edits, _said(raised), detail)
+
+
+def depends_on_values(step: Step, values: Sequence[Any]) -> bool:
+    """Whether tensors of the same metadata with other values are taken."""
+    for fill in FILLS:
+        others = duplicate(list(values))
+        with torch.no_grad():
+            for other in tensors_in([others[number] for number in step.slots()]):
+                _refill(other, fill)
+        try:
+            seed()
+            step.run(others)
+        except Exception:
+            continue
+        return True
+    return False
+
+
+def _refill(tensor: torch.Tensor, fill: Callable[[torch.Tensor], None]) -> None:
+    storage = tensor.untyped_storage()
+    flat = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, (storage.nbytes() // tensor.element_size(),), (1,))
+    try:
+        fill(flat if fill is not _identity else tensor.detach())
+    except RuntimeError:  # a dtype that can't be filled so
+        flat.zero_()
+
+
+def _zeros(flat: torch.Tensor) -> None:
+    flat.zero_()
+
+
+def _ones(flat: torch.Tensor) -> None:
+    flat.fill_(1)
+
+
+def _identity(tensor: torch.Tensor) -> None:
+    tensor.zero_()
+    if tensor.ndim >= 2:
+        tensor.diagonal(dim1=-2, dim2=-1).fill_(1)
+
+
+def _distinct(flat: torch.Tensor) -> None:
+    flat.copy_(torch.linspace(0.1, 0.9, flat.numel()))
+
+
+FILLS = (_zeros, _ones, _identity, _distinct)
+
+
+# --- symbolic and captured: the whole program as one call -------------------------------------------------------
+
+
+class WholeProgram:
+    """A program as a function of its inputs."""
+
+    def __init__(self, steps: list[Step], inputs: dict[int, torch.Tensor], length: int) -> None:
+        self._steps = steps
+        self._inputs = {number: at for at, number in enumerate(inputs)}
+        self._length = length
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        values: list[Any] = []
+        results = []
+        for step in self._steps:
+            self._take_inputs(values, inputs)
+            result = step.run(values)
+            results.append(result)
+            Program.append_results(result, values)
+        return results, list(inputs)
+
+    def _take_inputs(self, values: list[Any], inputs: Sequence[torch.Tensor]) -> None:
+        while len(values) in self._inputs:
+            values.append(inputs[self._inputs[len(values)]])
+
+
+def whole_case(program: Program, step: Step | None = None) -> Case:
+    """The steps that a real run takes, and perhaps one that it refuses."""
+    steps = [*program.steps, step] if step is not None else list(program.steps)
+    name = " + ".join(each.op for each in steps)
+    inputs = dict(program.inputs)
+    if step is None:
+        used = max((number for each in steps for number in each.slots()), default=-1)
+        inputs = {number: tensor for number, tensor in inputs.items() if number <= used}
+    call = WholeProgram(steps, inputs, len(program.real))
+    return Case(name, "", "program", 0, call, tuple(inputs.values()), {})
+
+
+def run_symbolic(program: Program, announce: Callable[[], None]) -> Iterator[tuple[Finding, int]]:
+    refused: tuple[Step, BaseException] | None = None
+    for step, _, raised in real_steps(program):
+        if raised is not None:
+            refused = (step, raised)
+    if not any(tensor.numel() and tensor.ndim for tensor in program.inputs.values()):
+        return
+    announce()
+    settings = {"duck_shape": program.rng.random() < 0.3, "specialize_zero_one": program.rng.random() < 0.6}
+    if refused is not None:
+        yield _refused_with_symbols(program, *refused, settings), 1
+    elif program.steps:
+        yield _symbolic_finding(program, settings), len(program.steps)
+
+
+def _refused_with_symbols(program: Program, step: Step, raised: BaseException, settings: dict[str, bool]) -> Finding:
+    try:
+        symbolic.SymbolicRun(whole_case(program, step), **settings)
+    except Exception as error:
+        return _judge_error(step, error, raised)
+    return _judge_missed(step, program, raised)
+
+
+def _symbolic_finding(program: Program, settings: dict[str, bool]) -> Finding:
+    case = whole_case(program)
+    last = program.steps[-1]
+    edits = tuple(edit for step in program.steps for edit in step.edits)
+    seed()
+    real = symbolic.described(case.call(*duplicate(case.args)))
+    try:
+        run = symbolic.SymbolicRun(case, **settings)
+    except Exception as error:
+        if fx_run.decides_by_data(error):
+            return Finding("data-dependent", last.op, last.variant, edits)
+        return Finding("error", case.op, last.variant, edits, _said(error), _text(error))
+    said = symbolic.at(run.result, run.env.hints)
+    if said != real:
+        if said == _described_below_mode(case):
+            return Finding("other path", last.op, last.variant, edits)
+        return Finding("mismatch", case.op, last.variant, edits, "at the example's sizes", f"real {real}, symbolic {said}"[:700])
+    wrong = _wrong_elsewhere(run, program.rng) if _has_own_memory(case) else ""
+    if wrong:
+        return Finding("unsound", case.op, last.variant, edits, wrong.partition(":")[0], f"{wrong}; guards {list(run.env.guards)}"[:900])
+    return Finding("ok", last.op, last.variant, edits)
+
+
+def _described_below_mode(case: Case) -> Any:
+    seed()
+    with Idle():
+        return symbolic.described(case.call(*duplicate(case.args)))
+
+
+def _has_own_memory(case: Case) -> bool:
+    """Whether no two inputs share memory: then they can be made in other sizes."""
+    storages = {tensor.untyped_storage()._cdata for tensor in case.args}
+    return len(storages) == len(case.args) and not any(op in UNSAFE for op in case.op.split(" + "))
+
+
+def _wrong_elsewhere(run: symbolic.SymbolicRun, rng: random.Random) -> str:
+    """What is wrong at sizes that the guards admit, at up to two of them."""
+    tried = 0
+    for _ in range(24):
+        values = {symbol: rng.choice((run.env.hints[symbol], 0, 1, 2, 3, 5, 7)) for symbol in run.symbols}
+        sizes = symbolic._changed(run, values)
+        if not (symbolic.is_admissible(run, sizes) and symbolic.is_affordable(run, sizes)) or run.broken(sizes):
+            continue
+        said, inputs = symbolic.at(run.result, sizes), symbolic._shown(run, sizes)
+        try:
+            real = run.real_result(sizes)
+        except Exception as error:
+            if not _takes_other_values(run, sizes, error):
+                return f"refused elsewhere: at {inputs}: {_text(error)[:200]}"
+            continue
+        if said != real:
+            return f"another answer elsewhere: at {inputs}: real {real}, said {said}"
+        tried += 1
+        if tried == OTHER_SIZES:
+            break
+    return ""
+
+
+def _takes_other_values(run: symbolic.SymbolicRun, sizes: Any, error: Exception) -> bool:
+    if isinstance(error, torch.linalg.LinAlgError) or any(words in str(error) for words in NO_MEMORY):
+        return True
+    for fill in FILLS:
+        args, _ = run.real_inputs(sizes)
+        with torch.no_grad():
+            for tensor in args:
+                _refill(tensor, fill)
+        try:
+            seed()
+            run.case.call(*args)
+        except Exception:
+            continue
+        return True
+    return False
+
+
+def run_captured(program: Program, announce: Callable[[], None]) -> Iterator[tuple[Finding, int]]:
+    for _ in real_steps(program):
+        pass
+    if not program.steps:
+        return
+    announce()
+    case = whole_case(program)
+    last = program.steps[-1]
+    edits = tuple(edit for step in program.steps for edit in step.edits)
+    mode = program.rng.choice(("fake", "fake", "symbolic"))
+    foreseeable = not any(step.op in VALUES_FROM_NOWHERE for step in program.steps)
+    if not foreseeable:
+        return
+    verdict = fx_run.examine(case, "understudy", (mode,))[mode]
+    outcome = {"rounded": "ok", "refused": "ok"}.get(verdict.outcome, verdict.outcome)
+    if outcome in ("ok", "data-dependent"):
+        yield Finding(outcome, last.op, last.variant, edits), len(program.steps)
+    else:
+        yield Finding(outcome, case.op, f"{last.variant} {mode}", edits, verdict.cause, verdict.detail[:600]), len(program.steps)
