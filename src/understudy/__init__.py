@@ -17,6 +17,7 @@
     simulation/      hardware that is not here: simulate, the allocator, the catalogue of cards
     report/          rehearse: measurement of a program, and how it is shown
     cli/             the command `understudy`
+    pytest_plugin    the marker and the fixture `rehearse`
     fake_tensor, proxy_tensor, symbolic_shapes, fake_tensor_prop, meta_tracer
                      the names of torch's modules: a user changes one import line
 

@@ -83,8 +83,8 @@ def _read_marker(marker: pytest.Mark) -> dict[str, Any]:
 def _rehearse(function: Callable[..., object], args: Any, kwargs: dict[str, Any], settings: dict[str, Any]) -> Rehearsal:
     # why: this file is loaded with every run of pytest
     import understudy
-    from understudy.cli.reports import parse_size
-    from understudy.report.rehearsal import DOES_NOT_FIT, TIGHT
+    from understudy.cli.reports import parse_size  # why: as above
+    from understudy.report.rehearsal import DOES_NOT_FIT, TIGHT  # why: as above
 
     budget = None if settings.get("budget") is None else parse_size(str(settings["budget"]))
     more = {} if settings.get("options") is None else {"options": settings["options"]}

@@ -16,7 +16,15 @@ import pytest
 from tests.report.samples import make_rehearsal
 from understudy.cli import fixes, main
 from understudy.cli.changes import Change, apply_changes, find_changes, set_constant, write_patch
-from understudy.cli.rehearsals import Outcome, Progress, Variant, make_executor, mirror, rehearse_all
+from understudy.cli.rehearsals import (
+    Outcome,
+    Progress,
+    Variant,
+    make_executor,
+    mirror,
+    rehearse_all,
+    rehearse_variant,
+)
 from understudy.report.rehearsal import Rehearsal
 
 GiB = 1 << 30
@@ -161,6 +169,7 @@ def test_a_mirror_has_links_and_other_texts(tmp_path: Path) -> None:
     script = mirror(home / "train.py", {str(home / "package" / "model.py"): "changed"}, tmp_path / "mirror")
     assert script == tmp_path / "mirror" / "train.py"
     assert script.read_text() == "1"
+    assert not script.is_symlink()
     assert (script.parent / "package" / "model.py").read_text() == "changed"
     assert (script.parent / "package" / "inner" / "deep.py").read_text() == "3"
     assert (script.parent / "data.txt").read_text() == "data"
@@ -205,6 +214,25 @@ def test_a_cluster_loses_nothing_with_a_worker(tmp_path: Path) -> None:
         outcomes = dict(rehearse_all(variants, "t4", lambda: make_executor(2, cluster.scheduler_address), die_once))
     assert sorted(outcomes) == list(range(6))
     assert (tmp_path / "mark").exists()
+
+
+def test_a_variant_is_really_rehearsed(tmp_path: Path) -> None:
+    (tmp_path / "sizes.py").write_text("BATCH = 4096\n")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nfrom sizes import BATCH\nmodel = torch.nn.Linear(1024, 1024).cuda()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "model(torch.randn(BATCH, 1024, device='cuda')).sum().backward()\noptimizer.step()\n"
+    )
+    files = fixes.read_sources(str(script))
+    assert sorted(Path(name).name for name in files) == ["sizes.py", "train.py"]
+    halved = Variant(str(script), files=set_constant(files, "batch", 1024) or {})
+    broken = Variant(str(script), files={str(script): "raise ValueError('no')\n"})
+    full, small, failed = (rehearse_variant(variant, "t4") for variant in (Variant(str(script)), halved, broken))
+    assert full.fits and small.fits
+    assert full.needed - small.needed >= 2 * 3072 * 1024 * 4
+    assert failed.rehearsal is None and "ValueError: no" in failed.error
+    assert (tmp_path / "sizes.py").read_text() == "BATCH = 4096\n"
 
 
 # commands

@@ -113,8 +113,8 @@ def _show_model(options: argparse.Namespace, target: Target, given: list[InputSp
     # why: what is wrong with the words is said before torch is imported
     import torch
 
-    from understudy.cli.layer_table import fold_layers, measure_layers
-    from understudy.simulation.storages import ObservedMode
+    from understudy.cli.layer_table import fold_layers, measure_layers  # why: as above
+    from understudy.simulation.storages import ObservedMode  # why: as above
 
     mode = ObservedMode()
     program = load_target(target, mode)
@@ -242,9 +242,9 @@ def _check_model(options: argparse.Namespace, target: Target, given: list[InputS
     # why: what is wrong with the words is said before torch is imported
     import torch
 
-    from understudy.cli.layer_table import describe_tensor
-    from understudy.fake.mode import FakeTensorMode
-    from understudy.shapes.env import ShapeEnv
+    from understudy.cli.layer_table import describe_tensor  # why: as above
+    from understudy.fake.mode import FakeTensorMode  # why: as above
+    from understudy.shapes.env import ShapeEnv  # why: as above
 
     env = ShapeEnv()
     mode = FakeTensorMode(shape_env=env)
@@ -350,9 +350,9 @@ def _show_graph(options: argparse.Namespace, target: Target, given: list[InputSp
     # why: what is wrong with the words is said before torch is imported
     import torch
 
-    from understudy.capture.make_fx import make_fx
-    from understudy.fake.mode import FakeTensorMode
-    from understudy.shapes.env import ShapeEnv
+    from understudy.capture.make_fx import make_fx  # why: as above
+    from understudy.fake.mode import FakeTensorMode  # why: as above
+    from understudy.shapes.env import ShapeEnv  # why: as above
 
     mode = FakeTensorMode(shape_env=ShapeEnv())
     program = load_target(target, mode)

@@ -81,7 +81,8 @@ def rehearse_variant(variant: Variant, device: str | None) -> Outcome:
 def mirror(script: Path, files: Mapping[str, str], folder: Path) -> Path:
     """A folder of links to what is beside the script, with other texts for some files; the path of the script in it."""
     home = script.absolute().parent
-    changed = {}
+    # Python looks for modules beside the file that a link to a script leads to: the script itself is a copy.
+    changed = {(script.name,): script.read_text(encoding="utf-8")}
     for name, text in files.items():
         path = Path(name).absolute()
         if not path.is_relative_to(home):
@@ -96,7 +97,7 @@ def _mirror_folder(home: Path, changed: Mapping[tuple[str, ...], str], folder: P
     for entry in home.iterdir():
         inside = {parts[1:]: text for parts, text in changed.items() if parts[0] == entry.name}
         if () in inside:
-            (folder / entry.name).write_text(inside[()])
+            (folder / entry.name).write_text(inside[()], encoding="utf-8")
         elif inside:
             _mirror_folder(entry, inside, folder / entry.name)
         elif entry.name != "__pycache__":

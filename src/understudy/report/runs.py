@@ -95,7 +95,9 @@ class Recorder:
         self._stack.__exit__(*exception)
 
     def rehearsal(self) -> Rehearsal:
-        options = VerdictOptions(self.options.margin, self.options.budget)
+        # What was measured on the user's own card may widen the stated error, never narrow it.
+        measured = self.card.error if self.card is not None else None
+        options = VerdictOptions(max(self.options.margin, measured or 0.0), self.options.budget)
         if self.mode.answers is not None:
             self.facts.answers = [given.to_record() for given in self.mode.answers.given]
         if self.machine is not None:
