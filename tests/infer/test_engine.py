@@ -10,9 +10,8 @@ import torch
 
 import understudy
 from understudy import FakeTensorDeviceMismatchError, FakeTensorMode, UnsupportedOperatorException
-from understudy.infer.engine import infer
+from understudy.infer.engine import SOURCES, infer
 from understudy.infer.plan import FIRST_ITSELF, FIRST_VIEWED, ONE_DETERMINED, ONE_NEW
-from understudy.infer.engine import SOURCES
 from understudy.ops.traits.devices import device_of
 from understudy.spec import New, Same, TensorSpec, View
 from understudy.spec.call import Call

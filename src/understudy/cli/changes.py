@@ -112,10 +112,10 @@ def _switch_changes(source: _Source, arguments: tuple[str, ...]) -> Iterator[Cha
         action = _keywords(call).get("action")
         if not isinstance(action, ast.Constant) or action.value != "store_true":
             continue
-        for option in (part.value for part in call.args if isinstance(part, ast.Constant)):
-            rank = SWITCHES.get(_plain(str(option)))
+        for option in (part.value for part in call.args if isinstance(part, ast.Constant) and isinstance(part.value, str)):
+            rank = SWITCHES.get(_plain(option))
             if rank is not None and option not in arguments:
-                yield Change(f"its own {option}", source.place(call), rank, arguments=(str(option),))
+                yield Change(f"its own {option}", source.place(call), rank, arguments=(option,))
 
 
 def _argument_changes(arguments: tuple[str, ...]) -> Iterator[Change]:

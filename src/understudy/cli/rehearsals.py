@@ -82,7 +82,7 @@ def mirror(script: Path, files: Mapping[str, str], folder: Path) -> Path:
     """A folder of links to what is beside the script, with other texts for some files; the path of the script in it."""
     home = script.absolute().parent
     # Python looks for modules beside the file that a link to a script leads to: the script itself is a copy.
-    changed = {(script.name,): script.read_text(encoding="utf-8")}
+    changed: dict[tuple[str, ...], str] = {(script.name,): script.read_text(encoding="utf-8")}
     for name, text in files.items():
         path = Path(name).absolute()
         if not path.is_relative_to(home):

@@ -54,7 +54,7 @@ class TorchSymbols:
             return value
         if node.is_plain:
             return node.value
-        expression = node.shape_env.simplify(node.value)
+        expression: Any = node.shape_env.simplify(node.value)
         if isinstance(expression, (int, float, bool)):
             return expression
         if not hasattr(expression, "symbols") or self._env is None:

@@ -89,15 +89,14 @@ def move_dimensions(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: A
 
     Autograd makes a view of a subclass anew by the call that made it, on the tensor as it is by then: another part of it.
     """
-    fake = args[0]
+    fake, spec = args[0], args[0]._spec
     if not fake.requires_grad or fake._is_view() or not _torch.has_other_tensors(fake):
         return NotImplemented
-    view: Any
     for view in gc.get_objects():
         if type(view) is FakeTensor and view.requires_grad and view is not fake and view._base is fake:
-            reason = f"{func}: {fake._spec} has a view, {view._spec}, whose gradient would be that of other elements"
+            reason = f"{func}: {spec} has a view, {view._spec}, whose gradient would be that of other elements"
             raise with_line(
-                UnsupportedMutationAliasingException(reason), str(func), fake._spec,
+                UnsupportedMutationAliasingException(reason), str(func), spec,
                 "take the view afterwards, delete it before, or call the operator that gives a new tensor (x = x.t())",
             )  # fmt: skip
     return NotImplemented

@@ -256,14 +256,14 @@ def run_on_zeros_or_ones(call: Call, new_maker: Callable[[], Callable[[TensorSpe
     `new_maker`: what makes zeros for the specs of one run, in order.
     """
     try:
-        return run_on_zeros(call, new_maker())  # type: ignore[no-any-return]
+        return run_on_zeros(call, new_maker())
     except (*NOT_EAGERS, torch.linalg.LinAlgError):
         raise
     except BUILT_IN as error:
         refusal = error
     make = new_maker()
     try:
-        return run_on_zeros(call, lambda spec: _with_ones(make(spec)))  # type: ignore[no-any-return]
+        return run_on_zeros(call, lambda spec: _with_ones(make(spec)))
     except BUILT_IN:
         raise refusal from None
 
@@ -383,7 +383,8 @@ def raise_as(error: Exception, refusal: Exception, call: Call) -> NoReturn:
     built_in = next(kind for kind in BUILT_IN if isinstance(refusal, kind))
     if isinstance(ours, built_in):
         raise ours from error.__cause__
-    raise _class_of_both(type(ours), built_in)(ours.reason, func=ours.func) from error.__cause__
+    kind: Any = type(ours)
+    raise _class_of_both(kind, built_in)(ours.reason, func=ours.func) from error.__cause__
 
 
 @cache

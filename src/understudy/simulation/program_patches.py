@@ -167,7 +167,7 @@ def send_no_data(original: Function) -> Function:
 
 @patch("torch.nn.parallel.distributed.DistributedDataParallel.__init__", during=SIMULATION)
 def reduce_with_nobody(original: Function) -> Function:
-    """The reducer waits for the result of a collective, and the fake process group gives none: each bucket is its own sum."""
+    """The fake process group gives no result that the reducer could wait for: each bucket is its own sum."""
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
