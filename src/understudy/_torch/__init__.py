@@ -12,6 +12,9 @@ The rest of the library says `_torch.name`; which module here has the name is th
     identity     classes that are asked for by isinstance; sympy types of torch
 """
 
+import warnings as _warnings
+
+import torch as _pytorch
 from torch._C import DispatchKey as DispatchKey
 from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
@@ -31,3 +34,20 @@ from understudy._torch.identity import *
 from understudy._torch.modes import *
 from understudy._torch.schema import *
 from understudy._torch.tensors import *
+
+NEWEST_RELEASE = (2, 15)
+"""The newest release of torch that this package was written for."""
+
+
+def warn_of_newer_release(version: str) -> None:
+    major, minor = (int(part) for part in version.split(".")[:2])
+    if (major, minor) > NEWEST_RELEASE:
+        known = ".".join(map(str, NEWEST_RELEASE))
+        _warnings.warn(
+            f"torch {version} is newer than {known}, the newest release that this version of understudy knows: most things "
+            "will work; if something does not, look for a newer understudy",
+            stacklevel=2,
+        )
+
+
+warn_of_newer_release(_pytorch.__version__)

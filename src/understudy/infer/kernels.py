@@ -30,7 +30,7 @@ from understudy.ops.registry import record_of
 from understudy.ops.shared.dtypes import COMPLEX_HALF, FLOAT8, UNSIGNED
 from understudy.ops.traits.caching import uncacheable
 from understudy.ops.traits.devices import device_of
-from understudy.ops.traits.writes import trusts_arguments, written_inputs
+from understudy.ops.traits.writes import may_trust_arguments, written_inputs
 from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import Changed, New, Outcomes, Same, TensorSpec, Value, View
@@ -341,7 +341,7 @@ def can_ask(call: Call) -> bool:
     op = call.op
     if not _torch.is_builtin_namespace(op) or torch.Tag.inplace_view in op.tags or record_of(op).has_dynamic_shape:
         return False
-    if uncacheable.of(op) is not None or trusts_arguments.of(op) is not None:
+    if uncacheable.of(op) is not None or may_trust_arguments(op):
         return False
     inputs = call.inputs
     if any(spec.device.type != "cpu" or spec.layout is not torch.strided for spec in inputs) or _is_elsewhere(call):
