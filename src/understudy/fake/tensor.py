@@ -296,7 +296,7 @@ class FakeTensor(torch.Tensor):
         spec = self._spec
         if spec.is_symbolic or not 0 < spec.numel <= MOST_CHECKED or spec.dtype not in INDEX_DTYPES:
             return None
-        values = self.fake_mode.value_of(self)
+        values = self.fake_mode.value_at_hand(self)
         if values is None:
             return None
         with _torch.PastDispatch():

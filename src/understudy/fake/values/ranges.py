@@ -41,7 +41,7 @@ def _range_of_determined(fake: FakeTensor) -> ValueRange | None:
     is_real = spec.dtype.is_floating_point or spec.dtype is torch.bool or not spec.dtype.is_complex
     if fake._known is None or spec.is_symbolic or not is_real or not 0 < spec.numel <= MOST_COMPUTED:
         return None
-    value = fake.fake_mode.value_of(fake)
+    value = fake.fake_mode.value_at_hand(fake)
     if value is None:
         return None
     with _torch.PastDispatch():
