@@ -60,7 +60,7 @@ TESTS = """
 
 def test_marker_and_fixture(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TESTS)
-    result = pytester.runpytest_inprocess("-p", "understudy.pytest_plugin", "-p", "no:cacheprovider", "--strict-markers", "-rN")
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--strict-markers", "-rN")
     result.assert_outcomes(passed=5, failed=5)
     result.stdout.fnmatch_lines(
         [
@@ -76,7 +76,7 @@ def test_marker_and_fixture(pytester: pytest.Pytester) -> None:
 
 def test_a_wrong_marker_says_what_it_takes(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("import pytest\n@pytest.mark.rehearse(card='t4')\ndef test_it(): pass\n")
-    result = pytester.runpytest_inprocess("-p", "understudy.pytest_plugin", "-p", "no:cacheprovider")
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
     result.stdout.fnmatch_lines(["*the marker rehearse takes device, budget, strict, options, not card*"])
     assert result.ret != 0
 

@@ -70,9 +70,14 @@ def is_in_package() -> bool:
     return library is not None or (own is not None and is_installed(own.f_code.co_filename))
 
 
-@functools.lru_cache(maxsize=4096)
 def describe_line(file: str, number: int) -> str:
     """`train.py:88: y = x @ w`: the place, and the whole statement there."""
+    # Code that is no file (`<stdin>`, a doctest) may have the name of other code that ran before.
+    return _describe_line.__wrapped__(file, number) if file.startswith("<") else _describe_line(file, number)
+
+
+@functools.lru_cache(maxsize=4096)
+def _describe_line(file: str, number: int) -> str:
     source = statement_at(file, number)
     if is_installed(file):
         parts = file.split(os.sep)

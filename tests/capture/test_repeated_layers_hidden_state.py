@@ -40,18 +40,18 @@ OBJECT = torch.utils.data.TensorDataset(torch.zeros(1))
 @pytest.fixture(autouse=True)
 def everything_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
-    # torch's own testing module, which other tests import, forbids to set flags of cuDNN.
-    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
     dtype, filters, limit = torch.get_default_dtype(), warnings.filters[:], sys.getrecursionlimit()
     precision, benchmark = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
     collecting, digits, threads = gc.get_threshold(), decimal.getcontext().prec, torch.get_num_threads()
-    yield
+    # torch's own testing module, which other tests import, forbids to set flags of cuDNN.
+    with getattr(torch.backends, "__allow_nonbracketed_mutation")():
+        yield
+        torch.backends.cudnn.benchmark = benchmark
     begin_anew()
     torch.set_default_dtype(dtype)
     torch.set_float32_matmul_precision(precision)
     torch.set_num_threads(threads)
     torch.set_anomaly_enabled(False)
-    torch.backends.cudnn.benchmark = benchmark
     warnings.filters[:] = filters
     sys.setrecursionlimit(limit)
     gc.set_threshold(*collecting)

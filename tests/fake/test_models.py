@@ -137,9 +137,18 @@ def test_trained_on_cuda(name: str) -> None:
 def test_layers_that_are_skipped_by_chance_are_named() -> None:
     model_class, config_class, sizes, inputs = MODELS["bart"]
     with FakeTensorMode():
-        model = getattr(transformers, model_class)(getattr(transformers, config_class)(**sizes)).train()
+        settings = {**sizes, "encoder_layerdrop": 0.5}
+        model = getattr(transformers, model_class)(getattr(transformers, config_class)(**settings)).train()
         with pytest.raises(DataDependentOutputException, match="layerdrop"):
             model(**inputs("cpu"))
+
+
+def test_layers_that_are_never_skipped_need_no_data() -> None:
+    model_class, config_class, sizes, inputs = MODELS["bart"]
+    with FakeTensorMode():
+        settings = {**sizes, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
+        model = getattr(transformers, model_class)(getattr(transformers, config_class)(**settings)).train()
+        model(**inputs("cpu"))
 
 
 @pytest.mark.parametrize("name", ["llama", "vit", "t5"])

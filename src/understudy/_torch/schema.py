@@ -160,7 +160,9 @@ def written_arguments(op: OpOverload) -> tuple[tuple[int, str], ...]:
 
 @once_for_each_operator
 def has_cpu_kernel(op: OpOverload) -> bool:
-    return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU"))
+    """Also one that makes a sparse tensor of its strided parts: its kernel is registered for the sparse result."""
+    keys = ("CPU", "SparseCPU", "SparseCsrCPU")
+    return any(torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), key) for key in keys)
 
 
 @once_for_each_operator

@@ -204,3 +204,11 @@ def unflatten_wrapper(
     kind: type[torch.Tensor], parts: dict[str, Any], context: object, shape: Any, stride: Any
 ) -> torch.Tensor:
     return kind.__tensor_unflatten__(parts, context, shape, stride)
+
+
+def collect_device_constructors() -> None:
+    """`torch.device(...)` contexts look once which functions take a device, and keep that: it has to be before any of these
+    is patched."""
+    from torch.utils._device import _device_constructors  # why: only where a mode is active
+
+    _device_constructors()

@@ -420,8 +420,9 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     def value_at_hand(self, fake: FakeTensor) -> torch.Tensor | None:
         """As `value_of`, where reading it fixes no symbol: in a mode with symbols, of literals and filled tensors only."""
         record = fake._known
-        may_fix_symbols = self.shape_env is not None and record is not None and record.content is not None
-        return None if may_fix_symbols and record.content.depth else self.value_of(fake)
+        if record is None or record.content is None or (self.shape_env is not None and record.content.depth):
+            return None
+        return self.value_of(fake)
 
     def remember_literal(self, fake: FakeTensor, real: torch.Tensor) -> None:
         fake._known = DeterminedContents(LiteralStorage(real), literal=True)

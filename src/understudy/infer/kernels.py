@@ -117,14 +117,22 @@ NEEDS_INTEGERS = ("with symbolic sizes/strides", "only concrete integers", "call
 
 def with_fixed_sizes(call: Call) -> Call:
     """The call at the sizes at hand, which are assumed from now on."""
+    return _with_numbers(call, int)
 
-    def fix_sizes(spec: TensorSpec) -> TensorSpec:
+
+def with_sizes_at_hand(call: Call) -> Call:
+    """The call at the sizes at hand, of which nothing is assumed: for a question whose answer is not kept."""
+    return _with_numbers(call, _hint)
+
+
+def _with_numbers(call: Call, number: Callable[[Any], int]) -> Call:
+    def in_numbers(spec: TensorSpec) -> TensorSpec:
         if not spec.is_symbolic:
             return spec
-        return spec.as_view([int(size) for size in spec.shape], [int(step) for step in spec.stride], int(spec.offset))
+        return spec.as_view([number(n) for n in spec.shape], [number(n) for n in spec.stride], number(spec.offset))
 
-    args, kwargs = map_structure(fix_sizes, TensorSpec, (call.args, call.kwargs))
-    args, kwargs = map_structure(int, SymNode, (args, kwargs))
+    args, kwargs = map_structure(in_numbers, TensorSpec, (call.args, call.kwargs))
+    args, kwargs = map_structure(number, SymNode, (args, kwargs))
     return Call.of(call.op, args, kwargs)
 
 
@@ -225,13 +233,14 @@ def judge_refusal(call: Call, error: Exception) -> Outcomes:
     if isinstance(error, NOT_EAGERS) or _has_context(error) or not can_ask(call):
         raise error
     try:
-        answer = run_on_zeros_or_ones(with_fixed_sizes(call), lambda: strided_zeros)
+        answer = run_on_zeros_or_ones(with_sizes_at_hand(call), lambda: strided_zeros)
     except NOT_EAGERS:
         raise error from None
     except BUILT_IN as refusal:
         raise_as(error, refusal, call)
     if isinstance(answer, Value) and written_inputs(call):
         raise error  # it returns nothing that would tell what it wrote
+    with_fixed_sizes(call)
     return answer
 
 

@@ -199,6 +199,7 @@ def load_in_this_process(original: Function) -> Function:
 @patch("torch.asarray", "torch.as_tensor", during=ANY_MODE)
 def take_storages(original: Function) -> Function:
     """C++ asks a storage for its sizes inside of a mode; `safetensors` reads files by it."""
+    _torch.collect_device_constructors()
 
     @functools.wraps(original)
     def make(data: Any, *args: Any, **kwargs: Any) -> Any:

@@ -54,7 +54,8 @@ def _range_of_determined(fake: FakeTensor) -> ValueRange | None:
 
 
 def operand(fake: FakeTensor) -> Operand:
-    return Operand(range_of(fake), fake._spec, _torch.storage_id(fake))
+    storage = _torch.storage_id(fake) if fake._spec.layout is torch.strided else id(fake)
+    return Operand(range_of(fake), fake._spec, storage)
 
 
 def infer_ranges(func: Any, args: Any, kwargs: Any) -> tuple[ValueRange, ...] | ValueRange | None:

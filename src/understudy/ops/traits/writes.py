@@ -47,7 +47,8 @@ def may_trust_arguments(op: OpOverload) -> bool:
     """Whether its kernel may read or write beyond what it is given: it is known to, or only torch's own code calls it
     (private operators, gradients), which gives it what fits."""
     name = op.name().partition("::")[2].partition(".")[0]
-    return trusts_arguments.of(op) is not None or name.startswith(("_", "mkldnn")) or "backward" in name
+    is_private = name.startswith(("_", "mkldnn")) and not name.startswith("_foreach")
+    return is_private or "backward" in name or trusts_arguments.of(op) is not None
 
 
 writes_in_order: Trait[bool] = Trait("refuses to write to memory that it reads in another order", of_packets=True)
