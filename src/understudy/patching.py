@@ -245,7 +245,7 @@ class PatchEngine:
 
     def settle(self) -> None:
         """Bring all places to what the holds want now."""
-        wanted = self._wanted()
+        wanted = self._combine_holds()
         if wanted == self.active and self.is_settled:
             return
         if self.is_settled:
@@ -258,7 +258,7 @@ class PatchEngine:
         self.active = wanted
         self.is_settled = True
 
-    def _wanted(self) -> int:
+    def _combine_holds(self) -> int:
         wanted = 0
         for scopes in tuple(self.holds.values()):
             wanted |= scopes

@@ -62,10 +62,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
     original = pyfuncitem.obj
 
     @functools.wraps(original)
-    def rehearsed(*args: Any, **kwargs: Any) -> None:
+    def run_rehearsal(*args: Any, **kwargs: Any) -> None:
         _rehearse(original, args, kwargs, settings)
 
-    pyfuncitem.obj = rehearsed
+    pyfuncitem.obj = run_rehearsal
     try:
         yield
     finally:

@@ -292,23 +292,23 @@ def find_constants(source: _Source, name: str) -> Iterator[ast.Constant]:
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Assign):
             for target in node.targets:
-                yield from _assigned(target, node.value, wanted)
+                yield from _find_assigned(target, node.value, wanted)
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            yield from _assigned(node.target, node.value, wanted)
+            yield from _find_assigned(node.target, node.value, wanted)
         elif isinstance(node, ast.Call):
-            yield from _passed(node, wanted)
+            yield from _find_passed(node, wanted)
 
 
-def _assigned(target: ast.expr, value: ast.expr, wanted: str) -> Iterator[ast.Constant]:
+def _find_assigned(target: ast.expr, value: ast.expr, wanted: str) -> Iterator[ast.Constant]:
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
         for one, part in zip(target.elts, value.elts, strict=True):
-            yield from _assigned(one, part, wanted)
+            yield from _find_assigned(one, part, wanted)
     elif _is_named(last_name(target), wanted) and _is_integer(value):
         assert isinstance(value, ast.Constant)
         yield value
 
 
-def _passed(call: ast.Call, wanted: str) -> Iterator[ast.Constant]:
+def _find_passed(call: ast.Call, wanted: str) -> Iterator[ast.Constant]:
     words = _keywords(call)
     if last_name(call.func) == "add_argument":
         options = [part.value for part in call.args if isinstance(part, ast.Constant) and isinstance(part.value, str)]

@@ -47,14 +47,14 @@ def _device_row(card: Card) -> tuple[str, ...]:
         f"{'~' if card.context is None and card.outside else ''}{card.outside / GiB:.2f}",
         f"{card.capability[0]}.{card.capability[1]}" if card.capability else "-",
         str(card.multiprocessors or "-"),
-        _scaled(card.bandwidth, GB),
-        _scaled(card.throughput.get("float32"), TERA),
-        _scaled(card.throughput.get("bfloat16"), TERA),
-        _scaled(card.interconnect_bandwidth, GB),
+        _format_scaled(card.bandwidth, GB),
+        _format_scaled(card.throughput.get("float32"), TERA),
+        _format_scaled(card.throughput.get("bfloat16"), TERA),
+        _format_scaled(card.interconnect_bandwidth, GB),
     )
 
 
-def _scaled(figure: float | None, unit: int) -> str:
+def _format_scaled(figure: float | None, unit: int) -> str:
     if figure is None:
         return "-"
     return f"{figure / unit:,.0f}" if figure >= 100 * unit else f"{figure / unit:.1f}"

@@ -54,7 +54,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LayerRow:
     """A layer of the table, or several equal ones."""
 
     layer: Layer
@@ -177,13 +177,13 @@ def describe_tensor(tensor: Tensor) -> str:
 # rows
 
 
-def fold_layers(root: Layer, depth: int) -> list[Row]:
+def fold_layers(root: Layer, depth: int) -> list[LayerRow]:
     """The rows of the table, down to a depth: equal neighbours are one row."""
     return list(_rows(root, root.name, 0, depth, 1))
 
 
-def _rows(layer: Layer, label: str, level: int, depth: int, repeats: int) -> Iterator[Row]:
-    yield Row(layer, label, level, repeats)
+def _rows(layer: Layer, label: str, level: int, depth: int, repeats: int) -> Iterator[LayerRow]:
+    yield LayerRow(layer, label, level, repeats)
     if level >= depth:
         return
     children = layer.children

@@ -14,8 +14,8 @@ from understudy.cli.commands import Command
 from understudy.cli.tables import clean, format_count, format_size, print_table
 from understudy.cli.targets import (
     InputSpec,
-    Program,
-    Target,
+    LoadedModel,
+    ModelTarget,
     TargetError,
     call_with,
     choose_examples,
@@ -30,7 +30,7 @@ from understudy.errors import UnderstudyError
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-    from understudy.cli.layer_table import Layer, Row
+    from understudy.cli.layer_table import Layer, LayerRow
     from understudy.fake.mode import FakeTensorMode
     from understudy.shapes.env import ShapeEnv
 
@@ -51,14 +51,14 @@ def _add_target(parser: argparse.ArgumentParser, examples: str) -> None:
     parser.add_argument("--input", action="append", default=[], metavar="SPEC", help="an input, as `x: f32[batch, 3, 224]`")
 
 
-def _parse_words(options: argparse.Namespace) -> tuple[Target, list[InputSpec]]:
+def _parse_words(options: argparse.Namespace) -> tuple[ModelTarget, list[InputSpec]]:
     """Before torch is imported."""
     inputs = [parse_input(text) for text in options.input]
     choose_examples(inputs)
     return parse_target(options.target), inputs
 
 
-def _guarded(command: str, run: Callable[[], int]) -> int:
+def _run_guarded(command: str, run: Callable[[], int]) -> int:
     """What the user's own code raises is shown with its lines, without ours."""
     try:
         return run()
@@ -98,7 +98,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 def show_model(options: argparse.Namespace) -> int:
     target, given = _parse_words(options)
     columns = _parse_columns(options.columns)
-    return _guarded("model", lambda: _show_model(options, target, given, columns))
+    return _run_guarded("model", lambda: _show_model(options, target, given, columns))
 
 
 def _parse_columns(text: str | None) -> tuple[str, ...]:
@@ -109,7 +109,7 @@ def _parse_columns(text: str | None) -> tuple[str, ...]:
     return columns
 
 
-def _show_model(options: argparse.Namespace, target: Target, given: list[InputSpec], columns: Sequence[str]) -> int:
+def _show_model(options: argparse.Namespace, target: ModelTarget, given: list[InputSpec], columns: Sequence[str]) -> int:
     # why: what is wrong with the words is said before torch is imported
     import torch
 
@@ -155,35 +155,35 @@ def _make_values(mode: FakeTensorMode, inputs: Sequence[InputSpec]) -> list[Any]
         ]
 
 
-def _print_inputs(inputs: Sequence[InputSpec], program: Program, given: Sequence[InputSpec]) -> None:
+def _print_inputs(inputs: Sequence[InputSpec], program: LoadedModel, given: Sequence[InputSpec]) -> None:
     examples = choose_examples(inputs)
     sizes = ", ".join(f"{name}={size}" for name, size in examples.items())
     guessed = "" if given else f" (guessed from {program.origin})"
     print(clean(f"input: {'; '.join(map(str, inputs))}{f' with {sizes}' if sizes else ''}{guessed}"), end="\n\n")
 
 
-def _sorted_leaves(root: Layer, by: str, train: bool) -> list[Row]:
-    from understudy.cli.layer_table import Row  # why: it imports torch
+def _sorted_leaves(root: Layer, by: str, train: bool) -> list[LayerRow]:
+    from understudy.cli.layer_table import LayerRow  # why: it imports torch
 
     def size(layer: Layer) -> int:
         return {"params": layer.parameters, "macs": layer.macs}.get(by, _memory(layer, train))
 
     leaves = [layer for layer in root.walk() if not layer.children]
-    return [Row(layer, layer.path or layer.name, 0, 1) for layer in sorted(leaves, key=size, reverse=True)]
+    return [LayerRow(layer, layer.path or layer.name, 0, 1) for layer in sorted(leaves, key=size, reverse=True)]
 
 
 def _memory(layer: Layer, train: bool) -> int:
     return layer.saved_bytes if train else layer.output_bytes
 
 
-def _print_layers(rows: Sequence[Row], columns: Sequence[str], train: bool) -> None:
+def _print_layers(rows: Sequence[LayerRow], columns: Sequence[str], train: bool) -> None:
     titles = {"memory": "saved" if train else "output size", "params": "parameters", "macs": "MACs"}
     cells = [[_label(row), *(_cell(row.layer, column, train) for column in columns)] for row in rows]
     left = (True, *(column in ("input", "output") for column in columns))
     print_table(("layer", *(titles.get(column, column) for column in columns)), cells, left)
 
 
-def _label(row: Row) -> str:
+def _label(row: LayerRow) -> str:
     kind = row.layer.kind if row.label != row.layer.kind else ""
     times = f" x{row.repeats}" if row.repeats > 1 else ""
     return f"{'  ' * row.depth}{row.label}{f' ({kind}{times})' if kind or times else ''}"
@@ -235,10 +235,10 @@ Exit code 1: the model fails, or a size with a name is fixed to a number on the 
 
 def check_model(options: argparse.Namespace) -> int:
     target, given = _parse_words(options)
-    return _guarded("check", lambda: _check_model(options, target, given))
+    return _run_guarded("check", lambda: _check_model(options, target, given))
 
 
-def _check_model(options: argparse.Namespace, target: Target, given: list[InputSpec]) -> int:
+def _check_model(options: argparse.Namespace, target: ModelTarget, given: list[InputSpec]) -> int:
     # why: what is wrong with the words is said before torch is imported
     import torch
 
@@ -343,10 +343,10 @@ def show_graph(options: argparse.Namespace) -> int:
     target, given = _parse_words(options)
     if options.output and not Path(options.output).absolute().parent.is_dir():
         raise TargetError(f"{options.output}: there is no such folder")
-    return _guarded("graph", lambda: _show_graph(options, target, given))
+    return _run_guarded("graph", lambda: _show_graph(options, target, given))
 
 
-def _show_graph(options: argparse.Namespace, target: Target, given: list[InputSpec]) -> int:
+def _show_graph(options: argparse.Namespace, target: ModelTarget, given: list[InputSpec]) -> int:
     # why: what is wrong with the words is said before torch is imported
     import torch
 

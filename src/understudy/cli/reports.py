@@ -11,7 +11,7 @@ from understudy.cli.commands import Command
 from understudy.cli.tables import clean, print_table
 from understudy.errors import UnderstudyError
 from understudy.report.comparison import (
-    Comparison,
+    RehearsalComparison,
     compare,
     format_bytes,
     read_rehearsal,
@@ -114,7 +114,7 @@ def diff_rehearsals(options: argparse.Namespace) -> int:
     return GREW if has_grown or stopped_fitting else 0
 
 
-def _print_comparison(comparison: Comparison, top: int) -> None:
+def _print_comparison(comparison: RehearsalComparison, top: int) -> None:
     before, after = comparison.before, comparison.after
     if before.device.key != after.device.key:
         print(clean(f"Two devices: {before.device.name}, then {after.device.name}."))

@@ -112,7 +112,7 @@ def choose_examples(inputs: Sequence[InputSpec]) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ModelTarget:
     """A model by its place: a file or module and a name in it, with literal arguments; or a configuration file."""
 
     text: str
@@ -125,12 +125,12 @@ class Target:
     is_config: bool = False
 
 
-def parse_target(text: str) -> Target:
+def parse_target(text: str) -> ModelTarget:
     """Says what is missing without importing the program."""
     if text.endswith(".json") or os.path.isdir(text):
         path = os.path.join(text, "config.json") if os.path.isdir(text) else text
         _read_config(path)
-        return Target(text, file=path, is_config=True)
+        return ModelTarget(text, file=path, is_config=True)
     place, colon, call = text.partition(":") if not re.match(r"[A-Za-z]:[\\/]", text) else _split_drive(text)
     if not colon or not call:
         raise TargetError(f"a target is file.py:name, package.module:name or a config.json, not {text!r}")
@@ -138,14 +138,14 @@ def parse_target(text: str) -> Target:
     parts = (name, arguments, keywords, is_called)
     if place.endswith(".py"):
         _check_name(place, name)
-        return Target(text, place, "", *parts)
+        return ModelTarget(text, place, "", *parts)
     try:
         known = importlib.util.find_spec(place.partition(".")[0])
     except (ImportError, ValueError):
         known = None
     if known is None and not Path(place.partition(".")[0] + ".py").exists() and not Path(place.partition(".")[0]).is_dir():
         raise TargetError(f"no module is named {place!r}")
-    return Target(text, "", place, *parts)
+    return ModelTarget(text, "", place, *parts)
 
 
 def _split_drive(text: str) -> tuple[str, str, str]:
@@ -219,7 +219,7 @@ def _read_config(path: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class LoadedModel:
     """A model or function, and what its inputs are if nobody says. `origin` says where the guess is from."""
 
     function: Any
@@ -227,7 +227,7 @@ class Program:
     origin: str
 
 
-def load_target(target: Target, mode: FakeTensorMode) -> Program:
+def load_target(target: ModelTarget, mode: FakeTensorMode) -> LoadedModel:
     """Make the model with stand-ins for its parameters."""
     import torch  # why: words are parsed without it
 
@@ -243,7 +243,7 @@ def load_target(target: Target, mode: FakeTensorMode) -> Program:
     if not callable(made):
         raise TargetError(f"{target.text} is a {type(made).__name__}: neither a module nor a function")
     is_module = isinstance(made, torch.nn.Module)
-    return Program(made, _guess_inputs(made) if is_module else (), "the first layer")
+    return LoadedModel(made, _guess_inputs(made) if is_module else (), "the first layer")
 
 
 def _makes_a_model(found: Any) -> bool:
@@ -255,7 +255,7 @@ def _makes_a_model(found: Any) -> bool:
     return all(p.default is not p.empty or p.kind in open_ended or p.kind == p.KEYWORD_ONLY for p in parameters)
 
 
-def _find_object(target: Target) -> Any:
+def _find_object(target: ModelTarget) -> Any:
     if target.file:
         path = Path(target.file).resolve()
         if str(path.parent) not in sys.path:
@@ -284,7 +284,7 @@ def _find_object(target: Target) -> Any:
     return found
 
 
-def _load_config(path: str, mode: FakeTensorMode) -> Program:
+def _load_config(path: str, mode: FakeTensorMode) -> LoadedModel:
     try:
         import transformers  # why: only for its configurations
     except ImportError:
@@ -300,7 +300,7 @@ def _load_config(path: str, mode: FakeTensorMode) -> Program:
     make: Callable[..., Any] = getattr(transformers, names[0]) if names else transformers.AutoModel.from_config
     with mode:
         model = make(config)
-    return Program(model, _inputs_of_config(model, config), "the configuration")
+    return LoadedModel(model, _inputs_of_config(model, config), "the configuration")
 
 
 LENGTH = 128
@@ -350,7 +350,7 @@ def _guess_inputs(module: torch.nn.Module) -> tuple[InputSpec, ...]:
     return ()
 
 
-def choose_inputs(program: Program, given: Sequence[InputSpec], text: str) -> tuple[InputSpec, ...]:
+def choose_inputs(program: LoadedModel, given: Sequence[InputSpec], text: str) -> tuple[InputSpec, ...]:
     inputs = tuple(given) or program.inputs
     if not inputs:
         signature = inspect.signature(getattr(program.function, "forward", program.function))

@@ -231,7 +231,7 @@ def check_requests(env: ShapeEnv | None, inputs: Inputs) -> None:
             continue
         value = env.simplify(getattr(place.size, "value", place.size))
         if isinstance(value, int):
-            broken.append(_fixed(env, place, asked, value))
+            broken.append(_describe_fixed(env, place, asked, value))
         elif (name := _name_of(asked)) and (other := known.setdefault(value, name)) != name:
             broken.append(_equal(env, place, name, other))
     if broken:
@@ -247,7 +247,7 @@ def _name_of(asked: Any) -> str:
     return str(getattr(asked, "__name__", "") or "")
 
 
-def _fixed(env: ShapeEnv, place: Any, asked: Any, number: int) -> str:
+def _describe_fixed(env: ShapeEnv, place: Any, asked: Any, number: int) -> str:
     symbol = getattr(place.size, "value", place.size)
     line = next(
         (s.line or s.reason for s in env.specialisations if s.number == number and str(symbol) in (s.what, str(symbol))), ""

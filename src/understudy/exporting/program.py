@@ -2,7 +2,7 @@
 
     export              the function of the users
     Recording           the model, run once
-    Program             the exported program: torch's class, whose decompositions take our path
+    FunctionalProgram             the exported program: torch's class, whose decompositions take our path
     accelerate_export   `torch.export.export` and `torch.onnx.export` on our capture, for code that calls them
 """
 
@@ -230,12 +230,12 @@ class CallNotes:
     def enter(self, module: Any, args: Any, kwargs: Any) -> None:
         if self.in_spec is None:
             leaves, self.in_spec = _torch.tree_flatten((args, kwargs))
-            self.inputs = list(map(_recorded, leaves))
+            self.inputs = list(map(_node_of, leaves))
 
     def leave(self, module: Any, args: Any, kwargs: Any, result: Any) -> None:
         if self.out_spec is None:
             leaves, self.out_spec = _torch.tree_flatten(result)
-            self.outputs = list(map(_recorded, leaves))
+            self.outputs = list(map(_node_of, leaves))
 
     def signature(self) -> ModuleCallSignature:
         return ModuleCallSignature(
@@ -244,7 +244,7 @@ class CallNotes:
         )  # fmt: skip
 
 
-def _recorded(leaf: Any) -> Any:
+def _node_of(leaf: Any) -> Any:
     """The node of a value, while it is recorded; anything else as it is."""
     recorder = _torch.active_recorder()
     if recorder is not None and isinstance(leaf, (torch.Tensor, torch.SymInt)):
@@ -273,7 +273,7 @@ class Captured:
     is_training: bool
     is_grad_enabled: bool
 
-    def finish(self, example: tuple[Any, Any]) -> Program:
+    def finish(self, example: tuple[Any, Any]) -> FunctionalProgram:
         recording, module = self.recording, self.module
         state = recording.state
         inputs = list(zip(recording.inputs.names, recording.fakes, strict=True))
@@ -286,7 +286,7 @@ class Captured:
             signature = make_signature(module.graph, lifted, written)
             return self._program(lifted, signature, example)
 
-    def _program(self, lifted: Lifted, signature: Any, example: tuple[Any, Any]) -> Program:
+    def _program(self, lifted: Lifted, signature: Any, example: tuple[Any, Any]) -> FunctionalProgram:
         recording = self.recording
         vals = [node.meta.get("val") for node in self.module.graph.find_nodes(op="placeholder")]
         values = TorchValues()
@@ -294,7 +294,7 @@ class Captured:
         user_vals = vals[len(vals) - len(recording.fakes) :]
         guards = guard_code(env, user_vals, recording.inputs.paths, recording.guard_zero_one)
         convert_values(self.module, values)
-        return Program(
+        return FunctionalProgram(
             self.module, signature, state_dict=recording.state.state_dict(),
             range_constraints=_range_constraints(values, user_vals), module_call_graph=self._calls(), example_inputs=example,
             constants=lifted.constants, is_training=self.is_training, origin=Origin(recording.mode, vals, guards),
@@ -351,7 +351,7 @@ class Origin:
     guards: list[GuardRecord]
 
 
-class Program(ExportedProgram):
+class FunctionalProgram(ExportedProgram):
     """An exported program whose capture is known."""
 
     def __init__(
@@ -388,7 +388,7 @@ class Program(ExportedProgram):
         return self._origin.vals if names == [spec.arg.name for spec in self._graph_signature.input_specs] else None
 
 
-def _decompose(program: Program, vals: list[Any], table: Table) -> Program:
+def _decompose(program: FunctionalProgram, vals: list[Any], table: Table) -> FunctionalProgram:
     """The graph of a program, run once more on its stand-ins."""
     module, origin = program.graph_module, program._origin
     is_given = [isinstance(val, (torch.Tensor, torch.SymInt)) for val in vals]
@@ -414,7 +414,7 @@ def _decompose(program: Program, vals: list[Any], table: Table) -> Program:
         values = TorchValues()
         user_vals = [val for val, spec in zip(vals, signature.input_specs, strict=True) if spec.kind is InputKind.USER_INPUT]
         convert_values(made, values)
-    return Program(
+    return FunctionalProgram(
         made, new_signature, state_dict=program.state_dict, range_constraints=_range_constraints(values, user_vals),
         module_call_graph=copy.deepcopy(program.module_call_graph), example_inputs=program.example_inputs,
         constants=lifted.constants, is_training=False, origin=replace(origin, vals=vals),
@@ -458,7 +458,7 @@ def capture_quickly(original: Callable[..., Any]) -> Callable[..., Any]:
     """The export that was asked for, from our capture; where that fails, from torch's."""
 
     @functools.wraps(original)
-    def accelerated(mod: torch.nn.Module, args: Any, kwargs: Any = None, **options: Any) -> Any:
+    def export_faster(mod: torch.nn.Module, args: Any, kwargs: Any = None, **options: Any) -> Any:
         if not ACCELERATED.get() or options.get("strict"):
             return original(mod, args, kwargs, **options)
         token = ACCELERATED.set(False)
@@ -474,4 +474,4 @@ def capture_quickly(original: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             ACCELERATED.reset(token)
 
-    return accelerated
+    return export_faster

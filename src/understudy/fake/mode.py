@@ -24,7 +24,7 @@ from understudy.fake.templates import make_symbolic
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.tensor_calls import TENSOR_SOURCES
 from understudy.fake.values import data_dependent, determined, ranges
-from understudy.fake.values.answers import Answers, Policy, make_policy
+from understudy.fake.values.answers import AnswerPolicy, Answers, make_policy
 from understudy.fake.values.determined import DeterminedContents, LiteralStorage, StoragePart
 from understudy.fake.values.sizes_in_tensors import take_symbols
 from understudy.infer.cache import PLAIN_TYPES, Cache, DispatchCacheInfo, UnusualArgument, add_value
@@ -95,7 +95,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         static_shapes: bool | None = None,
         export: bool = False,
         crosscheck: bool = False,
-        answers: str | Policy = "error",
+        answers: str | AnswerPolicy = "error",
     ) -> None:
         if shape_env is not None and not isinstance(shape_env, ShapeEnv):
             kind = f"{type(shape_env).__module__}.{type(shape_env).__name__}"

@@ -45,7 +45,7 @@ def read_rehearsal(path: str | Path) -> Rehearsal:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Difference:
     name: str
     before: int
     after: int
@@ -57,15 +57,15 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RehearsalComparison:
     """`lines` are those that changed, the largest growth first."""
 
     before: Rehearsal
     after: Rehearsal
-    figures: tuple[Change, ...]
-    categories: tuple[Change, ...]
-    lines: tuple[Change, ...]
-    modules: tuple[Change, ...]
+    figures: tuple[Difference, ...]
+    categories: tuple[Difference, ...]
+    lines: tuple[Difference, ...]
+    modules: tuple[Difference, ...]
 
     @property
     def growth(self) -> int:
@@ -73,14 +73,14 @@ class Comparison:
         return self.after.peak.reserved_bytes - self.before.peak.reserved_bytes
 
 
-def compare(before: Rehearsal, after: Rehearsal) -> Comparison:
+def compare(before: Rehearsal, after: Rehearsal) -> RehearsalComparison:
     a, b = before.peak, after.peak
     figures = (
-        Change("reserved", a.reserved_bytes, b.reserved_bytes),
-        Change("allocated", a.allocated_bytes, b.allocated_bytes),
-        Change("fragmentation", a.fragmentation_bytes, b.fragmentation_bytes),
+        Difference("reserved", a.reserved_bytes, b.reserved_bytes),
+        Difference("allocated", a.allocated_bytes, b.allocated_bytes),
+        Difference("fragmentation", a.fragmentation_bytes, b.fragmentation_bytes),
     )
-    return Comparison(
+    return RehearsalComparison(
         before,
         after,
         figures,
@@ -90,19 +90,19 @@ def compare(before: Rehearsal, after: Rehearsal) -> Comparison:
     )
 
 
-def _changes(before: Mapping[str, int], after: Mapping[str, int], least: int = LEAST_CHANGE) -> tuple[Change, ...]:
-    found = [Change(name, before.get(name, 0), after.get(name, 0)) for name in {**before, **after}]
+def _changes(before: Mapping[str, int], after: Mapping[str, int], least: int = LEAST_CHANGE) -> tuple[Difference, ...]:
+    found = [Difference(name, before.get(name, 0), after.get(name, 0)) for name in {**before, **after}]
     return tuple(sorted((c for c in found if abs(c.growth) >= least), key=lambda c: -c.growth))
 
 
-def _line_changes(before: Rehearsal, after: Rehearsal) -> tuple[Change, ...]:
+def _line_changes(before: Rehearsal, after: Rehearsal) -> tuple[Difference, ...]:
     """Lines are matched by file and text, and equal ones by their order: an edit above them moves their numbers."""
     old, new = _lines_by_text(before.lines), _lines_by_text(after.lines)
     found = []
     for key in {**old, **new}:
         row = new.get(key) or old[key]
         before_bytes, after_bytes = (rows[key].bytes if key in rows else 0 for rows in (old, new))
-        found.append(Change(row.line, before_bytes, after_bytes, row.source))
+        found.append(Difference(row.line, before_bytes, after_bytes, row.source))
     return tuple(sorted((c for c in found if abs(c.growth) >= LEAST_CHANGE), key=lambda c: -c.growth))
 
 
@@ -121,7 +121,7 @@ def _lines_by_text(rows: Sequence[LineRow]) -> dict[tuple[str, str, int], LineRo
     return found
 
 
-def write_markdown(comparison: Comparison, most: int = 10) -> str:
+def write_markdown(comparison: RehearsalComparison, most: int = 10) -> str:
     before, after = comparison.before, comparison.after
     lines = [
         f"**{escape_markdown(after.headline)}**",
@@ -142,7 +142,7 @@ def write_markdown(comparison: Comparison, most: int = 10) -> str:
     return "\n".join(lines)
 
 
-def _markdown_row(change: Change) -> str:
+def _markdown_row(change: Difference) -> str:
     sizes = f"{format_bytes(change.before)} | {format_bytes(change.after)}"
     return f"| {escape_markdown(change.name.replace('_', ' '))} | {sizes} | {signed_bytes(change.growth)} |"
 

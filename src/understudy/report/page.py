@@ -55,7 +55,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class AliveRow:
     """Memory at the peak: names from the outermost to the innermost."""
 
     path: tuple[str, ...]
@@ -63,7 +63,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     cells: tuple[Cell, ...]
     depth: int = 0
     is_folded: bool = False
@@ -75,7 +75,7 @@ class Table:
 
     title: str
     columns: tuple[tuple[str, Kind], ...]
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Page:
     categories: Sequence[str] = ()
     samples: Sequence[Sample] = ()
     blocks: Iterable[Block] = ()
-    holders: Mapping[str, Sequence[Holder]] = field(default_factory=dict)
+    holders: Mapping[str, Sequence[AliveRow]] = field(default_factory=dict)
     """What holds the memory at the peak, in several orders: each is a flame graph."""
     marks: Sequence[tuple[int, str]] = ()
     peak: int = 0
@@ -171,7 +171,7 @@ def _block_records(blocks: Iterable[Block], kept: Sequence[int], names: _Names) 
     return [[start, end, size, cat, names.number(mod), names.number(line)] for (start, end, cat, mod, line), size in largest]
 
 
-def _holder_records(holders: Sequence[Holder], names: _Names) -> list[list[Any]]:
+def _holder_records(holders: Sequence[AliveRow], names: _Names) -> list[list[Any]]:
     """[names, bytes], those of the same path once."""
     sizes: dict[tuple[str, ...], int] = {}
     for holder in holders:
@@ -257,22 +257,23 @@ def _blocks(rehearsal: Rehearsal, categories: Sequence[str]) -> list[Block]:
 PARTS = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "other")
 
 
-def holders_by_module(rehearsal: Rehearsal, folds_numbers: bool = False) -> list[Holder]:
+def holders_by_module(rehearsal: Rehearsal, folds_numbers: bool = False) -> list[AliveRow]:
     """`folds_numbers`: the numbered layers of a list are one, as there may be a hundred of them."""
     found = []
     for row in rehearsal.modules:
         path = tuple(row.path.split(".")) if row.path else ("(no module)",)
         if folds_numbers:
             path = tuple("*" if part.isdecimal() else part for part in path)
-        found += [Holder((*path, part.replace("_", " ")), getattr(row, part)) for part in PARTS]
+        found += [AliveRow((*path, part.replace("_", " ")), getattr(row, part)) for part in PARTS]
     return found
 
 
-def holders_by_line(rehearsal: Rehearsal) -> list[Holder]:
+def holders_by_line(rehearsal: Rehearsal) -> list[AliveRow]:
     found = []
     for row in rehearsal.lines:
         file = row.line.rpartition(":")[0]
-        found.append(Holder((file, row.line, *([row.source] if row.source else [])) if file else ("(no line)",), row.bytes))
+        path = (file, row.line, *([row.source] if row.source else [])) if file else ("(no line)",)
+        found.append(AliveRow(path, row.bytes))
     return found
 
 
@@ -322,13 +323,13 @@ class _Branch:
         return (self.kind, self.sums(), *((name, child.signature()) for name, child in self.children.items()))
 
 
-def _layer_rows(branch: _Branch, label: str, depth: int, repeats: int) -> Iterator[Row]:
+def _layer_rows(branch: _Branch, label: str, depth: int, repeats: int) -> Iterator[TableRow]:
     """Neighbours that differ in their number only are one row, with the sizes of all of them."""
     times = f" x{repeats}" if repeats > 1 else ""
     kind = f" ({branch.kind}{times})" if branch.kind and branch.kind != label else times
     size, *others = (figure * repeats for figure in branch.sums())
     calls = branch.own.calls * repeats if branch.own else None
-    yield Row((f"{label}{kind}", size, *others, calls), depth, is_folded=depth >= 2 and bool(branch.children))
+    yield TableRow((f"{label}{kind}", size, *others, calls), depth, is_folded=depth >= 2 and bool(branch.children))
     children = list(branch.children.values())
     index = 0
     while index < len(children):
@@ -349,7 +350,7 @@ def _line_table(rehearsal: Rehearsal) -> Table:
     )  # fmt: skip
     total = rehearsal.peak.allocated_bytes or 1
     rows = [
-        Row((row.line, row.source, row.bytes, row.bytes / total, row.allocations, row.allocated_in_all))
+        TableRow((row.line, row.source, row.bytes, row.bytes / total, row.allocations, row.allocated_in_all))
         for row in rehearsal.lines
     ]
     return Table("Source lines", columns, rows)
@@ -361,7 +362,7 @@ def _operator_table(rehearsal: Rehearsal) -> Table:
         ("bytes moved", "bytes"),
     )  # fmt: skip
     rows = [
-        Row((row.operator, row.kind, row.calls, row.macs, row.flops, row.bytes_moved)) for row in rehearsal.operators
+        TableRow((row.operator, row.kind, row.calls, row.macs, row.flops, row.bytes_moved)) for row in rehearsal.operators
     ]
     return Table("Operators", columns, rows)
 
@@ -370,7 +371,7 @@ def _phase_table(rehearsal: Rehearsal) -> Table:
     columns: tuple[tuple[str, Kind], ...] = (
         ("step", "count"), ("phase", "text"), ("most allocated", "bytes"), ("operators", "count"), ("MACs", "count"),
     )  # fmt: skip
-    rows = [Row((row.step, row.phase, row.peak_bytes, row.operators, row.macs)) for row in rehearsal.phases]
+    rows = [TableRow((row.step, row.phase, row.peak_bytes, row.operators, row.macs)) for row in rehearsal.phases]
     return Table("Phases", columns, rows)
 
 

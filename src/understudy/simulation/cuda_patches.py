@@ -19,7 +19,7 @@ from understudy.patching import SIMULATION, patch
 from understudy.simulation import cuda_objects as objects
 from understudy.simulation.catalogue import read_software
 from understudy.simulation.cuda_objects import CUDA_DEVICE_TYPE, DeviceProperties, device_index
-from understudy.simulation.machine import machine, nested
+from understudy.simulation.machine import machine, nest_statistics
 
 Function = Callable[..., Any]
 ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
@@ -173,7 +173,7 @@ def do_nothing(*args: Any) -> None:
 @driver("_cuda_memoryStats")
 def memory_statistics(device: int) -> dict[str, Any]:
     """The figures of the simulated allocator."""
-    return nested(machine().device(device).allocator.statistics())
+    return nest_statistics(machine().device(device).allocator.statistics())
 
 
 @driver("_cuda_resetPeakMemoryStats")

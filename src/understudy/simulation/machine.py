@@ -192,7 +192,7 @@ def machine() -> Machine:
     return ACTIVE.machine
 
 
-def nested(flat: dict[str, int]) -> dict[str, Any]:
+def nest_statistics(flat: dict[str, int]) -> dict[str, Any]:
     """The statistics of an allocator, as torch's C++ gives them: "a.b.c" becomes [a][b][c]."""
     result: dict[str, Any] = {}
     for name, value in flat.items():

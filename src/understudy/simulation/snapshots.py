@@ -58,7 +58,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TraceEvent:
     """One entry of a trace. For "oom", `address` is what the driver had free."""
 
     action: str
@@ -100,7 +100,7 @@ class DeviceTrace:
     """What a snapshot says of one device. `before` is alive when the trace begins."""
 
     device: int
-    events: list[Event]
+    events: list[TraceEvent]
     segments: list[dict[str, Any]]
     settings: str
     before: dict[int, LiveBlock] = field(default_factory=dict)
@@ -261,7 +261,7 @@ def addressed_blocks(segment: dict[str, Any]) -> Iterator[dict[str, Any]]:
         address = block.get("address", address) + block["size"]
 
 
-def _parse_trace(trace: Iterable[dict[str, Any]]) -> Iterator[Event]:
+def _parse_trace(trace: Iterable[dict[str, Any]]) -> Iterator[TraceEvent]:
     for entry in trace:
         action = entry["action"]
         if action not in KNOWN:
@@ -269,7 +269,7 @@ def _parse_trace(trace: Iterable[dict[str, Any]]) -> Iterator[Event]:
         address = entry["device_free"] if action == "oom" else entry["addr"]
         stream = _number(entry.get("stream", 0))
         empties = action in SHRINKS and any(frame.get("name") == "empty_cache" for frame in entry.get("frames") or ())
-        yield Event(action, _number(address), _number(entry["size"]), stream, line_of(entry), empties)
+        yield TraceEvent(action, _number(address), _number(entry["size"]), stream, line_of(entry), empties)
 
 
 def _number(value: object) -> int:
@@ -374,7 +374,7 @@ def _replay_events(trace: DeviceTrace, allocator: Allocator, addresses: dict[int
     return None
 
 
-def _is_call_of_empty_cache(events: list[Event], index: int) -> bool:
+def _is_call_of_empty_cache(events: list[TraceEvent], index: int) -> bool:
     """Whether segments were released by the program, and not for a request: this is seen at the last one of them."""
     following = events[index + 1].action if index + 1 < len(events) else ""
     if following in SHRINKS:

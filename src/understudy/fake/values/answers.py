@@ -64,7 +64,7 @@ class Read:
         return self.what not in ("item", "tolist", "numpy", "equal", "allclose")
 
 
-class Policy(Protocol):
+class AnswerPolicy(Protocol):
     def answer(self, read: Read) -> Any:
         """A number (for `tolist` and `numpy`, that of every element), or NotImplemented to leave the read refused."""
 
@@ -130,7 +130,7 @@ class Plausible:
         return int(values.low + values.high) // 2 if is_narrow else int(min(max(1, values.low), values.high))
 
 
-def make_policy(answers: Any) -> Policy | None:
+def make_policy(answers: Any) -> AnswerPolicy | None:
     """The policy that was named; None if nothing is to be made up."""
     if answers is None or answers in ("error", "symbol"):
         return None
@@ -147,7 +147,7 @@ def make_policy(answers: Any) -> Policy | None:
 class Answers:
     """A policy, and the answers that it gave."""
 
-    policy: Policy
+    policy: AnswerPolicy
     given: list[Given] = field(default_factory=list)
     _index: dict[tuple[str, str, str], Given] = field(default_factory=dict)
 

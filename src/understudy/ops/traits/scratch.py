@@ -102,7 +102,7 @@ def _reduce(call: Call, results: Results, facts: DeviceFacts) -> Scratch:
     x = call.inputs[0]
     if not results or not results[0].numel or not x.numel or x.numel == results[0].numel:
         return NO_SCRATCH
-    kept = _kept_dims(x, results[0], call)
+    kept = _dims_that_stay(x, results[0], call)
     if kept is None:
         return NO_SCRATCH
     find_size = accumulator.of(call.op) or _sum_size
@@ -112,7 +112,7 @@ def _reduce(call: Call, results: Results, facts: DeviceFacts) -> Scratch:
     return Scratch(reduction_sizes(x, kept, find_size(x), facts))
 
 
-def _kept_dims(x: TensorSpec, result: TensorSpec, call: Call) -> tuple[int, ...] | None:
+def _dims_that_stay(x: TensorSpec, result: TensorSpec, call: Call) -> tuple[int, ...] | None:
     """The dimensions that are left, by the `dim` argument; None if it can't be seen."""
     dims = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
     if result.numel == 1 and not isinstance(dims, (int, list, tuple)):
