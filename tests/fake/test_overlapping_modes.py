@@ -9,12 +9,24 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.utils._python_dispatch as python_dispatch
 from torch._subclasses import FakeTensorMode as TorchFakeTensorMode
 
 from understudy import FakeTensor, FakeTensorMode, make_fx
 from understudy._torch import ENTERED, active_fake_mode, active_recorder
 from understudy.errors import ModeOrderError
 from understudy.patching import ENGINE
+
+
+@pytest.fixture(autouse=True)
+def flags_as_before() -> Iterator[None]:
+    """torch's own mode, left out of order, restores the flags that it found when it was entered."""
+    names = ("_is_in_torch_dispatch_mode", "_is_in_any_mode_without_ignore_compile_internals")
+    before = [getattr(python_dispatch, name) for name in names]
+    yield
+    for name, value in zip(names, before, strict=True):
+        setattr(python_dispatch, name, value)
+    python_dispatch.set_is_in_mode_without_ignore_compile_internals(before[1])
 
 
 @pytest.fixture(autouse=True)
