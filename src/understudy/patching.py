@@ -181,7 +181,7 @@ class Place:
 
 
 Change = tuple[Place, Any, str, Any, Any]
-"""A place, its namespace and name; what is expected there, and what comes there."""
+"""A place, where to write and the name; what is expected there, and what comes there."""
 
 
 class PatchEngine:
@@ -275,13 +275,13 @@ class PatchEngine:
                 namespace[name] = value
             else:
                 self.change(place, before, after)
-        for place, namespace, name, expected, value in others:
-            if namespace.get(name, _MISSING) is not expected:
+        for place, owner, name, expected, value in others:
+            if place.namespace.get(name, _MISSING) is not expected:
                 self.change(place, before, after)
             elif value is _MISSING:
-                delattr(place.owner, name)
+                delattr(owner, name)
             else:
-                setattr(place.owner, name, value)
+                setattr(owner, name, value)
         for switch in self.switches:
             if bool(switch.mask & before) is not bool(switch.mask & after):
                 switch.make(bool(switch.mask & after))
@@ -310,9 +310,10 @@ class PatchEngine:
         for place in self._places.values():
             expected, value = place.value(before), place.value(after)
             if expected is not value:
-                is_plain = type(place.owner) is ModuleType and expected is not _MISSING and value is not _MISSING
-                found = names_of_modules if is_plain else others
-                found.append((place, place.namespace, place.name, expected, value))
+                if type(place.owner) is ModuleType and expected is not _MISSING and value is not _MISSING:
+                    names_of_modules.append((place, place.namespace, place.name, expected, value))
+                else:
+                    others.append((place, place.owner, place.name, expected, value))
         self._prepared[before, after] = names_of_modules, others
         return names_of_modules, others
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from examples.llama import Llama, LlamaSize
 from understudy import FakeTensor, make_fx, run_every_layer
 from understudy.capture.repeated_layers import layers
 from understudy.capture.repeated_layers.replay import LayerPlan
@@ -554,4 +555,22 @@ def test_a_tensor_that_indexes_itself(mode: str, replays: list[Any]) -> None:
     assert replays
     with run_every_layer():
         assert facts(gm) == facts(capture(model, x, mode=mode))
+    assert torch.equal(gm(x), model(x))
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_settings_in_a_frozen_dataclass(mode: str, replays: list[Any]) -> None:
+    model = Llama(LlamaSize(layers=6, width=16, heads=2, kv_heads=2, hidden=32, vocabulary=50)).eval()
+    capture(model, torch.arange(10).reshape(2, 5), mode=mode)
+    assert len(replays) == 4
+
+
+def test_hashes_that_are_read(replays: list[Any]) -> None:
+    class Hashing(Layer):
+        def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            return super().forward(x, scale + hash(self) % 7)
+
+    model, x = Stack(Hashing), torch.randn(3, 8)
+    gm = capture(model, x)
+    assert not replays
     assert torch.equal(gm(x), model(x))

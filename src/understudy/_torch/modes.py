@@ -63,12 +63,12 @@ class ModeEntry:
 
     def leave(self) -> None:
         entries = self.among()
-        if any(entry is self for entry in entries):
+        if entries and entries[-1] is self:
+            self._restore()
+            entries.pop()
+        elif any(entry is self for entry in entries):
             position = next(i for i, entry in enumerate(entries) if entry is self)
-            if position == len(entries) - 1:
-                self._restore()
-            else:
-                entries[position + 1]._previous = self._previous
+            entries[position + 1]._previous = self._previous
             entries[:] = [entry for entry in entries if entry is not self]
         self._hold.leave()
 
@@ -83,7 +83,10 @@ class ModeEntry:
 
 def latest_entry(entries: list[Any], mode: Any) -> Any:
     """The last entry of a mode; None if this thread is not in it."""
-    return next((entry for entry in reversed(entries) if entry.mode is mode), None)
+    for entry in reversed(entries):
+        if entry.mode is mode:
+            return entry
+    return None
 
 
 class FakeModeEntry(ModeEntry):

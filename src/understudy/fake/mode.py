@@ -295,14 +295,15 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         inputs = flat(FakeTensor, args, kwargs)
         if not is_known and plan.kind < FOLLOWED:
             return realise(self, plan.outcomes, inputs)
-        values = ranges.infer_ranges(func, args, kwargs) if plan.kind == RANGED else None
-        before = determined.before_call(plan, args, kwargs, inputs) if is_known or plan.kind == FOLLOWED else None
+        is_followed = is_known or plan.kind == FOLLOWED
+        before = determined.before_call(plan, args, kwargs, inputs) if is_followed else None
+        bounds = ranges.infer_ranges(func, args, kwargs) if plan.kind == RANGED and before is None else None
         result = realise(self, plan.outcomes, inputs)
         results = flat(FakeTensor, (result,), {})
-        if is_known or plan.kind == FOLLOWED:
+        if is_followed:
             determined.after_call(func, plan, before, inputs, results)
-        if values is not None and before is None:
-            ranges.keep_ranges(values, results, [inputs[position] for position in plan.written])
+        if bounds is not None:
+            ranges.keep_ranges(bounds, results, [inputs[position] for position in plan.written])
         return result
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Call:

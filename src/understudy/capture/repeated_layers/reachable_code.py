@@ -79,7 +79,8 @@ COMPARED_SETTINGS = frozenset(
 """Torch has `get_` or `set_` functions for these. They are compared for every layer, are the same for a whole process, or
 keep layers from being repeated at all (autocast). A layer that uses another such function is run."""
 REVEALING = frozenset({"id", "hash", "globals", "eval", "exec", "compile", "__import__"})
-"""Built-in functions with which code finds what it does not name."""
+"""Built-in functions with which code finds what it does not name. A `__hash__` may call `hash` of its parts: who reads the
+result calls `hash` too, or looks something up in a dict or set."""
 OUTSIDE = frozenset({"open", "print", "input", "breakpoint"})
 """Built-in functions that reach out of the program."""
 BY_NAME = frozenset({"setattr", "delattr", "vars", "__dict__"})
@@ -115,9 +116,10 @@ def names_in(code: CodeType) -> tuple[frozenset[str], bool]:
             is_revealing |= reveals
         elif type(constant) is str and constant.isidentifier():
             names.add(constant)
-    if not (REVEALING | OUTSIDE).isdisjoint(code.co_names):
+    telling = (REVEALING | OUTSIDE) - ({"hash"} if code.co_name == "__hash__" else set())
+    if not telling.isdisjoint(code.co_names):
         is_revealing |= any(
-            step.argval in REVEALING | OUTSIDE and step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+            step.argval in telling and step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
             for step in dis.get_instructions(code)
         )
     return frozenset(names), is_revealing

@@ -213,7 +213,7 @@ def take_storages(original: Function) -> Function:
     return make
 
 
-@patch("torch.storage._StorageBase.__str__", "torch.storage._StorageBase.__repr__", during=ANY_MODE)
+@patch("torch.storage._StorageBase.__repr__", during=ANY_MODE)
 def print_storage_without_data(original: Function) -> Function:
     """torch prints the bytes, and a stand-in has none."""
 
