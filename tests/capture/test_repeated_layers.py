@@ -562,7 +562,7 @@ def test_a_tensor_that_indexes_itself(mode: str, replays: list[Any]) -> None:
 def test_settings_in_a_frozen_dataclass(mode: str, replays: list[Any]) -> None:
     model = Llama(LlamaSize(layers=6, width=16, heads=2, kv_heads=2, hidden=32, vocabulary=50)).eval()
     capture(model, torch.arange(10).reshape(2, 5), mode=mode)
-    assert len(replays) == 4
+    assert len(replays) >= 4
 
 
 def test_hashes_that_are_read(replays: list[Any]) -> None:
