@@ -180,7 +180,7 @@ def change_spec(fake: FakeTensor, spec: TensorSpec) -> None:
     try:
         if grows:
             torch.Tensor.resize_(fake, (extent(spec) - fake._spec.offset,))  # C++ counts from where the tensor begins
-        torch.Tensor.as_strided_(fake, spec.shape, spec.stride, spec.offset)
+        torch.Tensor.as_strided_(fake, *spec.numbers)
     finally:
         del guard
     fake._spec = spec
