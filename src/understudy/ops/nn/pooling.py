@@ -382,7 +382,7 @@ def _pooling(op: Any) -> Function:
         has_entries = args[0].dim() == PLANES_WITH_ENTRIES
         with level.below():
             tensors = [level.inside(arg) if isinstance(arg, torch.Tensor) else None for arg in args]
-            outer = tensors[0].shape[:2]  # type: ignore[union-attr]
+            outer = level.inside(args[0]).shape[:2]
             if has_entries:
                 tensors = [None if tensor is None else tensor.flatten(0, 1) for tensor in tensors]
             given = [arg if tensor is None else tensor for arg, tensor in zip(args, tensors, strict=True)]
