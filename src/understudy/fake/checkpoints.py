@@ -7,7 +7,6 @@ variables say; so the two operators that it calls ask there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,15 +50,16 @@ class LoadDestination:
 def where_to(location: str, nbytes: int) -> torch.device:
     """The device on which `torch.load(map_location=...)` wants what was saved on this one."""
     wanted = _torch.map_location()
+    place: str | torch.device = location
     if isinstance(wanted, dict):
-        location = wanted.get(location, location)
+        place = wanted.get(location, location)
     elif isinstance(wanted, (str, torch.device)):
-        location = wanted  # type: ignore[assignment]
-    elif isinstance(wanted, Callable):  # type: ignore[arg-type]
+        place = wanted
+    elif callable(wanted):
         # As with real storages: data is first on the CPU, and what the function returns says where it goes.
         chosen = wanted(LoadDestination(nbytes, torch.device("cpu")), location)
-        location = location if chosen is None else chosen.device
-    return canonical(torch.device(location))
+        place = location if chosen is None else chosen.device
+    return canonical(torch.device(place))
 
 
 @handler("aten::empty.memory_format")

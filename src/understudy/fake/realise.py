@@ -202,7 +202,7 @@ def change_spec(fake: FakeTensor, spec: TensorSpec) -> None:
         if grows:
             with _torch.MemoryAsked(_torch.native_storage(fake)):  # C++ counts from where the tensor begins
                 torch.Tensor.resize_(fake, (extent(spec) - fake._spec.offset,))
-        torch.Tensor.as_strided_(fake, spec.shape, spec.stride, spec.offset)
+        torch.Tensor.as_strided_(fake, *spec.numbers)
     finally:
         del guard
     fake._spec = spec

@@ -146,7 +146,7 @@ class Measurement(Listener):
     # --- storages
 
     def on_birth(self, storage: StorageRecord) -> None:
-        storage.label = self._add(storage.nbytes, storage.device, storage.spec.shape, self._operator)
+        storage.label = self._add(storage.nbytes, storage.device, storage.spec.numbers.shape, self._operator)
 
     def on_death(self, storage: StorageRecord) -> None:
         birth = storage.label
