@@ -11,7 +11,7 @@ from understudy.fake.native import WITHOUT_INDEX, canonical, prepare
 from understudy.fake.templates import make_symbolic
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.determined import DeterminedContents
-from understudy.shapes.sizes import to_torch
+from understudy.shapes.sizes import at_least_one, to_torch
 from understudy.spec import Changed, New, Same, TensorSpec, View
 from understudy.spec.sparse import sparse_on, spec_of_sparse
 
@@ -217,6 +217,14 @@ def extent(spec: TensorSpec) -> Any:
         if size == 0:
             return spec.offset
         last = last + (size - 1) * step
+    return last + 1
+
+
+def extent_if_filled(spec: TensorSpec) -> Any:
+    """The same of a tensor that has elements, with no question asked of its sizes."""
+    last = spec.offset
+    for size, step in zip(spec.shape, spec.stride, strict=True):
+        last = last + (at_least_one(size) - 1) * step
     return last + 1
 
 
