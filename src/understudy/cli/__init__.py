@@ -4,7 +4,7 @@
     run         understudy run [--device D] script.py …: rehearse a script
     devices     understudy devices [--json] [--cards FILE]: the cards that can be simulated
     fixes       understudy fix --device D script.py …: the cheapest changes that make a script fit
-                understudy fit --device D --vary batch=1..512 script.py …: the largest size that fits
+    fits        understudy fit --device D --vary batch=1..512 script.py …: the largest size that fits
     models      understudy model TARGET, check TARGET, graph TARGET: layers, output for every size, operators
     reports     understudy report RUN.json [--html FILE], diff A.json B.json: saved rehearsals
     snapshots   understudy replay SNAPSHOT, calibrate SNAPSHOT --device D: memory snapshots of real runs
@@ -35,7 +35,7 @@ from understudy.errors import UnderstudyError
 COMMANDS = (
     ("run", "Rehearse a script on a card that is not here.", "run"),
     ("fix", "The cheapest changes that make a script fit.", "fixes"),
-    ("fit", "The largest batch, or length, that fits.", "fixes"),
+    ("fit", "The largest batch, or length, that fits.", "fits"),
     ("report", "Show a saved rehearsal, or write it for other tools.", "reports"),
     ("diff", "Compare two rehearsals.", "reports"),
     ("model", "List the layers of a model.", "models"),

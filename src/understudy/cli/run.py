@@ -45,6 +45,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (_, text) in FORMATS.items():
         add(f"--{name}", metavar="FILE", help=text)
     add("--snapshot", metavar="FILE", help="torch's memory snapshot of the card, for its viewer and `understudy replay`")
+    add("--requests", metavar="FILE", help=argparse.SUPPRESS)  # for `understudy fit`: signed 64-bit numbers
     add("--answers", metavar="POLICY", default="plausible", help=f"for reads of data: {', '.join(ANSWERS)} (plausible)")
     add("--oom", choices=("record", "raise"), default="record", help="raise: the script gets the card's error")
     add("--strict", action="store_true", help="tight is exit code 3, too")
@@ -95,7 +96,7 @@ def _check(options: argparse.Namespace) -> list[tuple[Card | None, int]]:
         raise UsageError(f"can't run {options.program[0]!r}: {what}{_near_files(options.program[0])}")
     if options.answers not in ANSWERS:
         raise UsageError(f"--answers {options.answers!r}: there are {', '.join(ANSWERS)}")
-    for name in ("json", "snapshot", *FORMATS):
+    for name in ("json", "snapshot", "requests", *FORMATS):
         path = getattr(options, name)
         if path and not os.path.isdir(os.path.dirname(os.path.abspath(path))):
             raise UsageError(f"--{name} {path!r}: there is no such folder")
@@ -166,6 +167,9 @@ def _rehearse(options: argparse.Namespace, card: Card | None, count: int) -> tup
         result = run_script(
             script, mode=recorder.mode, steps=options.steps, allow_writes=options.write, notes=recorder.facts.assumptions
         )
+    if options.requests:
+        with open(options.requests, "wb") as file:
+            recorder.measurement.list_requests().tofile(file)
     recorder.facts.steps = result.steps
     recorder.facts.writes = [write.to_record() for write in result.writes]
     return recorder.rehearsal(), result
