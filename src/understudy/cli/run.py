@@ -51,6 +51,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--strict", action="store_true", help="tight is exit code 3, too")
     add("--margin", metavar="PART", type=_part, help="of reserved memory within which a run is tight (0.02)")
     add("--context", metavar="SIZE", type=_size, help="memory outside of the allocator, instead of the catalogue's")
+    add("--longest", action="store_true", help="take the longest batch of each data loader instead of the first ones")
+    add("--offline-data", action="store_true", help="make up data sets and tokenizers that are not on this machine")
     add("--write", action="store_true", help="let the script write files and use the network")
     add("--quiet", action="store_true", help="the verdict alone, without the script's output")
 
@@ -165,8 +167,9 @@ def _rehearse(options: argparse.Namespace, card: Card | None, count: int) -> tup
     script = Script(name, tuple(arguments), is_module)
     with recorder, _progress(options, recorder), _output(options), _history(options, recorder):
         result = run_script(
-            script, mode=recorder.mode, steps=options.steps, allow_writes=options.write, notes=recorder.facts.assumptions
-        )
+            script, mode=recorder.mode, steps=options.steps, allow_writes=options.write, notes=recorder.facts.assumptions,
+            takes_longest=options.longest, makes_data=options.offline_data,
+        )  # fmt: skip
     if options.requests:
         with open(options.requests, "wb") as file:
             recorder.measurement.list_requests().tofile(file)

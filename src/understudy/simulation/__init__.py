@@ -10,6 +10,7 @@
     scripts          a script as `python script.py` runs it, ended after some steps
     overlay          files that a script writes, kept away from the disk
     libraries        transformers, safetensors, trackers, the network, while a script is rehearsed
+    offline_data     data sets and tokenizers that are not here
     workspaces       memory besides that of tensors: workspaces of cuBLAS, scratch memory of kernels
     machine          a simulated machine: its devices and streams
     cuda_objects     streams, events, generators, properties

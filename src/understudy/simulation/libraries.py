@@ -472,24 +472,6 @@ def _missing(name: Any, files: str) -> MissingFileError:
     )
 
 
-@when_imported("datasets.load", "load_dataset")
-def name_missing_data(original: Function) -> Function:
-    """As for configurations."""
-
-    def load_dataset(path: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(path, *args, **kwargs)
-        except (OSError, ConnectionError) as error:
-            if _torch.active_fake_mode() is None:
-                raise
-            raise MissingFileError(
-                f"load_dataset({str(path)!r}): the data set is not here, and a rehearsal downloads nothing. A few rows are "
-                "enough: fetch it once, or name a local file with the same columns"
-            ) from error
-
-    return load_dataset
-
-
 HUB_OPTIONS = ("cache_dir", "revision", "subfolder", "token", "trust_remote_code", "proxies")
 LOADING_OPTIONS = frozenset(
     {*HUB_OPTIONS, "device_map", "max_memory", "offload_folder", "low_cpu_mem_usage", "use_safetensors", "variant",
