@@ -11,6 +11,7 @@
     overlay          files that a script writes, kept away from the disk
     libraries        transformers, safetensors, trackers, the network, while a script is rehearsed
     offline_data     data sets and tokenizers that are not here
+    quantised        weights in 4 and 8 bits, by bitsandbytes
     workspaces       memory besides that of tensors: workspaces of cuBLAS, scratch memory of kernels
     machine          a simulated machine: its devices and streams
     cuda_objects     streams, events, generators, properties

@@ -484,11 +484,15 @@ LOADING_OPTIONS = frozenset(
 
 def _build(cls: Any, name: Any, args: Any, config: Any, options: dict[str, Any]) -> Any:
     """A model as `from_pretrained` gives it: in eval mode, of the dtype and on the device that were asked for."""
-    if options.get("quantization_config") is not None or getattr(config, "quantization_config", None) is not None:
-        raise UnderstudyError(f"from_pretrained({str(name)!r}): quantised weights are not rehearsed yet")
+    # why: it imports this module
+    from understudy.simulation.quantised import find_quantisation, quantise_model
+
     dtype = options.pop("dtype", options.pop("torch_dtype", "auto"))
     options.pop("torch_dtype", None)
+    wanted = options.pop("quantization_config", None)
+    bits = {key: options.pop(key) for key in ("load_in_4bit", "load_in_8bit") if key in options}
     config = _configuration(cls, name, config, options)
+    quantisation = find_quantisation(name, config, {"quantization_config": wanted, **bits})
     if isinstance(dtype, str):
         found = getattr(config, "dtype", None) or _dtype_of_weights(name)
         dtype = found if dtype == "auto" else getattr(torch, dtype)
@@ -496,6 +500,9 @@ def _build(cls: Any, name: Any, args: Any, config: Any, options: dict[str, Any])
     _read_generation_config(model, name)
     model.name_or_path = str(name)
     device = _device_of(options.get("device_map"))
+    if quantisation is not None:
+        device = device if device is not None else _device_of("auto")
+        quantise_model(model, quantisation, device, dtype or torch.float32)
     if device is not None:
         model.to(device)
     model.eval()
@@ -553,4 +560,4 @@ def _device_of(device_map: Any) -> Any:
         device_map = next(iter(device_map.values()), "cpu")
     if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
         return "cuda" if torch.cuda.is_available() else "cpu"
-    return device_map
+    return torch.device("cuda", device_map) if isinstance(device_map, int) else device_map
