@@ -30,7 +30,6 @@ MOST_FILES = 40
 
 
 def add_script(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--device", required=True, metavar="CARD", help="the card (see `understudy devices`)")
     parser.add_argument("--cards", metavar="FILE", help="a TOML file with cards of your own")
     parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps of each rehearsal (default: that of `run`)")

@@ -53,7 +53,6 @@ FORMATS: dict[str, tuple[Callable[[Rehearsal, str], None], str]] = {
 
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = """\
 examples:
     understudy run --device h100 --json run.json train.py
@@ -87,7 +86,6 @@ def show_report(options: argparse.Namespace) -> int:
 
 
 def add_diff_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = """\
 Exit code 0: no more than before, within --allow. 3: it grew by more, or it does not fit any more.
 

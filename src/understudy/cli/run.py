@@ -35,7 +35,13 @@ class UsageError(UnderstudyError, ValueError):
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "understudy run [options] script.py [arguments]  |  understudy run [options] -m module [arguments]"
-    parser.epilog = "Exit code: 0 fits or tight, 3 does not fit, 1 the script failed, 130 interrupted, 2 wrong input."
+    parser.epilog = """\
+Exit code: 0 fits or tight, 3 does not fit, 1 the script failed, 130 interrupted, 2 wrong input.
+
+examples:
+    understudy run --device h100 train.py --batch 8
+    understudy run --device h100,4090 -m package.train --config small
+    understudy run --device l40s --budget 40GiB --json run.json --html run.html train.py"""
     add = parser.add_argument
     add("--device", metavar="D", help='cards ("h100", "8xa100-80g", "h100,4090"), or all; without it, the CPU')
     add("--cards", metavar="FILE", help="a TOML file with cards of your own")
