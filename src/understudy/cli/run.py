@@ -48,7 +48,7 @@ examples:
     add("--steps", metavar="N", type=_count, default=2, help="optimizer steps after which the script is ended (2)")
     add("--budget", metavar="SIZE", type=_size, help="what the run may reserve, as in 40GiB; over it is exit code 3")
     add("--json", metavar="FILE", help="all that was measured, as JSON")
-    for name, (_, text) in FORMATS.items():
+    for name, text in FORMATS.items():
         add(f"--{name}", metavar="FILE", help=text)
     add("--snapshot", metavar="FILE", help="torch's memory snapshot of the card, for its viewer and `understudy replay`")
     add("--requests", metavar="FILE", help=argparse.SUPPRESS)  # for `understudy fit`: signed 64-bit numbers
