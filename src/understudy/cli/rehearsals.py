@@ -86,9 +86,10 @@ def rehearse_variant(variant: Variant, device: str | None) -> Outcome:
             return Outcome(None, f"no result after {SECONDS} seconds")
         if code in (0, 3) and result.exists():
             sizes = array("q", requests.read_bytes()) if requests.exists() else ()
-            text = result.read_text(encoding="utf-8").replace(*(json.dumps(place)[1:-1] for place in moved))
+            copied, original = (json.dumps(place)[1:-1] for place in moved)
+            text = result.read_text(encoding="utf-8").replace(copied, original)
             return Outcome(Rehearsal.from_json(text), requests=sizes)
-        said = output.read_text(encoding="utf-8", errors="replace").replace(*moved)
+        said = output.read_text(encoding="utf-8", errors="replace").replace(moved[0], moved[1])
         lines = [line for line in said.splitlines() if line.strip()]
         return Outcome(None, "\n".join(lines[-12:]) or f"exit code {code}")
 
@@ -100,11 +101,12 @@ def _can_fork() -> bool:
 
 def _run_in_fork(words: list[str], environment: Mapping[str, str], output: Path) -> int | None:
     """The exit code of `understudy` with these words; None after too long a time."""
-    import torch._dynamo  # noqa: F401  # why: what a rehearsal imports, once for all of this worker's
+    import torch  # why: what a rehearsal imports, once for all of this worker's
 
-    import understudy.report.runs
+    import understudy.report.runs  # why: as above
     import understudy.simulation.scripts  # noqa: F401  # why: as above
 
+    torch.compiler.reset()  # imports the compiler, which optimizers ask for
     process = multiprocessing.get_context("fork").Process(target=_run_as_child, args=(words, environment, str(output)))
     process.start()
     process.join(SECONDS)

@@ -482,6 +482,9 @@ LOADING_OPTIONS = frozenset(
 )  # fmt: skip
 
 
+QUANTISATION_OPTIONS = ("quantization_config", "load_in_4bit", "load_in_8bit")
+
+
 def _build(cls: Any, name: Any, args: Any, config: Any, options: dict[str, Any]) -> Any:
     """A model as `from_pretrained` gives it: in eval mode, of the dtype and on the device that were asked for."""
     # why: it imports this module
@@ -489,10 +492,9 @@ def _build(cls: Any, name: Any, args: Any, config: Any, options: dict[str, Any])
 
     dtype = options.pop("dtype", options.pop("torch_dtype", "auto"))
     options.pop("torch_dtype", None)
-    wanted = options.pop("quantization_config", None)
-    bits = {key: options.pop(key) for key in ("load_in_4bit", "load_in_8bit") if key in options}
+    asked = {key: options.pop(key, None) for key in QUANTISATION_OPTIONS}
     config = _configuration(cls, name, config, options)
-    quantisation = find_quantisation(name, config, {"quantization_config": wanted, **bits})
+    quantisation = find_quantisation(name, config, asked)
     if isinstance(dtype, str):
         found = getattr(config, "dtype", None) or _dtype_of_weights(name)
         dtype = found if dtype == "auto" else getattr(torch, dtype)

@@ -7,6 +7,7 @@ scripts usually name; the report says for which.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -105,8 +106,7 @@ def find_missing_data(original: Function) -> Function:
 
 
 def _make_data(name: str, split: Any, is_streamed: bool) -> Any:
-    import datasets  # why: the script has loaded it
-
+    datasets: Any = importlib.import_module("datasets")
     row, classes = _kind_of(name)
     rows = [row(i) for i in range(ROWS)]
     columns = {column: [entry[column] for entry in rows] for column in rows[0]}
@@ -155,14 +155,13 @@ SPECIAL = {
 
 def _make_tokenizer(name: str) -> Any:
     """One that takes words apart at spaces. Its numbers are below 100: every vocabulary has them."""
-    from tokenizers import Tokenizer, models, pre_tokenizers  # why: transformers is there, and needs it
-    from transformers import PreTrainedTokenizerFast  # why: as above
-
+    tokenizers: Any = importlib.import_module("tokenizers")
+    transformers: Any = importlib.import_module("transformers")
     vocabulary = {token: i for i, token in enumerate(dict.fromkeys((*SPECIAL.values(), *WORDS.split())))}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     add_note(f"the tokenizer of {name!r}: not here; one that takes texts apart at spaces was made up")
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=made,
         model_max_length=1024,
         chat_template="{% for m in messages %}{{ m['role'] }} {{ m['content'] }} </s> {% endfor %}",

@@ -83,6 +83,8 @@ def _quantise_layer(layer: Any, device: Any, dtype: torch.dtype | None) -> None:
         whole = torch.empty(weight.shape, dtype=torch.float16, device=device)
         packed, scales, _ = functional.int8_vectorwise_quant(whole)
         new = {"CB": packed, "SCB": scales}
+        layer.state.threshold = 0.0
+        add_note("8-bit layers: which columns of an input are outliers is in its data; there are none")
     del whole
     layer.weight = torch.nn.Parameter(packed, requires_grad=False)
     names = next(names for names in ATTRIBUTES.values() if new.keys() <= names.keys())
@@ -135,7 +137,7 @@ def quantise_model(model: torch.nn.Module, wanted: Any, device: Any, dtype: torc
             layer.bias = sizes[path]
             _quantise_layer(layer, device, dtype)
             count += 1
-    model.hf_quantizer = quantizer  # type: ignore[assignment]  # torch's stubs know no attributes of libraries
+    model.hf_quantizer = quantizer
     quantizer.modules_to_not_convert = kept
     quantizer._process_model_after_weight_loading(model)
     model.quantization_method = wanted.quant_method
