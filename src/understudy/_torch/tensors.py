@@ -62,12 +62,12 @@ class MemoryAsked:
 
     def __enter__(self) -> None:
         self._before = self._flag is not None and self._flag.value
-        if self._before:
+        if self._flag is not None:
             self._flag.value = False
 
     def __exit__(self, *exception: object) -> None:
-        if self._before:
-            self._flag.value = True
+        if self._flag is not None:
+            self._flag.value = self._before
 
 
 def resize_handed_out(kind: type[Tensor], storage: torch.UntypedStorage, size: int) -> None:
@@ -94,7 +94,7 @@ def has_memory(storage: torch.UntypedStorage) -> bool:
 def bytes_on(storage: torch.UntypedStorage) -> Tensor:
     """A real tensor of all bytes of a real storage."""
     with PastDispatch():
-        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload,no-any-return]
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 @functools.cache

@@ -303,7 +303,8 @@ def _checked_view(func: Any, fake: FakeTensor, shape: Any, stride: Any, offset: 
 def _check_symbolic_view(func: Any, fake: FakeTensor, geometry: tuple[Any, Any, Any], held: int) -> Any:
     """The storage of a stand-in with symbolic sizes has no size of its own, that of an input its size at hand: a guard
     keeps the view within the tensor that all others on the storage are views of."""
-    shape, stride, offset = ([from_torch(n) for n in geometry[0]], [from_torch(n) for n in geometry[1]], from_torch(geometry[2]))
+    shape, stride = ([from_torch(size) for size in sizes] for sizes in geometry[:2])
+    offset = from_torch(geometry[2])
     base: Any = fake._base if fake._is_view() else fake
     if lies_in_data(*shape, *stride, offset or 0, *fake._spec.shape) or type(base) is not FakeTensor:
         return NotImplemented
