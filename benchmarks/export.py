@@ -19,7 +19,7 @@ import torch
 
 import understudy
 from tests.exporting.models import small_model
-from tests.exporting.test_models import DYNAMIC, inputs_of
+from tests.exporting.test_models import fixed_of, inputs_of, what_varies
 
 MODELS = (
     "llama", "gpt2", "bert", "distilbert", "roberta", "opt", "gpt_neox", "qwen2", "mistral", "phi", "t5", "vit", "bloom",
@@ -40,9 +40,7 @@ def measure(name: str, layers: int, repeats: int) -> dict[str, tuple[float, floa
     """Title → seconds of torch and of ours."""
     model: Any = small_model(name, layers=layers)
     inputs = inputs_of(model, 2, 8)
-    fixed = {} if "pixel_values" in inputs else {"use_cache": False}
-    varying = {0: DYNAMIC} if "pixel_values" in inputs else {0: DYNAMIC, 1: DYNAMIC}
-    dynamic = {**dict.fromkeys(inputs, varying), **dict.fromkeys(fixed)}
+    fixed, dynamic = fixed_of(model), what_varies(model)
     table = torch.export.default_decompositions()
     found = {}
     for title, shapes in (("static", None), ("dynamic", dynamic)):

@@ -54,6 +54,8 @@ def small_config(model_type: str, layers: int = 2, **changes: Any) -> Any:
 def small_model(model_type: str, kind: str = "AutoModel", **changes: Any) -> torch.nn.Module:
     """A model in evaluation mode with random weights."""
     config = small_config(model_type, **changes)
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
     import transformers
 
     torch.manual_seed(0)
