@@ -353,8 +353,8 @@ class ReplayedGradient(torch.autograd.Function):
     """What tells autograd that the result of a layer needs a gradient. There is nothing to compute one from."""
 
     @staticmethod
-    def forward(ctx: object, result: FakeTensor, source: torch.Tensor) -> FakeTensor:
-        return result
+    def forward(ctx: object, result: list[FakeTensor], source: torch.Tensor) -> FakeTensor:
+        return result.pop()  # in a list: it is no input, which could not be written to afterwards
 
     @staticmethod
     def backward(ctx: object, *gradients: object) -> Any:
@@ -367,7 +367,7 @@ class ReplayedGradient(torch.autograd.Function):
 def add_gradient(result: FakeTensor, source: torch.Tensor) -> FakeTensor:
     """A result that needs a gradient because `source` does."""
     with _torch.no_modes():
-        made: FakeTensor = _torch.apply_function(ReplayedGradient, result, source)
+        made: FakeTensor = _torch.apply_function(ReplayedGradient, [result], source)
     return made
 
 
