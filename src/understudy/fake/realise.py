@@ -116,15 +116,17 @@ def make_zeros(mode: FakeTensorMode, spec: TensorSpec, known: DeterminedContents
 def make_again(mode: FakeTensorMode, spec: TensorSpec, base: FakeTensor | None) -> FakeTensor:
     """A stand-in of a spec that `make_new` has made before, on a storage of its own or on that of another one: in
     strided layout, outside of inference mode, where nothing is known of values."""
-    if spec.is_symbolic:
-        fake = make_symbolic(spec, base, is_asked=False)
-    else:
-        fake = make_wrapper(FakeTensor, *spec.prepared)
-        if base is not None:
-            try:
+    try:
+        if spec.is_symbolic:
+            fake = make_symbolic(spec, base, is_asked=False)
+        else:
+            fake = make_wrapper(FakeTensor, *spec.prepared)
+            if base is not None:
                 give_storage(fake, base)
-            except RuntimeError:  # as in `make_view`
-                fake = _view_handed_out(base, spec, is_asked=False)
+    except RuntimeError:  # as in `make_view`
+        if base is None:
+            raise
+        fake = _view_handed_out(base, spec, is_asked=False)
     fake._spec = spec
     fake.fake_mode = mode
     return fake
