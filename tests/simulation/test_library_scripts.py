@@ -70,6 +70,8 @@ def test_trainer(name: str) -> None:
     pytest.importorskip("accelerate")
     found = rehearse(name, device="h100")
     assert (found["steps"], found["verdict"]) == (2, "fits")
+    # The user's own lines, not those of the libraries that they call.
+    assert {Path(row["line"].partition(":")[0]).name for row in found["lines"] if row["line"]} == {name}
 
 
 def test_lightning() -> None:
