@@ -7,6 +7,7 @@ through the events again when all is known (`summary`). A `Birth` holds no tenso
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -145,7 +146,7 @@ class Measurement(Listener):
     # --- storages
 
     def on_birth(self, storage: StorageRecord) -> None:
-        storage.label = self._add(storage.nbytes, storage.device, storage.spec.shape, self.mode.operator)
+        storage.label = self._add(storage.nbytes, storage.device, storage.spec.numbers.shape, self.mode.operator)
 
     def on_death(self, storage: StorageRecord) -> None:
         birth = storage.label
@@ -216,6 +217,17 @@ class Measurement(Listener):
         totals.live -= (birth.nbytes + BLOCK - 1) & -BLOCK if totals.is_card else birth.nbytes
 
     end_scratch = _end
+
+    def list_requests(self) -> array[int]:
+        """Of the first card, or of the CPU, in order: bytes that were asked for, and, negative, that were given back."""
+        cards = [totals for totals in self.devices.values() if totals.is_card] or list(self.devices.values())
+        sizes = array("q")
+        alive: set[Birth] = set()
+        for birth in self.events:
+            if birth.device is cards[0]:
+                sizes.append(-birth.nbytes if birth in alive else birth.nbytes)
+                alive.add(birth)
+        return sizes
 
     # --- operators
 
