@@ -92,8 +92,7 @@ class Allocator:
         self.lazy_events = lazy_events
         self.frames = frames
         self.clock = clock
-        self.allowed: int | None = None
-        """The limit of `set_memory_fraction`, in bytes."""
+        self.allowed: int | None = None  # the limit of `set_memory_fraction`, in bytes
         self.before_release: Callable[[], None] | None = None
         """Called at a limit, before anything that is cached is released."""
         self.history: History | None = None
