@@ -3,10 +3,10 @@
     python -m benchmarks.rehearsal             a step of two models on three sides, in turns; long steps
     python -m benchmarks.rehearsal --quick     fewer turns
 
-"bare" is the step in a plain `FakeTensorMode`; "rehearsal" the same step on a simulated card, with all that a report needs;
-"MemTracker" is torch's own measurement under torch's own fake mode. The sides take turns in one process. A turn builds the
-model, makes one step to warm up, and times the second by processor time. Long steps show whether the cost grows faster than
-the number of operators.
+"bare" is the step in a plain `FakeTensorMode`, on stand-ins for cuda; "rehearsal" the same step on a simulated card, with
+all that a report needs; "MemTracker" is torch's own measurement under torch's own fake mode, on the CPU. Sides take turns
+in one process. A turn builds the model, makes one step to warm up, and times the second by processor time. Long steps show
+whether the cost grows faster than the number of operators.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def seconds_of(run: Step) -> float:
 
 
 SIDES: dict[str, Callable[[Workload], float]] = {
-    "bare": lambda workload: second_step(FakeTensorMode(), workload, "cpu"),
+    "bare": lambda workload: second_step(FakeTensorMode(), workload, "cuda"),
     "rehearsal": lambda workload: second_step(Recorder("h100"), workload, "cuda"),
     "MemTracker": lambda workload: second_step(TorchFakeTensorMode(), workload, "cpu", tracked),
 }

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from tests.report.programs import PROGRAMS
@@ -12,3 +16,54 @@ from understudy.report.runs import rehearse
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_peak_is_that_of_the_real_run(name: str) -> None:
     assert rehearse(PROGRAMS[name]).peak.allocated_bytes == true_peak(PROGRAMS[name])
+
+
+DECODER = Path(__file__).parents[1] / "simulation" / "scripts" / "train_decoder.py"
+SMALL = "--device cpu --width 64 --layers 2 --heads 4 --inner 256 --vocabulary 100 --batch 2 --length 16"
+MiB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Any:
+    spec = importlib.util.spec_from_file_location("train_decoder", DECODER)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("more", ["", "--autocast", "--forward", "--forward --autocast"])
+def test_decoder_in_plain_operators(decoder: Any, more: str) -> None:
+    def program() -> None:
+        decoder.main(f"{SMALL} {more}".split())
+
+    assert rehearse(program).peak.allocated_bytes == true_peak(program)
+
+
+def test_step_of_a_wide_decoder_on_a_card(decoder: Any) -> None:
+    """The peak is in the optimizer, at the first of the largest parameters: parameters, gradients and two moments; beside
+    the old moments of that parameter three temporaries of its size; the workspaces of forward and backward."""
+    width, inner, vocabulary, layers, length = 2560, 10240, 10000, 4, 64
+    found = rehearse(decoder.main, ["--layers", str(layers), "--length", str(length)], device="h100").peak
+    largest = width * inner
+    parameters = 2 * vocabulary * width + layers * (4 * width * width + 3 * largest + 2 * width) + width
+    angles = 2 * length * width // 32 // 2
+    numbers = found.requested_bytes - 4 * (4 * parameters + 5 * largest + angles) - 2 * 32 * MiB
+    assert 0 <= numbers < 16 * 1024  # the batch, the loss
+    assert (found.phase, found.step) == ("optimizer", 1)
+    # No request is rounded up by more than 1 MiB, or 512 bytes where it is small.
+    assert 0 <= found.allocated_bytes - found.requested_bytes < 0.01 * found.requested_bytes
+    assert found.fragmentation_bytes <= found.reserved_bytes - found.requested_bytes
+
+
+def test_out_of_memory_tells_where() -> None:
+    import torch
+
+    def program() -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1 << 20)).cuda()
+        model(torch.empty(1 << 20, 8, device="cuda"))
+
+    found = rehearse(program, device="t4")
+    assert found.verdict == "does not fit"
+    assert found.out_of_memory is not None
+    assert (found.out_of_memory.step, found.out_of_memory.phase, found.out_of_memory.module) == (0, "forward", "1")

@@ -72,6 +72,8 @@ def test_trainer(name: str) -> None:
     pytest.importorskip("accelerate")
     found = rehearse(name, device="h100")
     assert (found["steps"], found["verdict"]) == (2, "fits")
+    # The user's own lines, not those of the libraries that they call.
+    assert {Path(row["line"].partition(":")[0]).name for row in found["lines"] if row["line"]} == {name}
 
 
 def test_lightning() -> None:
@@ -235,3 +237,44 @@ def test_quantisation_without_its_library_is_named(
     )
     assert main(["run", "--quiet", "quantised.py"]) == 1
     assert "weights quantised by 'gptq' are not rehearsed; bitsandbytes (4 and 8 bits) is" in capsys.readouterr().err
+
+
+LOADS = """
+import sys
+from transformers import AutoModelForCausalLM
+model, info = AutoModelForCausalLM.from_pretrained("tiny", output_loading_info=True, **eval(sys.argv[1]))
+assert [info["missing_keys"], info["unexpected_keys"], len(info["mismatched_keys"])] == eval(sys.argv[2])
+"""
+
+
+def save_weights(changes: dict[str, Any]) -> None:
+    """Beside the configuration, as `save_pretrained` does."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = LlamaForCausalLM(LlamaConfig(**{**LLAMA, "vocab_size": 64}))  # type: ignore[arg-type]
+    tensors = {key: tensor for key, tensor in model.state_dict().items() if key != "lm_head.weight"}
+    tensors["model.embed_tokens.weight"] = torch.empty(128, 64)
+    save_file({**tensors, **changes}, "tiny/model.safetensors", {"format": "pt"})
+    Path("load.py").write_text(LOADS)
+
+
+def test_weights_are_compared_with_the_configuration() -> None:
+    pytest.importorskip("transformers")
+    import torch
+
+    save_weights({"model.other": torch.empty(3)})
+    found = rehearse(str(Path("load.py").absolute()), "{}", "[[], ['model.other'], 0]")  # the head is the embedding
+    assert any("0 tensors of the model are not in its weights, which have 1 others" in note for note in found["assumptions"])
+
+
+def test_weights_of_other_shapes_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    import torch
+
+    save_weights({"model.norm.weight": torch.empty(32)})
+    rehearse(str(Path("load.py").absolute()), "{}", "[]", code=1)
+    refused = "size mismatch for model.norm.weight: its weights have (32,), its configuration makes (64,)"
+    assert refused in capfd.readouterr().err
+    rehearse(str(Path("load.py").absolute()), "{'ignore_mismatched_sizes': True}", "[[], [], 1]")

@@ -86,12 +86,13 @@ class DeviceTotals:
 
 
 class CallTotals:
-    """All calls of one key."""
+    """All calls of one key. `dtype` is that of the first result."""
 
-    __slots__ = ("count", "is_mutable", "operator", "work")
+    __slots__ = ("count", "dtype", "is_mutable", "operator", "work")
 
-    def __init__(self, operator: OpOverload, work: Work) -> None:
+    def __init__(self, operator: OpOverload, work: Work, dtype: str = "") -> None:
         self.operator = operator
+        self.dtype = dtype
         self.work = work
         self.count = 0
         self.is_mutable = record_of(operator).is_mutable
@@ -241,7 +242,9 @@ class Measurement(Listener):
         alike = object() if key is None else tuple([part for part in key if type(part) is not float])
         totals = self.calls.get(alike)
         if totals is None:
-            totals = self.calls[alike] = CallTotals(func, _work_of(func, args, kwargs, result))
+            first = next(iter(flat(FakeTensor, (result,), {})), None)
+            dtype = "" if first is None else str(first._spec.dtype).removeprefix("torch.")
+            totals = self.calls[alike] = CallTotals(func, _work_of(func, args, kwargs, result), dtype)
         return self._make_counter(totals)
 
     def _make_counter(self, totals: CallTotals) -> AfterCall:

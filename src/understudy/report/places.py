@@ -20,7 +20,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from understudy import _torch
-from understudy.lines import is_the_users
+from understudy.lines import is_installed, is_the_users
 from understudy.patching import OBSERVATION, patch
 
 SETUP, FORWARD, BACKWARD, AFTER_BACKWARD, OPTIMIZER, BETWEEN = (
@@ -32,28 +32,38 @@ running_node = _torch.running_node
 count_autograd_nodes = _torch.count_autograd_nodes
 
 LinePlace = tuple[CodeType, int]
-_users_files: dict[str, bool] = {}
+NOT_THE_USERS, INSTALLED, OWN = range(3)
+_kinds: dict[str, int] = {}
+"""By the name of a file."""
 _lines: dict[tuple[int, int], LinePlace] = {}
 """Each line is one object: there are many births on a line. By the identity of the code, which has a hash that costs."""
 
 
 def find_user_line() -> LinePlace | None:
-    """The innermost line of code that is neither torch's nor ours, as a code object and a number: text comes later."""
+    """The innermost line of the user's own code, as a code object and a number: text comes later. Where none is running,
+    that of an installed package which is neither torch nor this one."""
     frame: FrameType | None = sys._getframe(4)  # up to there, it is ours
-    is_users = _users_files.get
+    find_kind = _kinds.get
+    innermost: FrameType | None = None
     while frame is not None:
-        code = frame.f_code
-        answer = is_users(code.co_filename)
-        if answer is None:
-            answer = _users_files[code.co_filename] = is_the_users(code.co_filename)
-        if answer:
-            number = frame.f_lineno
-            line = _lines.get((id(code), number))
-            if line is None:
-                line = _lines[id(code), number] = code, number
-            return line
+        file = frame.f_code.co_filename
+        kind = find_kind(file)
+        if kind is None:
+            kind = _kinds[file] = (NOT_THE_USERS if not is_the_users(file) else INSTALLED if is_installed(file) else OWN)
+        if kind == OWN:
+            return _line_of(frame)
+        if kind == INSTALLED and innermost is None:
+            innermost = frame
         frame = frame.f_back
-    return None
+    return None if innermost is None else _line_of(innermost)
+
+
+def _line_of(frame: FrameType) -> LinePlace:
+    code, number = frame.f_code, frame.f_lineno
+    line = _lines.get((id(code), number))
+    if line is None:
+        line = _lines[id(code), number] = code, number
+    return line
 
 
 class ModulePlace:
@@ -137,6 +147,10 @@ class Places:
             return self.outside
         index = bisect_right(self._marks, _torch.number_of_node(node)) - 1
         return self._marked[index] if index >= 0 else self.outside
+
+    def describe(self) -> tuple[int, str, str]:
+        """Step, phase and the path of the module."""
+        return self.step, self.phase, self.module_of(self.phase).path
 
     # --- modules
 

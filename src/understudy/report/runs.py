@@ -68,6 +68,8 @@ class Recorder:
             if self.machine is not None and self.memory.devices:
                 self.machine.scratch.on_scratch = self.measurement.add_held_scratch
                 self.machine.workspaces.on_workspace = self.measurement.add_workspace
+            for device in self.memory.devices:
+                device.find_place = self.measurement.places.describe
             if not self.memory.devices:
                 numbers = HostNumbers(self.measurement, self.memory.host)
                 self.mode.add_listener(numbers)

@@ -6,7 +6,7 @@ import linecache
 import platform
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -98,7 +98,7 @@ def summarise(
         phases=phases,
         operations=sum(row.operations for row in phases),
         bytes_moved=sum(row.bytes_moved for row in phases),
-        time=_estimate_time(phases, card if device_memory else None, measurement.places.step),
+        time=_estimate_time(measurement, phases, card if device_memory else None),
         timeline=_timeline(measurement, totals),
         answers=facts.answers,
         writes=facts.writes,
@@ -147,16 +147,19 @@ def category_of(birth: Birth, measurement: Measurement) -> str:
 def _peak(measurement: Measurement, totals: DeviceTotals, alive: list[Birth], memory: DeviceMemory | None) -> Peak:
     names = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
     allocated, reserved, active, requested = 4 * (totals.peak,)
+    fragmentation = 0
     if memory is not None:
-        statistics = (memory.unlimited if memory.first_oom is not None else memory.capped).statistics()
+        allocator = memory.unlimited if memory.first_oom is not None else memory.capped
+        statistics = allocator.statistics()
         allocated, reserved, active, requested = (statistics[f"{name}.all.peak"] for name in names)
+        fragmentation = reserved - allocator.allocated_at_most_reserved
     last = measurement.events[totals.peak_event - 1] if totals.peak_event else None
     return Peak(
         allocated,
         reserved,
         active,
         requested,
-        fragmentation_bytes=reserved - allocated,
+        fragmentation_bytes=fragmentation,
         step=last.step if last else 0,
         phase=last.phase if last else "",
         module=last.module.path if last else "",
@@ -204,7 +207,7 @@ def _out_of_memory(memory: DeviceMemory | None) -> OutOfMemoryRecord | None:
         return None
     state = memory.first_oom.state
     line = memory.first_oom.line.partition(": ")[0]
-    return OutOfMemoryRecord(line, state.requested, state.allocated, state.reserved)
+    return OutOfMemoryRecord(line, state.requested, state.allocated, state.reserved, *memory.first_oom.place)
 
 
 # --- the verdict
@@ -362,16 +365,30 @@ EFFICIENCY, BANDWIDTH_EFFICIENCY, LAUNCH = 0.5, 0.7, 5e-6
 """Parts of the published peaks that training steps reach, and seconds for the launch of a kernel."""
 
 
-def _estimate_time(phases: list[PhaseRow], card: Card | None, steps: int) -> TimeEstimate | None:
+def _find_speed(throughput: Mapping[str, float], dtype: str) -> float:
+    """Where a dtype has no figure of its own, the least of the card's."""
+    if dtype == "float32" and torch.get_float32_matmul_precision() != "highest":
+        dtype = "tf32"
+    figure = throughput.get("float8" if dtype.startswith("float8") else dtype)
+    return figure or min(throughput.values())
+
+
+def _compute_seconds(measurement: Measurement, throughput: Mapping[str, float]) -> float:
+    """Of all products, each at the published peak of its dtype."""
+    flops: dict[str, int] = defaultdict(int)
+    for totals in measurement.calls.values():
+        flops[totals.dtype] += totals.count * totals.work.flops
+    return sum(count / _find_speed(throughput, dtype) for dtype, count in flops.items() if count)
+
+
+def _estimate_time(measurement: Measurement, phases: list[PhaseRow], card: Card | None) -> TimeEstimate | None:
     """The larger of computing and moving for the whole run, no less than the launches, shared among the steps."""
-    throughput = dict(card.throughput) if card is not None else {}
-    speed = throughput.get("bf16") or throughput.get("bfloat16") or throughput.get("float32") or throughput.get("fp32")
-    if card is None or not speed or not card.bandwidth:
+    if card is None or not card.throughput or not card.bandwidth:
         return None
     counted = [row for row in phases if row.phase != SETUP]
     flops, moved = sum(row.flops for row in counted), sum(row.bytes_moved for row in counted)
-    steps = max(1, steps)
-    compute = flops / (EFFICIENCY * speed) / steps
+    steps = max(1, measurement.places.step)
+    compute = _compute_seconds(measurement, card.throughput) / EFFICIENCY / steps
     memory = moved / (BANDWIDTH_EFFICIENCY * card.bandwidth) / steps
     launch = LAUNCH * sum(row.operators for row in counted) / steps
     return TimeEstimate(
@@ -380,7 +397,7 @@ def _estimate_time(phases: list[PhaseRow], card: Card | None, steps: int) -> Tim
         memory_seconds=memory,
         launch_seconds=launch,
         arithmetic_intensity=flops / moved if moved else 0.0,
-        assumes=f"{EFFICIENCY:.0%} of the tensor cores' peak, {BANDWIDTH_EFFICIENCY:.0%} of the bandwidth, "
+        assumes=f"{EFFICIENCY:.0%} of the peak of each dtype, {BANDWIDTH_EFFICIENCY:.0%} of the bandwidth, "
         f"{LAUNCH * 1e6:.0f} us for each launch; an estimate",
     )
 

@@ -92,11 +92,11 @@ class Allocator:
         self.lazy_events = lazy_events
         self.frames = frames
         self.clock = clock
-        self.allowed: int | None = None
-        """The limit of `set_memory_fraction`, in bytes."""
+        self.allowed: int | None = None  # the limit of `set_memory_fraction`, in bytes
         self.before_release: Callable[[], None] | None = None
-        """Called when a limit is met, before anything that is cached is released for it."""
+        """Called at a limit, before anything that is cached is released."""
         self.history: History | None = None
+        self.allocated_at_most_reserved = 0
         self._small, self._large = make_pools()
         self._tells_active_apart = False
         self._live: dict[int, tuple[int, int, Arena]] = {}
@@ -295,7 +295,11 @@ class Allocator:
         if address is None:
             self._events["num_ooms"] += 1
             raise self._out_of_memory(arena, rounded, requested, size)
-        return bisect_left(arena.keys, (arena.end_of[address] - address) << SHIFT | address)
+        block = arena.end_of[address] - address
+        if self.reserved >= arena.pool.reserved_bytes.both.peak:
+            taken = rounded if block - rounded >= arena.pool.least_rest else block
+            self.allocated_at_most_reserved = self.allocated + taken
+        return bisect_left(arena.keys, block << SHIFT | address)
 
     def _announce_release(self) -> None:
         if self.before_release is not None:

@@ -498,7 +498,9 @@ def _build(cls: Any, name: Any, args: Any, config: Any, options: dict[str, Any])
     if isinstance(dtype, str):
         found = getattr(config, "dtype", None) or _dtype_of_weights(name)
         dtype = found if dtype == "auto" else getattr(torch, dtype)
-    model = cls._from_config(config, dtype=dtype or torch.float32, **_attention(options))
+    attention = {key: options[key] for key in ("attn_implementation",) if options.get(key) is not None}
+    model = cls._from_config(config, dtype=dtype or torch.float32, **attention)
+    loading_info = _compare_with_weights(model, name, bool(options.get("ignore_mismatched_sizes")))
     _read_generation_config(model, name)
     model.name_or_path = str(name)
     device = _device_of(options.get("device_map"))
@@ -510,13 +512,8 @@ def _build(cls: Any, name: Any, args: Any, config: Any, options: dict[str, Any])
     model.eval()
     add_note(f"{cls.__name__}.from_pretrained({str(name)!r}): built from its configuration, weights not read")
     if options.get("output_loading_info"):
-        return model, {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": [], "error_msgs": []}
+        return model, loading_info
     return model
-
-
-def _attention(options: dict[str, Any]) -> dict[str, Any]:
-    chosen = options.get("attn_implementation")
-    return {} if chosen is None else {"attn_implementation": chosen}
 
 
 def _configuration(cls: Any, name: Any, config: Any, options: dict[str, Any]) -> Any:
@@ -535,17 +532,55 @@ def _configuration(cls: Any, name: Any, config: Any, options: dict[str, Any]) ->
         raise _missing(source, "config.json") from error
 
 
+def _headers_of_weights(name: Any) -> dict[str, Any]:
+    """The entry of each tensor of the weights, if they are here; None where only the index names it."""
+    folder = os.fspath(name)
+    found: dict[str, Any] = {}
+    for file in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        path = os.path.join(folder, file)
+        if file == "model.safetensors.index.json":
+            with open(path, encoding="utf-8") as index:
+                found = {**dict.fromkeys(json.load(index)["weight_map"]), **found}
+        elif file.startswith("model") and file.endswith(".safetensors"):
+            found |= {key: entry for key, entry in read_header(path).items() if key != "__metadata__"}
+    return found
+
+
 def _dtype_of_weights(name: Any) -> torch.dtype | None:
     """That of the first floating-point tensor of the weights, if they are here."""
-    folder = os.fspath(name)
-    if not os.path.isdir(folder):
-        return None
-    for file in sorted(os.listdir(folder)):
-        if file.endswith(".safetensors"):
-            entries = [entry for key, entry in read_header(os.path.join(folder, file)).items() if key != "__metadata__"]
-            dtypes = [DTYPES[entry["dtype"]] for entry in entries]
-            return next((dtype for dtype in dtypes if dtype.is_floating_point), None)
-    return None
+    dtypes = [DTYPES[entry["dtype"]] for entry in _headers_of_weights(name).values() if entry is not None]
+    return next((dtype for dtype in dtypes if dtype.is_floating_point), None)
+
+
+class WeightsMismatchError(UnderstudyError, RuntimeError):
+    """Weights that do not have the shapes which the configuration says."""
+
+
+def _compare_with_weights(model: Any, name: Any, ignores_shapes: bool) -> dict[str, list[Any]]:
+    """What `from_pretrained` tells of loading. Wrong shapes are refused, as it does."""
+    weights = _headers_of_weights(name)
+    own = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+    prefix = f"{model.base_model_prefix}."
+    found: dict[str, Any] = {}
+    names = {key: (key, prefix + key, key.removeprefix(prefix)) for key in weights}
+    unexpected = [key for key in weights if not own.keys() & names[key]]
+    for key, entry in weights.items():
+        for match in [known for known in names[key] if known in own][:1]:
+            found[match] = None if entry is None else tuple(entry["shape"])
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    loaded = {id(tensors[key]) for key in found if key in tensors}
+    missing = [key for key in own if key not in found and id(tensors.get(key)) not in loaded] if weights else []
+    wrong = [(key, shape, own[key]) for key, shape in found.items() if shape is not None and shape != own[key]]
+    if wrong and not ignores_shapes:
+        key, shape, expected = wrong[0]
+        raise WeightsMismatchError(
+            f"from_pretrained({str(name)!r}): size mismatch for {key}: its weights have {shape}, its configuration makes "
+            f"{expected} ({len(wrong)} in all); correct config.json, or pass ignore_mismatched_sizes=True"
+        )
+    if missing or unexpected:
+        add_note(f"from_pretrained({str(name)!r}): {len(missing)} tensors of the model are not in its weights, which have "
+                 f"{len(unexpected)} others")  # fmt: skip
+    return {"missing_keys": missing, "unexpected_keys": unexpected, "mismatched_keys": wrong, "error_msgs": []}
 
 
 def _read_generation_config(model: Any, name: Any) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -35,10 +36,11 @@ OnOOM = Literal["raise", "record"]
 
 @dataclass(frozen=True, slots=True)
 class FirstOOM:
-    """Where a card had no more memory: the state of its allocator, and the user's line."""
+    """Where a card had no more memory: the state of its allocator, the user's line; step, phase and module."""
 
     state: MemoryState
     line: str
+    place: tuple[int, str, str] = (0, "", "")
 
 
 class DeviceMemory:
@@ -58,6 +60,8 @@ class DeviceMemory:
         self.capped = Allocator(card.memory, outside=outside, settings=settings, device=index)
         self.endless: Allocator | None = None
         self.first_oom: FirstOOM | None = None
+        self.find_place: Callable[[], tuple[int, str, str]] = lambda: (0, "", "")
+        """For the listener that measures: step, phase and module."""
         self._endless_addresses: dict[int, int] = {}
         """Of blocks that both allocators have, where the endless one has them elsewhere."""
         self._lock = threading.RLock()
@@ -116,7 +120,7 @@ class DeviceMemory:
             at = f"\n  at:      {line}" if line else ""
             raise torch.OutOfMemoryError(f"{error}{at}") from None
         if self.first_oom is None:
-            self.first_oom = FirstOOM(error.state, line)
+            self.first_oom = FirstOOM(error.state, line, self.find_place())
         return -self.endless.allocate(nbytes, stream)
 
     # --- what programs ask ---------------------------------------------------------------------------------
