@@ -15,6 +15,7 @@
     layer_table what each module takes, gives and keeps
     tables      plain text for terminals and pipes
     completion  of commands, options and cards, in shells
+    __main__    python -m understudy.cli
 
 argparse serves: it answers in 30 ms, and an option parser of another kind would be one more thing to install. A command is
 one row of `COMMANDS`, and one `Command`: its arguments, and a function that returns the exit code. What is wrong with the

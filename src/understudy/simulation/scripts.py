@@ -203,7 +203,7 @@ def start_in_mode(original: Function) -> Function:
                 with mode:
                     run()
 
-            self.run = run_in_mode  # type: ignore[method-assign]
+            vars(self)["run"] = run_in_mode
         original(self)
 
     return start
