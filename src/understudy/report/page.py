@@ -229,13 +229,14 @@ VERDICTS: dict[str, Verdict] = {FITS: "fits", TIGHT: "tight", DOES_NOT_FIT: "no"
 def _facts(rehearsal: Rehearsal) -> list[tuple[str, str]]:
     peak, device = rehearsal.peak, rehearsal.device
     count = f"{device.count} x " if device.count > 1 else ""
+    moment = f"step {peak.step + 1}, {peak.phase}"
     facts = [
         ("device", f"{count}{device.name}"),
         ("steps", str(rehearsal.steps)),
         ("allocated", format_size(peak.allocated_bytes)),
         ("reserved", format_size(peak.reserved_bytes)),
         ("fragmentation", format_size(peak.fragmentation_bytes)),
-        ("peak at", f"{peak.line} (step {peak.step + 1}, {peak.phase})" if peak.line else f"step {peak.step + 1}, {peak.phase}"),
+        ("peak at", f"{peak.line} ({moment})" if peak.line else moment),
         ("MACs", f"{rehearsal.macs:,}"),
     ]
     if rehearsal.out_of_memory is not None:
