@@ -9,6 +9,7 @@ import ast
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -313,6 +314,53 @@ def test_a_script_that_fails(script: str, monkeypatch: pytest.MonkeyPatch, capsy
     error = capsys.readouterr().err
     assert "understudy fix: the script failed in its rehearsal" in error
     assert "NameError: x\\x1b[2J" in error
+
+
+NETWORK = """import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(6))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+BATCH = 64
+model = Net().cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(4):
+    out = model(torch.randn(BATCH, 256, 256, device="cuda"))
+    out.square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+"""
+
+
+def test_the_patch_of_the_first_that_fits_really_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is made up here: rehearsals run, the patch is applied by the tool that people use."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(NETWORK)
+    Path("cards.toml").write_text("[small]\nmemory = 0.75\ncontext = 0.0\n")
+    words = ["--cards", "cards.toml", "--device", "small"]
+    assert main(["fix", *words, "--workers", "1", "train.py"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("as it is: does not fit on SMALL: ")
+    assert sum(line.count(" GiB") + line.count(" MiB") >= 2 for line in out.splitlines()) >= 6, "five verified changes"
+    assert "The cheapest that fits: checkpoint each block\n" in out
+    assert Path("train.py").read_text() == NETWORK
+    patch = out[out.index("--- a/train.py") :]
+    subprocess.run(["patch", "-p1"], input=patch, text=True, check=True, capture_output=True)
+    assert Path("train.py").read_text() != NETWORK
+    assert main(["run", "--quiet", *words, "train.py"]) == 0
+    assert capsys.readouterr().out.startswith(("fits on SMALL", "tight on SMALL"))
 
 
 @pytest.mark.parametrize(

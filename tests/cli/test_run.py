@@ -153,3 +153,25 @@ def test_standard_input_is_the_scripts(script: str) -> None:
     )
     assert ended.stdout.splitlines()[0] == "read a line"
     assert ended.returncode == 0, ended.stderr
+
+
+def test_names_of_files_do_no_harm(script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A terminal acts upon escape sequences; a page would load an image."""
+    name = "a\x1b[31m<img src=x>'\".py"
+    Path(name).write_text(Path(script).read_text())
+    files = ["--html", "page.html", "--folded", "peak.folded", "--json", "out.json"]
+    assert main(["run", "--device", "t4", *files, name]) == 0
+    said = capsys.readouterr().out
+    assert "\x1b" not in said and "a\\x1b[31m<img src=x>" in said
+    assert "<img" not in Path("page.html").read_text() and "\x1b" not in Path("peak.folded").read_text()
+    assert main(["run", name.replace("a", "b")]) == 2
+    assert "\x1b" not in capsys.readouterr().err
+
+
+def test_a_narrow_terminal(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["run", "--device", "t4", script]) == 0
+    tables = capsys.readouterr().out.partition("Where the memory goes")[2].partition("\nNotes")[0]
+    rows = [line for line in tables.splitlines() if line.startswith("  ")]
+    assert len(rows) > 10
+    assert max(len(line) for line in rows) <= 60

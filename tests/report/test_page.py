@@ -73,7 +73,7 @@ def test_the_page_is_driven(tmp_path: Path) -> None:
     assert seen["ready"] == "1"
     assert seen["headline"] == rehearsal.headline
     assert seen["verdict"] == "verdict fits"
-    assert "operator 51, step 1, backward: 37.00 MiB" in str(seen["at_peak"])
+    assert "operator 51, step 2, backward: 37.00 MiB" in str(seen["at_peak"])
     assert "9.00 MiBactivationsheadmodel.py:99" in str(seen["at_peak"])
     assert "operator 48," in str(seen["before"])
     assert "operator 51," in str(seen["back"])

@@ -77,7 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = options.command.run(options)
         sys.stdout.flush()
     except UnderstudyError as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        from understudy.report.text import clean  # why: only errors need it
+
+        for line in f"{name}: {error}".split("\n"):
+            print(clean(line), file=sys.stderr)
         return USAGE
     except BrokenPipeError:
         # The reader of a pipe has gone (`| head`). What Python would still flush at its end goes nowhere.

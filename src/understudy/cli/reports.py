@@ -76,11 +76,11 @@ def write_files(rehearsal: Rehearsal, options: argparse.Namespace) -> bool:
 
 def show_report(options: argparse.Namespace) -> int:
     from understudy.report.comparison import read_rehearsal  # why: as above
+    from understudy.report.text import print_text  # why: as above
 
     rehearsal = read_rehearsal(options.rehearsal)
     if not write_files(rehearsal, options):
-        for line in str(rehearsal).splitlines():
-            print(clean(line))
+        print_text(rehearsal)
     return 0
 
 

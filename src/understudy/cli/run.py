@@ -137,7 +137,7 @@ def _run(options: argparse.Namespace) -> int:
         print(result.error, end="", file=sys.stderr)
     _write(options, rehearsal.to_json())
     write_files(rehearsal, options)
-    print(rehearsal.headline if options.quiet else _report(rehearsal))
+    _print_report(rehearsal, options.quiet)
     return _exit_code(options, rehearsal.verdict, result.exit_code, result.error)
 
 
@@ -240,8 +240,14 @@ def _progress(options: argparse.Namespace, recorder: Recorder) -> Iterator[None]
         sys.stderr.flush()
 
 
-def _report(rehearsal: Rehearsal) -> str:
-    lines = [str(rehearsal).rstrip()]
+def _print_report(rehearsal: Rehearsal, is_quiet: bool) -> None:
+    from understudy.report.text import clean, print_text  # why: --help is quick
+
+    if is_quiet:
+        print(clean(rehearsal.headline))
+        return
+    print_text(rehearsal)
+    lines = []
     if rehearsal.answers:
         lines += ["", "Reads of data, answered:"]
         lines += [f"  {_answer_line(entry)}" for entry in rehearsal.answers[:MOST_LISTED]]
@@ -250,7 +256,8 @@ def _report(rehearsal: Rehearsal) -> str:
         lines += ["", "Not written (--write allows it):"]
         lines += [f"  {entry['what']} {entry['target']}" for entry in rehearsal.writes[:MOST_LISTED]]
         lines += _more(rehearsal.writes)
-    return "\n".join(lines)
+    for line in lines:
+        print(clean(line))
 
 
 MOST_LISTED = 8

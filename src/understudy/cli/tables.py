@@ -7,17 +7,14 @@ import shutil
 import sys
 from collections.abc import Sequence
 
+from understudy.report.text import clean
+
+__all__ = ["clean", "format_count", "format_size", "format_table", "print_table", "shorten", "terminal_width"]
+
 GiB, MiB, KiB = 1 << 30, 1 << 20, 1 << 10
 
 LEAST_CELL = 12
 """No column is cut to less."""
-
-
-def clean(text: str) -> str:
-    """A name of the user's program without what a terminal would act upon: control and direction characters as escapes."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def format_size(size: float) -> str:

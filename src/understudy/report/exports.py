@@ -40,7 +40,7 @@ def _trace_events(rehearsal: Rehearsal) -> Iterator[dict[str, Any]]:
         sizes = {name: column[i] for name, column in timeline.bytes.items()}
         yield {"ph": "C", "pid": PROCESS, "tid": 0, "ts": operator, "name": "allocated bytes", "args": sizes}
     steps = list(zip(timeline.steps, timeline.operators, strict=True))
-    yield from _slices(1, [(f"step {step}", at) for step, at in steps])
+    yield from _slices(1, [(f"step {step + 1}", at) for step, at in steps])
     phases = zip(timeline.steps, timeline.phases, timeline.operators, strict=True)
     yield from _slices(2, [(phase, at) for _, phase, at in phases])
     if timeline.operators:

@@ -202,7 +202,7 @@ def make_page(rehearsal: Rehearsal, title: str = "Rehearsal") -> Page:
     categories = [name for name in timeline.bytes if any(timeline.bytes[name])] or list(timeline.bytes)
     columns = [timeline.bytes[name] for name in categories]
     samples = [
-        Sample(f"operator {number:,}, step {step}, {phase}", tuple(column[i] for column in columns))
+        Sample(f"operator {number:,}, step {step + 1}, {phase}", tuple(column[i] for column in columns))
         for i, (number, step, phase) in enumerate(zip(timeline.operators, timeline.steps, timeline.phases, strict=True))
     ]
     peak = timeline.peak_index
@@ -229,13 +229,14 @@ VERDICTS: dict[str, Verdict] = {FITS: "fits", TIGHT: "tight", DOES_NOT_FIT: "no"
 def _facts(rehearsal: Rehearsal) -> list[tuple[str, str]]:
     peak, device = rehearsal.peak, rehearsal.device
     count = f"{device.count} x " if device.count > 1 else ""
+    moment = f"step {peak.step + 1}, {peak.phase}"
     facts = [
         ("device", f"{count}{device.name}"),
         ("steps", str(rehearsal.steps)),
         ("allocated", format_size(peak.allocated_bytes)),
         ("reserved", format_size(peak.reserved_bytes)),
         ("fragmentation", format_size(peak.fragmentation_bytes)),
-        ("peak at", f"{peak.line} (step {peak.step}, {peak.phase})" if peak.line else f"step {peak.step}, {peak.phase}"),
+        ("peak at", f"{peak.line} ({moment})" if peak.line else moment),
         ("MACs", f"{rehearsal.macs:,}"),
     ]
     if rehearsal.out_of_memory is not None:
@@ -282,7 +283,7 @@ def _marks(steps: Sequence[int], phases: Sequence[str]) -> list[tuple[int, str]]
     found = []
     for i, (step, phase) in enumerate(zip(steps, phases, strict=True)):
         if i == 0 or (step, phase) != (steps[i - 1], phases[i - 1]):
-            found.append((i, f"{step} {phase}"))
+            found.append((i, f"{step + 1} {phase}"))
     return found
 
 
@@ -371,7 +372,7 @@ def _phase_table(rehearsal: Rehearsal) -> Table:
     columns: tuple[tuple[str, Kind], ...] = (
         ("step", "count"), ("phase", "text"), ("most allocated", "bytes"), ("operators", "count"), ("MACs", "count"),
     )  # fmt: skip
-    rows = [TableRow((row.step, row.phase, row.peak_bytes, row.operators, row.macs)) for row in rehearsal.phases]
+    rows = [TableRow((row.step + 1, row.phase, row.peak_bytes, row.operators, row.macs)) for row in rehearsal.phases]
     return Table("Phases", columns, rows)
 
 

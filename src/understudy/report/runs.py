@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -97,6 +98,7 @@ class Recorder:
         self._stack.__exit__(*exception)
 
     def rehearsal(self) -> Rehearsal:
+        linecache.checkcache()  # source lines are those of the files as they are now
         # What was measured on the user's own card may widen the stated error, never narrow it.
         measured = self.card.error if self.card is not None else None
         options = VerdictOptions(max(self.options.margin, measured or 0.0), self.options.budget)

@@ -27,25 +27,33 @@ COLOURS = {FITS: "32", TIGHT: "33", DOES_NOT_FIT: "31"}
 def print_text(rehearsal: Rehearsal, file: TextIO | None = None) -> None:
     file = file or sys.stdout
     is_terminal = file.isatty()
-    width = shutil.get_terminal_size((WIDTH, 24)).columns if is_terminal else WIDTH
+    is_told = os.environ.get("COLUMNS", "").isdecimal()
+    width = shutil.get_terminal_size((WIDTH, 24)).columns if is_terminal or is_told else WIDTH
     has_colour = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     print(write_text(rehearsal, width, has_colour), file=file)
 
 
 def write_text(rehearsal: Rehearsal, width: int = WIDTH, has_colour: bool = False) -> str:
     width = max(LEAST_WIDTH, width)
-    headline = rehearsal.headline
-    if has_colour:
-        headline = f"\033[1;{COLOURS[rehearsal.verdict]}m{headline}\033[0m"
     sections = [
-        headline,
         _write_categories(rehearsal, width),
         _write_modules(rehearsal, width),
         _write_lines(rehearsal, width),
         _write_operators(rehearsal, width),
         _write_notes(rehearsal),
     ]
-    return "\n\n".join(section for section in sections if section)
+    headline = clean(rehearsal.headline)
+    if has_colour:
+        headline = f"\033[1;{COLOURS[rehearsal.verdict]}m{headline}\033[0m"
+    lines = "\n\n".join(section for section in sections if section).split("\n")
+    return "\n".join([headline, "", *(clean(line) for line in lines)])
+
+
+def clean(text: str) -> str:
+    """A name of the user's program without what a terminal would act upon: control and direction characters as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 # --- sections
