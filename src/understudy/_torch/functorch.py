@@ -71,6 +71,20 @@ def innermost_transform(op: Any = None) -> tuple[Any, str, bool]:
     return interpreter, interpreter.key().name, interpreter.key() in getattr(op, "functorch_table", ())
 
 
+def take_wrapper_off(tensor: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    """What is inside of a wrapper of torch.func, and a function that puts another tensor into such a wrapper: one entry of
+    a batch, or a tensor whose gradient is asked for."""
+    functorch = torch._C._functorch
+    level = functorch.maybe_get_level(tensor)
+    inner = functorch.get_unwrapped(tensor)
+    if functorch.is_batchedtensor(tensor):
+        dim = functorch.maybe_get_bdim(tensor)
+        return inner, lambda other: with_batch_dimension(other, dim, level)
+    if functorch.is_gradtrackingtensor(tensor):
+        return inner, lambda other: wrap_for_grad(other, level).requires_grad_(tensor.requires_grad)
+    return inner, lambda other: other
+
+
 unwrapped_if_over: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
 """What is inside of the wrapper of a transform that has ended; any other tensor as it is."""
 

@@ -104,7 +104,7 @@ def refuse_jit_traces(original: Function) -> Function:
         if not tensors:
             return original(*args, **kwargs)
         raise with_line(
-            NoDataError("torch.jit.trace records what real tensors go through, and checks their values: stand-ins have none"),
+            NoDataError("torch.jit.trace records what real tensors go through, and checks values: stand-ins have none"),
             "torch.jit.trace", ", ".join(str(tensor.spec) for tensor in tensors[:3]),
             "trace real tensors outside of the mode; or capture the program: understudy.make_fx(function)(*inputs), "
             "understudy.export(module, inputs)",
