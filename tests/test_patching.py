@@ -29,6 +29,7 @@ from understudy.patching import (
 )
 
 patching.load_all_patches()
+torch.compile(len, backend="eager")  # torch exchanges functions of its own when it first compiles, `torch.jit.trace` among them
 SPACE = ModuleType("understudy_test_space")
 """A module to patch."""
 sys.modules[SPACE.__name__] = SPACE

@@ -81,8 +81,19 @@ def take_wrapper_off(tensor: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
         dim = functorch.maybe_get_bdim(tensor)
         return inner, lambda other: with_batch_dimension(other, dim, level)
     if functorch.is_gradtrackingtensor(tensor):
-        return inner, lambda other: wrap_for_grad(other, level).requires_grad_(tensor.requires_grad)
+        return inner, lambda other: _let_require_grad(wrap_for_grad(other, level), tensor.requires_grad)
     return inner, lambda other: other
+
+
+def _let_require_grad(tensor: Tensor, requires_grad: bool) -> Tensor:
+    """Inside of a transform, torch refuses it to programs."""
+    functorch = torch._C._functorch
+    before = functorch.get_inplace_requires_grad_allowed()
+    functorch.set_inplace_requires_grad_allowed(True)
+    try:
+        return tensor.requires_grad_(requires_grad)
+    finally:
+        functorch.set_inplace_requires_grad_allowed(before)
 
 
 unwrapped_if_over: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
