@@ -58,10 +58,11 @@ class MemoryAsked:
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         place = _place_of_read_flag()
-        self._flag = None if place is None else ctypes.c_bool.from_address(storage._cdata + place)
+        # Where the flag was not found, one that nobody reads.
+        self._flag = ctypes.c_bool() if place is None else ctypes.c_bool.from_address(storage._cdata + place)
 
     def __enter__(self) -> None:
-        self._before = self._flag is not None and self._flag.value
+        self._before = self._flag.value
         if self._before:
             self._flag.value = False
 
@@ -94,7 +95,7 @@ def has_memory(storage: torch.UntypedStorage) -> bool:
 def bytes_on(storage: torch.UntypedStorage) -> Tensor:
     """A real tensor of all bytes of a real storage."""
     with PastDispatch():
-        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload,no-any-return]
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 @functools.cache

@@ -98,7 +98,7 @@ def refuse_jit_traces(original: Function) -> Function:
     @functools.wraps(original)
     def trace(*args: Any, **kwargs: Any) -> object:
         tensors = [value for value in _torch.tree_leaves((args, kwargs)) if type(value) is FakeTensor]
-        module = next((value for value in args if isinstance(value, torch.nn.Module)), None)
+        module: Any = next((value for value in args if isinstance(value, torch.nn.Module)), None)
         if module is not None:
             tensors += [value for value in module.parameters() if type(value) is FakeTensor]
         if not tensors:
