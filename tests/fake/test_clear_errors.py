@@ -107,6 +107,31 @@ def test_lazy_modules() -> None:
     assert isinstance(nn.LazyLinear(4).weight, nn.parameter.UninitializedParameter)
 
 
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("what", ["function", "module", "trace_module", "inputs by name"])
+def test_jit_traces(what: str, check: bool) -> None:
+    with FakeTensorMode(), pytest.raises(NoDataError) as error:
+        x = torch.randn(2, 3)
+        if what == "function":
+            torch.jit.trace(lambda x: x * 2, (x,), check_trace=check)
+        elif what == "module":
+            torch.jit.trace(nn.Linear(3, 2), x, check_trace=check)
+        elif what == "trace_module":
+            torch.jit.trace_module(nn.Linear(3, 2), {"forward": x}, check_trace=check)
+        else:
+            torch.jit.trace(lambda x: x * 2, example_kwarg_inputs={"x": x}, check_trace=check)
+    assert "torch.jit.trace records what real tensors go through" in message(error)
+    assert "test_clear_errors.py" in message(error) and "understudy.make_fx(function)(*inputs)" in message(error)
+    traced = torch.jit.trace(lambda x: x * 2, torch.ones(2))
+    assert traced(torch.ones(3)).tolist() == [2, 2, 2]
+
+
+def test_jit_scripts() -> None:
+    with FakeTensorMode():
+        scripted = torch.jit.script(nn.Linear(3, 2))
+        assert scripted(torch.randn(4, 3)).shape == (4, 2)
+
+
 # --- what works -------------------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from understudy import (
     UnsupportedFakeTensorException,
     dims,
 )
+from understudy._torch import unwrap
 
 
 @pytest.fixture
@@ -417,14 +418,44 @@ def test_what_cant_be_represented_is_refused_with_the_reason(make: Any, reason: 
     assert mode.fake_tensor_converter.tensor_memo == {}
 
 
-def test_functorch_wrappers_are_refused(mode: FakeTensorMode) -> None:
+def wrappers_of(tensor: Any) -> list[Any]:
+    """What the wrappers of torch.func say of a tensor, from outside to inside, and what is in them."""
+    seen: list[Any] = []
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        is_batch = functorch.is_batchedtensor(tensor)
+        seen.append((tensor.shape, functorch.maybe_get_level(tensor), tensor.requires_grad,
+                     functorch.maybe_get_bdim(tensor) if is_batch else None))  # fmt: skip
+        tensor = functorch.get_unwrapped(tensor)
+    return [*seen, (tensor.shape, tensor.stride(), tensor.dtype)]
+
+
+TRANSFORMS: dict[str, Any] = {
+    "vmap": lambda inside: torch.vmap(inside, in_dims=1)(torch.randn(4, 3)),
+    "vmap of vmap": lambda inside: torch.vmap(torch.vmap(inside), in_dims=2)(torch.randn(4, 3, 2)),
+    "grad": lambda inside: torch.func.grad(lambda x: inside(x).sum())(torch.randn(3, 2)),
+    "vmap of grad": lambda inside: torch.vmap(torch.func.grad(lambda x: inside(x).sum()))(torch.randn(5, 3)),
+    "grad of vmap": lambda inside: torch.func.grad(lambda x: torch.vmap(inside)(x).sum())(torch.randn(5, 3)),
+}
+
+
+@pytest.mark.parametrize("run", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_wrappers_of_transforms_convert(run: Any, mode: FakeTensorMode) -> None:
+    seen: list[Any] = []
+
     def inside(x: torch.Tensor) -> torch.Tensor:
-        with pytest.raises(UnsupportedFakeTensorException, match=r"torch\.func"):
-            mode.from_tensor(x)
+        fake = mode.from_tensor(x)
+        seen.append((wrappers_of(fake), wrappers_of(x)))
+        innermost: Any = fake
+        while (inner := unwrap(innermost)) is not None:
+            innermost = inner
+        assert isinstance(innermost, FakeTensor)
+        with mode:
+            assert (fake * 2).shape == x.shape
         return x
 
-    torch.vmap(inside)(torch.randn(3, 2))
-    torch.func.grad(lambda x: inside(x).sum())(torch.randn(3))
+    run(inside)
+    assert seen and all(fake == real for fake, real in seen)
 
 
 def test_jagged_tensors_convert(mode: FakeTensorMode) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 from collections.abc import Iterator
@@ -18,15 +19,8 @@ from understudy.errors import ModeOrderError
 from understudy.patching import ENGINE
 
 
-@pytest.fixture(autouse=True)
-def flags_as_before() -> Iterator[None]:
-    """torch's own mode, left out of order, restores the flags that it found when it was entered."""
-    names = ("_is_in_torch_dispatch_mode", "_is_in_any_mode_without_ignore_compile_internals")
-    before = [getattr(python_dispatch, name) for name in names]
-    yield
-    for name, value in zip(names, before, strict=True):
-        setattr(python_dispatch, name, value)
-    python_dispatch.set_is_in_mode_without_ignore_compile_internals(before[1])
+def compiler_flags() -> tuple[bool, bool]:
+    return python_dispatch._is_in_torch_dispatch_mode, python_dispatch._is_in_any_mode_without_ignore_compile_internals
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +31,7 @@ def nothing_is_left() -> Iterator[None]:
     assert not ENGINE.holds and ENGINE.active == 0
     assert type(torch.ones(2)) is torch.Tensor
     assert not torch._C._only_lift_cpu_tensors()
+    assert torch._C._len_torch_dispatch_stack() == 0 and compiler_flags() == (False, False)
 
 
 def test_leaving_what_is_not_the_innermost() -> None:
@@ -175,3 +170,27 @@ def test_a_thread_that_ends_inside_of_a_mode() -> None:
     gc.collect()
     assert ENGINE.active == 0 and not ENGINE.holds
     assert torch.ones(2).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("is_ours_first", [True, False])
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_torchs_mode_left_out_of_order(is_ours_first: bool, repeats: int) -> None:
+    for _ in range(repeats):
+        ours, torchs = FakeTensorMode(), TorchFakeTensorMode()
+        first, second = (ours, torchs) if is_ours_first else (torchs, ours)
+        first.__enter__()
+        second.__enter__()
+        with contextlib.suppress(ModeOrderError):
+            first.__exit__(None, None, None)
+        with contextlib.suppress(ModeOrderError):
+            second.__exit__(None, None, None)
+        assert torch._C._len_torch_dispatch_stack() == 0 and compiler_flags() == (False, False)
+
+
+def test_flags_inside_of_torchs_mode() -> None:
+    with TorchFakeTensorMode():
+        with FakeTensorMode():
+            assert compiler_flags() == (True, True)
+        inside = compiler_flags()
+    with TorchFakeTensorMode():
+        assert inside == compiler_flags()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch._ops as _ops
@@ -94,7 +94,14 @@ def dispatch_keys_of_thread() -> tuple[Any, Any]:
     return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 
 
-_CompilerFlags = tuple[bool, bool]
+class _CompilerFlags(NamedTuple):
+    """As they were, and whether modes of torch's were active in the thread that was the first to enter one of ours."""
+
+    in_mode: bool
+    keeps_out_compiler: bool
+    is_in_other_mode: bool
+
+
 _flags_before: list[_CompilerFlags] = []
 
 
@@ -103,14 +110,32 @@ def turn_compiler_flags(is_on: bool) -> None:
     """torch's compiler leaves code alone that runs in a mode, by two flags of the process. torch's modes save and restore
     them, which breaks when two threads overlap; counting does not."""
     if is_on and not _flags_before:
-        _flags_before.append(
-            (_modes._is_in_torch_dispatch_mode, _modes._is_in_any_mode_without_ignore_compile_internals)
-        )
+        flags = _modes._is_in_torch_dispatch_mode, _modes._is_in_any_mode_without_ignore_compile_internals
+        _flags_before.append(_CompilerFlags(*flags, bool(_other_modes())))
     if is_on:
         _set_flags(True, True)
     elif _flags_before:
-        _set_flags(*_flags_before[0])
+        _restore_flags(_flags_before[0], _other_modes())
         _flags_before.clear()
+
+
+def _other_modes() -> list[Any]:
+    """Modes that are none of ours, of this thread, the outermost first."""
+    return [mode for mode in _modes._get_current_dispatch_mode_stack() if getattr(mode, "old_dispatch_mode_flags", None)]
+
+
+def _restore_flags(before: _CompilerFlags, others: list[Any]) -> None:
+    """One of torch's that was entered inside of ours, and is left later, restores what it found then; one that was entered
+    before ours may have been left already."""
+    if others and not before.in_mode:
+        for saved, value in (
+            (others[0].old_dispatch_mode_flags, before.in_mode),
+            (others[0].old_without_ignore_compile_internals_dispatch_mode_flags, before.keeps_out_compiler),
+        ):
+            saved[-1] = value
+        return
+    has_ended = before.is_in_other_mode and not others
+    _set_flags(before.in_mode and not has_ended, before.keeps_out_compiler and not has_ended)
 
 
 def _set_flags(in_mode: bool, keeps_out_compiler: bool) -> None:

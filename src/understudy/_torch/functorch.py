@@ -71,6 +71,31 @@ def innermost_transform(op: Any = None) -> tuple[Any, str, bool]:
     return interpreter, interpreter.key().name, interpreter.key() in getattr(op, "functorch_table", ())
 
 
+def take_wrapper_off(tensor: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    """What is inside of a wrapper of torch.func, and a function that puts another tensor into such a wrapper: one entry of
+    a batch, or a tensor whose gradient is asked for."""
+    functorch = torch._C._functorch
+    level = functorch.maybe_get_level(tensor)
+    inner = functorch.get_unwrapped(tensor)
+    if functorch.is_batchedtensor(tensor):
+        dim = functorch.maybe_get_bdim(tensor)
+        return inner, lambda other: with_batch_dimension(other, dim, level)
+    if functorch.is_gradtrackingtensor(tensor):
+        return inner, lambda other: _let_require_grad(wrap_for_grad(other, level), tensor.requires_grad)
+    return inner, lambda other: other
+
+
+def _let_require_grad(tensor: Tensor, requires_grad: bool) -> Tensor:
+    """Inside of a transform, torch refuses it to programs."""
+    functorch = torch._C._functorch
+    before = functorch.get_inplace_requires_grad_allowed()
+    functorch.set_inplace_requires_grad_allowed(True)
+    try:
+        return tensor.requires_grad_(requires_grad)
+    finally:
+        functorch.set_inplace_requires_grad_allowed(before)
+
+
 unwrapped_if_over: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
 """What is inside of the wrapper of a transform that has ended; any other tensor as it is."""
 

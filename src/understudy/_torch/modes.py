@@ -135,8 +135,9 @@ class FakeModeEntry(ModeEntry):
             return
         torch._C._unset_dispatch_mode(FAKE)
         open_spare_autocast(is_open)
-        torch._C._set_only_lift_cpu_tensors(only_lift)
-        if previous is not None:
+        has_ended = getattr(previous, "enter_stack", None) == []  # torch's own mode, left before this one
+        torch._C._set_only_lift_cpu_tensors(only_lift and not has_ended)
+        if previous is not None and not has_ended:
             torch._C._set_dispatch_mode(previous)
 
 

@@ -59,16 +59,17 @@ class MemoryAsked:
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         place = _place_of_read_flag()
-        self._flag = None if place is None else ctypes.c_bool.from_address(storage._cdata + place)
+        # Where the flag was not found, one that nobody reads.
+        self._flag = ctypes.c_bool() if place is None else ctypes.c_bool.from_address(storage._cdata + place)
 
     def __enter__(self) -> None:
-        self._before = self._flag is not None and self._flag.value
-        if self._flag is not None:
+        self._before = self._flag.value
+        if self._before:
             self._flag.value = False
 
     def __exit__(self, *exception: object) -> None:
-        if self._flag is not None:
-            self._flag.value = self._before
+        if self._before:
+            self._flag.value = True
 
 
 def resize_handed_out(kind: type[Tensor], storage: torch.UntypedStorage, size: int) -> None:

@@ -93,6 +93,11 @@ class FakeTensorConverter:
                 f"FakeTensorMode.from_tensor takes a tensor, and was given {t!r:.80}, of the class {type(t).__name__}. For "
                 "a module there is from_module; numbers and strings need no stand-in"
             )
+        if _torch.is_functorch_wrapped(t):
+            inner, wrap = _torch.take_wrapper_off(t)
+            options: Any = {"static_shapes": static_shapes, "source": source, "symbolic_context": symbolic_context}
+            wrapped: FakeTensor = wrap(self.from_real_tensor(fake_mode, inner, make_constant, **options))
+            return wrapped
         if not make_constant and type(t) in PLAIN_TYPES and _is_static(fake_mode, t, static_shapes) and _is_whole(t):
             return self._whole(fake_mode, t)
         wanted = _ConversionRequest(static_shapes, source, symbolic_context)
@@ -343,8 +348,6 @@ def refuse_unsupported(t: torch.Tensor, mode: FakeTensorMode) -> None:
 
 
 def _why_unsupported(t: torch.Tensor) -> str:
-    if _torch.is_functorch_wrapped(t):
-        return "it is a wrapper of a torch.func transform: convert what is inside, before the transform"
     if t.is_quantized:
         return "quantised tensors carry a quantiser that has no stand-in"
     if t.is_nested and not _torch.is_traceable_wrapper_subclass(t):

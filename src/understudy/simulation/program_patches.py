@@ -156,45 +156,6 @@ def report_nccl(original: Function) -> Function:
     return get_backend
 
 
-@patch(
-    "torch.distributed._verify_params_across_processes", "torch.distributed._broadcast_coalesced", during=SIMULATION,
-    reason="DistributedDataParallel compares and sends the data of parameters in C++. Alone, or with nobody, it need not.",
-)
-def send_no_data(original: Function) -> Function:
-    def send(*args: Any, **kwargs: Any) -> Any:
-        return None if machine().has_process_group else original(*args, **kwargs)
-
-    return send
-
-
-@patch("torch.nn.parallel.distributed.DistributedDataParallel.__init__", during=SIMULATION)
-def reduce_with_nobody(original: Function) -> Function:
-    """The fake process group gives no result that the reducer could wait for: each bucket is its own sum."""
-
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        if machine().has_process_group:
-            self.register_comm_hook(None, _keep_bucket)
-
-    return __init__
-
-
-def _keep_bucket(state, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations with its own objects
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    future.set_result(bucket.buffer())
-    return future
-
-
-@patch("torch.distributed.Reducer._rebuild_buckets", during=SIMULATION)
-def keep_buckets(original: Function) -> Function:
-    """After the first step DistributedDataParallel orders its buckets anew, and sends the order to the others in C++."""
-
-    def rebuild(self: Any) -> bool:
-        return False if machine().has_process_group else original(self)
-
-    return rebuild
-
-
 @patch("torch.distributed.device_mesh.DeviceMesh.__init__", during=SIMULATION)
 def expect_sharded_tensors(original: Function) -> Function:
     """Every DTensor has a mesh. What DTensors need is loaded here, because that imports their package."""

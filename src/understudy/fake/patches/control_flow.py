@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from understudy import _torch
 from understudy._torch import active_fake_mode
+from understudy.errors import NoDataError
 from understudy.fake import higher_order as _higher_order  # noqa: F401  (registers how each is run)
 from understudy.fake.kernels import transforms
+from understudy.fake.tensor import FakeTensor
 from understudy.ops import hops
 from understudy.patching import ANY_MODE, RECORDING, SYMBOLS, patch
+from understudy.spec.error_context import with_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,6 +89,28 @@ def run_python_of_scripted_function(original: Function) -> Function:
         return original(self, *args, **kwargs) if written is None else written(*args, **kwargs)
 
     return call
+
+
+@patch("torch.jit.trace", "torch.jit.trace_module", during=ANY_MODE)
+def refuse_jit_traces(original: Function) -> Function:
+    """TorchScript's tracer runs the function again on its own, and compares values."""
+
+    @functools.wraps(original)
+    def trace(*args: Any, **kwargs: Any) -> object:
+        tensors = [value for value in _torch.tree_leaves((args, kwargs)) if type(value) is FakeTensor]
+        module: Any = next((value for value in args if isinstance(value, torch.nn.Module)), None)
+        if module is not None:
+            tensors += [value for value in module.parameters() if type(value) is FakeTensor]
+        if not tensors:
+            return original(*args, **kwargs)
+        raise with_line(
+            NoDataError("torch.jit.trace records what real tensors go through, and checks values: stand-ins have none"),
+            "torch.jit.trace", ", ".join(str(tensor.spec) for tensor in tensors[:3]),
+            "trace real tensors outside of the mode; or capture the program: understudy.make_fx(function)(*inputs), "
+            "understudy.export(module, inputs)",
+        )  # fmt: skip
+
+    return trace
 
 
 @patch(

@@ -284,3 +284,48 @@ def explain_real_modules(original: Function) -> Function:
             ) from error  # fmt: skip
 
     return move
+
+
+# --- DistributedDataParallel: what it does to the data of parameters in C++ -----------------------------------------------
+
+SENT_IN_CPP = "DistributedDataParallel compares and sends the data of parameters in C++, and stand-ins have none."
+
+
+@patch("torch.distributed._verify_params_across_processes", "torch.distributed._broadcast_coalesced", during=ANY_MODE,
+       reason=SENT_IN_CPP)  # fmt: skip
+def send_no_data(original: Function) -> Function:
+    def send(group: object, tensors: Any, *args: object, **kwargs: object) -> object:
+        if any(type(tensor) is FakeTensor for tensor in tensors):
+            return None
+        return original(group, tensors, *args, **kwargs)
+
+    return send
+
+
+@patch("torch.nn.parallel.distributed.DistributedDataParallel.__init__", during=ANY_MODE)
+def reduce_with_nobody(original: Function) -> Function:
+    """The reducer waits for results of the process group in C++. Of stand-ins, each bucket is its own sum."""
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if any(type(parameter) is FakeTensor for parameter in self.parameters()):
+            self.register_comm_hook(None, _keep_bucket)
+
+    return __init__
+
+
+def _keep_bucket(state, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations with its own objects
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+@patch("torch.distributed.Reducer._rebuild_buckets", during=ANY_MODE)
+def keep_buckets(original: Function) -> Function:
+    """After the first step DistributedDataParallel orders its buckets anew, and sends the order to the others in C++."""
+
+    def rebuild(self: object) -> object:
+        return original(self) if _torch.active_fake_mode() is None else False
+
+    return rebuild
