@@ -94,7 +94,7 @@ def test_sizes_that_were_not_asked_to_vary_are_refused(model_type: str) -> None:
     inputs, fixed = inputs_of(model, 2, 8), fixed_of(model)
     first, *_ = inputs
     is_image = first == "pixel_values"
-    asked = {**dict.fromkeys(inputs, {0: DYNAMIC}), **dict.fromkeys(fixed)}
+    asked = {**{name: {0: DYNAMIC} for name in inputs}, **dict.fromkeys(fixed)}
     program = understudy.export(model, (), {**inputs, **fixed}, dynamic_shapes=asked)
     other = image_inputs(3, 40) if is_image else inputs_of(model, 3, 9)
     dim, size = (2, 32) if is_image else (1, 8)

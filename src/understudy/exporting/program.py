@@ -25,8 +25,7 @@ from torch.fx import GraphModule, Node
 
 from understudy import _torch
 from understudy.capture.make_fx import Capture, Options, TracingMode
-from understudy.capture.repeated_layers.layers import run_every_layer
-from understudy.capture.repeated_layers.replay import GradientOfReplay
+from understudy.capture.repeated_layers.layers import GradientOfReplay, run_every_layer
 from understudy.exporting.functionalisation import FunctionalTable, functionalise
 from understudy.exporting.inputs import GuardRecord, Inputs, check_requests, guard_code, read_inputs
 from understudy.exporting.interop import TorchValues, convert_values

@@ -39,6 +39,7 @@ from understudy.capture.repeated_layers.comparison import (
 )
 from understudy.capture.repeated_layers.interception import InterceptedCalls, LayerFamily
 from understudy.capture.repeated_layers.object_state import COMPARED, NotComparable
+from understudy.capture.repeated_layers.replay import GradientOfReplay as GradientOfReplay
 from understudy.capture.repeated_layers.replay import LayerPlan, describe_function
 from understudy.contexts import contextmanager
 from understudy.fake.mode import FakeTensorMode
