@@ -272,9 +272,10 @@ class LayerPlan:
             return Pending(name, number)
         if name == "nn_module_stack":
             value = None if self._known.place is None else self._known.place.relative(value)
-        known: dict[Any, Pending] = {
+        tables: dict[str, dict[Any, Pending]] = {
             "stack_trace": self._traces, "torch_fn": self._calls, "nn_module_stack": self._stacks
-        }[name]  # fmt: skip
+        }  # fmt: skip
+        known = tables[name]
         found = known.get(value)
         if found is None:
             found = known[value] = Pending(name, len(known))
