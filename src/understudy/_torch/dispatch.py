@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch.utils._python_dispatch as _modes
 from torch import Tensor
 from torch._C import DispatchKey
 
+from understudy._torch.identity import is_module_conversion
 from understudy._torch.modes import (
     FAKE,
     active_fake_mode,
@@ -261,6 +263,28 @@ def kernel_libraries(key: str) -> tuple[Any, Any]:
     others = torch.library.Library("_", "IMPL", key)
     others.fallback(torch.library.fallthrough_kernel)
     return torch.library.Library("aten", "IMPL", key), others
+
+
+def check_assigned_data(check: Callable[[Tensor, Any], None]) -> Any:
+    """Have `check(tensor, data)` called before `tensor.data = data` if a mode is active, or one of the two is of a class
+    with a dispatch of its own, inside of modes and outside. In force while the library lives that is returned.
+
+    C++ does it past every dispatch, but asks an operator whether the types fit. Autograd's key answers that by itself; it
+    falls through from here on, so that Python's key is asked. For plain tensors nothing changes.
+    """
+    name = "_has_compatible_shallow_copy_type"
+    native = torch.library.get_kernel(f"aten::{name}", "CPU")
+
+    def do_types_fit(keys: Any, tensor: Tensor, data: Tensor) -> Any:
+        if not is_module_conversion(sys._getframe(1)):
+            check(tensor, data)
+        return native.call_boxed(keys, tensor, data)
+
+    library = torch.library.Library("aten", "IMPL")
+    for key in ("AutogradCPU", "AutogradMeta"):
+        library.impl(name, torch.library.fallthrough_kernel, key)
+    library.impl(name, do_types_fit, "Python", with_keyset=True)
+    return library
 
 
 # --- composite operators on symbolic sizes ------------------------------------------------------------------

@@ -110,10 +110,7 @@ def with_last_nodes(error: Exception, graph: Graph) -> None:
     text = "\n".join(
         [f"{HEAD} {len(graph.nodes)} nodes, the last of them:", *(f"    {line_of(node)}" for node in nodes)]
     )
-    if hasattr(error, "add_note"):
-        error.add_note(text)
-    else:
-        error.__notes__ = [*notes, text]  # type: ignore[attr-defined]
+    vars(error)["__notes__"] = [*notes, text]
 
 
 HEAD = "while make_fx was tracing: it had recorded"

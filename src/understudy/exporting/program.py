@@ -185,7 +185,7 @@ class Recording:
             check_results(flat)
             return tuple(flat)
 
-        run._orig_mod = model  # type: ignore[attr-defined]  # whose parameters keep their names
+        vars(run)["_orig_mod"] = model  # whose parameters keep their names
         return run
 
     @contextmanager

@@ -273,7 +273,7 @@ class LayerPlan:
         if name == "nn_module_stack":
             value = None if self._known.place is None else self._known.place.relative(value)
         tables: dict[str, dict[Any, Pending]] = {
-            "stack_trace": self._traces, "torch_fn": self._calls, "nn_module_stack": self._stacks
+            "stack_trace": self._traces, "torch_fn": self._calls, "nn_module_stack": self._stacks,
         }  # fmt: skip
         known = tables[name]
         found = known.get(value)

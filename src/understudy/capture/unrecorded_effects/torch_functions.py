@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from understudy.capture.tracer import PythonKeyTracer
 
 aten = torch.ops.aten
-Function = Callable[..., Any]
+Function = Callable[..., object]
 ONE_NODE = "The number of steps may be a symbol: the layer is one node, the composite operator."
 
 
