@@ -1,6 +1,8 @@
 """export beside torch.export: training dialect, and core ATen after `run_decompositions`, static and dynamic.
 
-    python -m benchmarks.export [--quick] [--layers N]
+    python -m benchmarks.export [--quick] [--layers N] [--onnx] [models]
+
+`--onnx`: `torch.onnx.export` from model to ONNX program, by itself and inside of `accelerate_export`.
 
 One process, processor time, the least of a few runs, models of `transformers` by turns.
 """
@@ -19,12 +21,7 @@ import torch
 
 import understudy
 from tests.exporting.models import small_model
-from tests.exporting.test_models import fixed_of, inputs_of, what_varies
-
-MODELS = (
-    "llama", "gpt2", "bert", "distilbert", "roberta", "opt", "gpt_neox", "qwen2", "mistral", "phi", "t5", "vit", "bloom",
-    "mixtral",
-)  # fmt: skip
+from tests.exporting.test_models import MODELS, fixed_of, inputs_of, what_varies
 
 
 def least(run: Callable[[], Any], repeats: int) -> float:
@@ -63,6 +60,22 @@ def measure(name: str, layers: int, repeats: int) -> dict[str, tuple[float, floa
     return found
 
 
+def measure_onnx(name: str, layers: int, repeats: int) -> dict[str, tuple[float, float]]:
+    """The same for `torch.onnx.export` with dynamic sizes."""
+    model: Any = small_model(name, layers=layers)
+    kwargs, asked = {**inputs_of(model, 2, 8), **fixed_of(model)}, what_varies(model)
+
+    def convert() -> Any:
+        return torch.onnx.export(model, (), kwargs=kwargs, dynamo=True, dynamic_shapes=asked, verbose=False)
+
+    def convert_quickly() -> Any:
+        with understudy.accelerate_export():
+            return convert()
+
+    convert_quickly()
+    return {"torch.onnx.export": (least(convert, max(1, repeats // 2)), least(convert_quickly, max(1, repeats // 2)))}
+
+
 def warm_up() -> None:
     """Both import what they need, and torch's table of decompositions is made."""
     model, args = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4)), (torch.randn(3, 4),)
@@ -74,15 +87,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="three models, one or two runs each")
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--onnx", action="store_true", help="torch.onnx.export of GPT-2 and BERT, or of the given models")
     parser.add_argument("models", nargs="*")
     options = parser.parse_args()
-    names = options.models or (MODELS[:3] if options.quick else MODELS)
+    names = options.models or (("gpt2", "bert") if options.onnx else MODELS[:3] if options.quick else MODELS)
     ratios: dict[str, list[float]] = {}
     warm_up()
     for name in names:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = measure(name, options.layers, 2 if options.quick else 4)
+            found = (measure_onnx if options.onnx else measure)(name, options.layers, 2 if options.quick else 4)
         shown = []
         for title, (slow, quick) in found.items():
             ratios.setdefault(title, []).append(slow / quick)

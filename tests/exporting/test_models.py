@@ -19,7 +19,15 @@ from understudy import dims
 
 SIZES = ((2, 8), (3, 5), (4, 11))
 DYNAMIC = torch.export.Dim.DYNAMIC
+MODELS = (
+    "llama", "gpt2", "bert", "distilbert", "roberta", "opt", "gpt_neox", "qwen2", "mistral", "phi", "t5", "vit", "bloom",
+    "mixtral",
+)  # fmt: skip
+"""Those of the benchmark."""
 QUICK = ("llama", "gpt2", "bert", "t5", "vit", "mixtral")
+each_model = pytest.mark.parametrize(
+    "model_type", [*QUICK, *(pytest.param(name, marks=pytest.mark.conformance) for name in MODELS if name not in QUICK)]
+)
 
 
 def inputs_of(model: Any, batch: int, length: int) -> dict[str, Any]:
@@ -60,21 +68,39 @@ def differences(model: Any, run: Any, fixed: dict[str, Any]) -> float:
     return worst
 
 
-@pytest.mark.parametrize("model_type", QUICK)
+@each_model
 def test_both_dialects(model_type: str) -> None:
+    """The numbers of eager at three sizes, after saving and loading too."""
     model = small_model(model_type)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        program, fixed = export_small(model)
-        program.validate()
-        assert differences(model, program.module(), fixed) == 0
-        file = io.BytesIO()
-        torch.export.save(program, file)
-        file.seek(0)
-        assert differences(model, torch.export.load(file).module(), fixed) == 0
-        decomposed, _ = export_small(model, decompositions=torch.export.default_decompositions())
-        decomposed.validate()
-        assert differences(model, decomposed.module(), fixed) <= 1e-5
+        for table, allowed in ((None, 0.0), (torch.export.default_decompositions(), 1e-5)):
+            program, fixed = export_small(model, decompositions=table)
+            program.validate()
+            assert differences(model, program.module(), fixed) <= allowed
+            assert differences(model, save_and_load(program).module(), fixed) <= allowed
+
+
+def save_and_load(program: Any) -> Any:
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    return torch.export.load(file)
+
+
+@each_model
+def test_sizes_that_were_not_asked_to_vary_are_refused(model_type: str) -> None:
+    model = small_model(model_type)
+    inputs, fixed = inputs_of(model, 2, 8), fixed_of(model)
+    first, *_ = inputs
+    is_image = first == "pixel_values"
+    asked = {**{name: {0: DYNAMIC} for name in inputs}, **dict.fromkeys(fixed)}
+    program = understudy.export(model, (), {**inputs, **fixed}, dynamic_shapes=asked)
+    other = image_inputs(3, 40) if is_image else inputs_of(model, 3, 9)
+    dim, size = (2, 32) if is_image else (1, 8)
+    for one in (program, save_and_load(program)):
+        with pytest.raises(AssertionError, match=rf"Guard failed: {first}.size\(\)\[{dim}\] == {size}"):
+            one.module()(**other, **fixed)
 
 
 def test_unflattened_llama() -> None:
@@ -107,6 +133,45 @@ def test_a_batch_of_one_and_a_length_of_one_as_in_torch(model_type: str) -> None
         for size in ((1, 8), (2, 1), (1, 1)):
             inputs = text_inputs(*size)
             assert torch.equal(program.module()(**inputs, **fixed)[0], model(**inputs, **fixed)[0])
+
+
+class DecodingStep(torch.nn.Module):
+    """One token more, with the cache of `transformers` as input and output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = small_model("llama", "AutoModelForCausalLM")
+
+    def forward(self, input_ids: Any, past_key_values: Any) -> Any:
+        out = self.model(input_ids, past_key_values=past_key_values, use_cache=True)
+        return out.logits, out.past_key_values
+
+    def make_inputs(self, batch: int, length: int) -> tuple[Any, Any]:
+        from transformers import DynamicCache
+
+        config, cache = self.model.config, DynamicCache(config=self.model.config)
+        generator = torch.Generator().manual_seed(batch * 10 + length)
+        for number in range(config.num_hidden_layers):
+            shape = (batch, config.num_key_value_heads, length, config.head_dim)
+            cache.update(*(torch.randn(shape, generator=generator) for _ in range(2)), number)
+        return torch.randint(3, 99, (batch, 1), generator=generator), cache
+
+
+def test_a_cache_as_input_and_output() -> None:
+    prepare_transformers()
+    executorch = pytest.importorskip("transformers.integrations.executorch")
+    executorch.register_dynamic_cache_export_support()
+    step = DecodingStep().eval()
+    asked = {"input_ids": {0: DYNAMIC}, "past_key_values": [[{0: DYNAMIC, 2: DYNAMIC}] * 2] * 2}
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        training = understudy.export(step, step.make_inputs(2, 5), dynamic_shapes=asked)
+        decomposed = training.run_decompositions()
+        for program, allowed in ((training, 0.0), (decomposed, 1e-6)):
+            program.validate()
+            for size in ((2, 5), (3, 7), (1, 4)):
+                got = leaves_of(program.module()(*step.make_inputs(*size)))
+                torch.testing.assert_close(got, leaves_of(step(*step.make_inputs(*size))), atol=allowed, rtol=0)
 
 
 def sweep_types() -> list[str]:

@@ -1,15 +1,16 @@
-"""to_torch: graphs that torch's own tools take."""
+"""Graphs and programs that torch's own tools take: to_torch and inductor, AOTInductor."""
 
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor as TorchFakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as TorchFakeTensorMode
 
-from understudy import FakeTensor, make_fx, to_torch
+from understudy import FakeTensor, export, make_fx, to_torch
 
 
 def network() -> torch.nn.Module:
@@ -62,3 +63,16 @@ def test_inductor_compiles_it(tracing_mode: str) -> None:
     with torch.no_grad():
         compiled = compile_fx(to_torch(make_fx(model, tracing_mode=tracing_mode)(x)), [x])
         torch.testing.assert_close(compiled(x), model(x))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
+def test_aotinductor_compiles_a_program(tmp_path: Path) -> None:
+    model = network()
+    rows = torch.export.Dim("rows", min=1, max=64)
+    with torch.no_grad():
+        program = export(model, (torch.randn(4, 8),), dynamic_shapes=({0: rows},))
+        package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "network.pt2"))
+        compiled = torch._inductor.aoti_load_package(package)
+        for count in (4, 9, 1):
+            x = torch.randn(count, 8)
+            torch.testing.assert_close(compiled(x), model(x))
