@@ -130,6 +130,37 @@ def test_out_of_composites_with_symbols(name: str) -> None:
     assert [int(size) for size in fake.shape] == list(wanted.shape)
 
 
+@pytest.mark.parametrize("name", ["gather", "scatter_reduce", "index_select", "embedding"])
+def test_an_index_points_into_something_by_a_guard(name: str) -> None:
+    env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
+    mode = FakeTensorMode(shape_env=env)
+    x, index = torch.zeros(3, 2), torch.zeros(2, 2, dtype=torch.int64)
+    calls: dict[str, Call] = {
+        "gather": lambda x, i: x.gather(0, i),
+        "scatter_reduce": lambda x, i: x.scatter_reduce(0, i, x, "amin"),
+        "index_select": lambda x, i: x.index_select(0, i[0]),
+        "embedding": lambda x, i: torch.nn.functional.embedding(i, x),
+    }
+    fakes = [mode.from_tensor(each, source=s, symbolic_context=[DYNAMIC] * 2) for s, each in (("x", x), ("i", index))]
+    with mode:
+        calls[name](*fakes)
+    with pytest.raises((IndexError, RuntimeError)):
+        calls[name](x[:0], index)
+    assert env.check(x[:0], index)
+    assert not env.check(x, index)
+
+
+def test_a_transposed_convolution_makes_channels() -> None:
+    env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
+    mode = FakeTensorMode(shape_env=env)
+    reals = ones(2, 3, 5), ones(3, 1, 2)
+    fakes = [mode.from_tensor(each, source=s, symbolic_context=[DYNAMIC] * 3) for s, each in zip("xw", reals, strict=True)]
+    with mode:
+        torch.nn.functional.conv_transpose1d(*fakes)
+    assert not env.check(*reals)
+    assert env.check(reals[0], ones(3, 0, 2))
+
+
 def test_a_view_of_a_storage_without_elements() -> None:
     with pytest.raises(RuntimeError, match="out of bounds"):
         run_on_stand_ins(lambda x: x.as_strided((2,), (1,), 0), [ones(2, 0, 3).as_strided((0, 3), (3, 1), 3)], symbolic=False)

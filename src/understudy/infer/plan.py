@@ -21,7 +21,7 @@ from understudy.ops.traits.ranges import has_ranges
 from understudy.ops.traits.values import IndexBound, bounds_of, unread_inputs
 from understudy.ops.traits.writes import counts_own_writes, writes_apart, writes_in_order
 from understudy.shapes.node import SymNode
-from understudy.shapes.sizes import lies_in_data
+from understudy.shapes.sizes import assume_filled_if_read, lies_in_data
 from understudy.spec import Changed, New, Outcomes, Same, TensorSpec, View, is_dense
 from understudy.spec.call import Call, flat
 from understudy.spec.error_context import with_line
@@ -40,6 +40,8 @@ def effects_of(call: Call, outcomes: Outcomes, written: tuple[int, ...]) -> tupl
     effects: list[Effect] = []
     if bounds := bounds_of(call):
         effects.append(KnownIndices(call.op, bounds))
+        for bound in bounds:
+            assume_filled_if_read(bound.size(call.inputs[bound.target]), call.inputs[bound.index].shape)
     if not written:
         return tuple(effects)
     if writes_apart.of(call.op) is not None:
