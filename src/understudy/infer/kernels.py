@@ -68,7 +68,7 @@ def strided_on(spec: TensorSpec, device: torch.device, zero: bool = False) -> to
             break
         extent = extent + (size - 1) * step
     make = torch.zeros if zero else torch.empty
-    tensor = make((extent,), dtype=spec.dtype, device=device).as_strided(spec.shape, spec.stride, spec.offset)
+    tensor = make((extent,), dtype=spec.dtype, device=device).as_strided(*spec.numbers)
     if spec.conj:
         _torch.set_conj(tensor, True)
     if spec.neg:
@@ -349,7 +349,8 @@ def answer_for_shared(call: Call, inputs: Sequence[Any]) -> Outcomes | None:
 
 def _on_shared(spec: TensorSpec, storage: torch.Tensor) -> torch.Tensor:
     tensor = torch.empty(0, dtype=spec.dtype)
-    tensor.set_(storage.untyped_storage(), spec.offset, spec.shape, spec.stride)
+    shape, stride, offset = spec.numbers
+    tensor.set_(storage.untyped_storage(), offset, shape, stride)
     if spec.conj:
         _torch.set_conj(tensor, True)
     if spec.neg:
