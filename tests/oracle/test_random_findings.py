@@ -69,6 +69,8 @@ REFUSED: dict[str, tuple[Call, list[Tensor]]] = {
     "chunks of a negative number": (lambda x: torch.unsafe_chunk(x, -1), [ones(4)]),
     "pieces by fractions": (lambda x, at: torch.tensor_split(x, at), [ones(4), ones(2)]),
     "indices that are fractions": (lambda x, i: torch.take_along_dim(x, i, 0), [ones(4), ones(2)]),
+    "a norm into complex numbers": (
+        lambda x, out: torch.linalg.matrix_norm(x, out=out), [ones(2, 2), ones(0, dtype=torch.complex64)]),
     "a norm of integers": (
         lambda w, i: torch.nn.functional.embedding(i, w, max_norm=1.0),
         [ones(3, 2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)]),

@@ -208,10 +208,13 @@ RESIZED_BY_INTEGERS = """
 
 def _decompose_out(op: OpOverload) -> Rule:
     functional, _ = next(_functional_overloads(op, op.name().partition(".")[0], ["out"]))
+    is_exact = "norm" in op.name()  # norms take nothing but their dtype
 
     def decompose(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         result = functional(*args, **kwargs)
         check_castable("out=", result.dtype, out.dtype)
+        if is_exact and result.dtype is not out.dtype:
+            raise DtypeError(f"out=: a result of {result.dtype} needs a tensor of that dtype, not {out.dtype}")
         if not same_shape(tuple(map(from_torch, result.shape)), tuple(map(from_torch, out.shape))):
             out.resize_(result.shape)
         return out.copy_(result)
