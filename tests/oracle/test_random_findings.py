@@ -45,6 +45,7 @@ CALLS: dict[str, tuple[Call, list[Tensor]]] = {
     "distances of no elements of 8 bits": (torch.cdist, [ones(1, 4, 5, dtype=F8), ones(0, 3, 5, dtype=F8)]),
     "gradient of a softmax of no integers": (
         lambda x: torch.ops.aten._softmax_backward_data(x, x, 0, torch.float32), [ones(0, 2, dtype=torch.int64)]),
+    "counts of nothing, with weights": (lambda x, w: torch.bincount(x, w, 4), [ones(0, dtype=torch.int64), ones(3)]),
     "windows that fit": (
         lambda x: torch.nn.functional.fractional_max_pool3d(x, 2, output_size=2, _random_samples=torch.zeros(1, 1, 3)),
         [ones(1, 1, 4, 4, 4)]),
@@ -65,6 +66,7 @@ REFUSED: dict[str, tuple[Call, list[Tensor]]] = {
         [ones(3), ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.int64), ones(2, dtype=torch.bool)]),
     "scales of nothing": (
         lambda a, b, s: torch._scaled_mm(a, b, s, s), [ones(16, 16, dtype=F8), ones(16, 16, dtype=F8).t(), ones(2, 2)]),
+    "counts of fractions": (torch.bincount, [ones(2, 3)]),
     "a slope of 8 bits": (torch.nn.functional.prelu, [ones(2, dtype=F8), ones(1, dtype=F8)]),
     "chunks of a negative number": (lambda x: torch.unsafe_chunk(x, -1), [ones(4)]),
     "pieces by fractions": (lambda x, at: torch.tensor_split(x, at), [ones(4), ones(2)]),
