@@ -297,7 +297,7 @@ def _is_unusual(call: Call) -> bool:
 
 
 def _is_empty_at_hand(spec: TensorSpec) -> bool:
-    return any((size if type(size) is int else size.hint) == 0 for size in spec.shape)
+    return any((size.hint if type(size) is SymNode else size) == 0 for size in spec.shape)
 
 
 def _has_fractions(call: Call, dtypes: set[torch.dtype]) -> bool:
