@@ -45,7 +45,8 @@ trusts_arguments.register(
 
 checks_arguments: Trait[bool] = Trait("a private operator whose kernel checks what it is given", of_packets=True)
 checks_arguments.mark(
-    "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_cdist_forward", "_linalg_det", "_linalg_eigh", "_linalg_slogdet", "_linalg_solve_ex", "_linalg_svd", "_log_softmax",
+    "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_cdist_forward",
+    "_linalg_det", "_linalg_eigh", "_linalg_slogdet", "_linalg_solve_ex", "_linalg_svd", "_log_softmax",
     "_log_softmax_backward_data", "_prelu_kernel", "_softmax_backward_data", "_scaled_mm",
     "_scaled_mm_v2", "_softmax", "_unsafe_index", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate",
     "unfold_backward",
