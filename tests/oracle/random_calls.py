@@ -48,7 +48,7 @@ UNSAFE = frozenset({
     "linalg.householder_product", "nn.functional.embedding_bag", "nn.functional.ctc_loss", "to_sparse", "sparse.mm_reduce",
     "sparse.sampled_addmm", "torch.ops.aten._safe_softmax.default", "nn.functional.max_unpool1d", "nn.functional.max_unpool2d",
     "nn.functional.max_unpool3d", "nn.functional.max_unpool1d.grad", "nn.functional.max_unpool2d.grad",
-    "nn.functional.max_unpool3d.grad",
+    "nn.functional.max_unpool3d.grad", "tril", "triu",
 })  # fmt: skip
 """Operators whose kernels read or write beyond memory that is too short, or where values tell them to: their samples are
 taken as they are, but for dtypes and the order in memory."""
@@ -275,12 +275,15 @@ class Editor:
             self._change_dtype()
         for number in range(len(self.tensors)):
             if rng.random() < 0.3:
-                self._change_layout(number, LAYOUTS if safe else {"permuted": permuted, "gaps": gaps})
+                self._change_layout(number, self._layouts())
         if safe and len(self.tensors) > 1 and rng.random() < 0.15:
             self._share_memory()
         if safe and rng.random() < 0.15:
             self._change_number()
         self._require_gradients()
+
+    def _layouts(self) -> dict[str, Layout]:
+        return {name: LAYOUTS[name] for name in ("permuted", "gaps")} if self.op in UNSAFE else LAYOUTS
 
     def _change_size(self) -> None:
         """One size becomes another, in all tensors that have it, or in one."""
@@ -389,7 +392,7 @@ class Editor:
             case "other dtype":
                 return like.to(self.rng.choice(DTYPES))
             case "layout":
-                return self.rng.choice(tuple(LAYOUTS.values()))(like, self.rng)
+                return self.rng.choice(tuple(self._layouts().values()))(like, self.rng)
             case "input" if self.tensors:
                 return self.rng.choice(self.tensors).detach()
             case "offset":

@@ -287,6 +287,7 @@ def _is_whole(t: torch.Tensor) -> bool:
     return (
         _torch.is_ordinary(t)
         and t.is_contiguous()
+        and t.storage_offset() == 0  # of no elements, any part is the whole
         and t.nbytes == t.untyped_storage().nbytes()
         and t.is_leaf
         and not t._is_view()

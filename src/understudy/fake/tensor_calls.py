@@ -295,7 +295,11 @@ def _checked_view(func: Any, fake: FakeTensor, shape: Any, stride: Any, offset: 
     if any(number < 0 for number in numbers):
         return NotImplemented  # the rule says what is wrong
     view = fake._spec.as_view(shape, stride, offset)
-    if extent(fake._spec) * view.itemsize <= held < extent(view) * view.itemsize and view.numel != 0:
+    base: Any = fake._base if fake._is_view() else fake
+    if type(base) is not FakeTensor or base._spec.is_symbolic:
+        return NotImplemented
+    is_held = fake._spec.numel == 0 or extent(fake._spec) * view.itemsize <= held
+    if is_held and held < extent(view) * view.itemsize and view.numel != 0:
         raise _beyond_storage(func, fake, view, held)
     return NotImplemented
 
@@ -303,7 +307,7 @@ def _checked_view(func: Any, fake: FakeTensor, shape: Any, stride: Any, offset: 
 def _check_symbolic_view(func: Any, fake: FakeTensor, geometry: tuple[Any, Any, Any], held: int) -> Any:
     """The storage of a stand-in with symbolic sizes has no size of its own, that of an input its size at hand: a guard
     keeps the view within the tensor that all others on the storage are views of."""
-    shape, stride = ([from_torch(size) for size in sizes] for sizes in geometry[:2])
+    shape, stride = ([from_torch(number) for number in numbers] for numbers in geometry[:2])
     offset = from_torch(geometry[2])
     base: Any = fake._base if fake._is_view() else fake
     if lies_in_data(*shape, *stride, offset or 0, *fake._spec.shape) or type(base) is not FakeTensor:

@@ -214,6 +214,8 @@ SMALL = 1 << 20
 """Bytes that the inputs of a call may have for the real operator to be asked."""
 LARGE_NUMBERS = range(1 << 16, 1 << 50)
 """Numbers that, as sizes, ask for memory that may be there. What asks for more is refused at once."""
+MOST_INT32 = 2**31 - 1
+"What many kernels keep numbers in. Views take larger ones for no end: `x[1:]`."
 STORED = FLOAT8 | UNSIGNED | COMPLEX_HALF
 BUILT_IN = (NotImplementedError, IndexError, ValueError, TypeError, RuntimeError)
 NOT_EAGERS = (
@@ -289,11 +291,19 @@ def _is_unusual(call: Call) -> bool:
         return True
     if not record_of(call.op).is_pointwise and (len(dtypes) > 1 or _has_fractions(call, dtypes)):
         return True
-    return any(0 in spec.shape for spec in inputs if not spec.is_symbolic)
+    if not record_of(call.op).is_view and any(abs(number) > MOST_INT32 for number in flat(int, call.args, call.kwargs)):
+        return True
+    return any(0 in spec.shape if not spec.is_symbolic else _is_empty_at_hand(spec) for spec in inputs)
+
+
+def _is_empty_at_hand(spec: TensorSpec) -> bool:
+    return any((size.hint if type(size) is SymNode else size) == 0 for size in spec.shape)
 
 
 def _has_fractions(call: Call, dtypes: set[torch.dtype]) -> bool:
-    """Whether floats are given beside tensors of integers."""
+    """Whether floats are given beside tensors of integers, or complex numbers beside any that are not."""
+    if flat(complex, call.args, call.kwargs):
+        return True
     are_whole = bool(dtypes) and not any(dtype.is_floating_point for dtype in dtypes)
     return are_whole and bool(flat(float, call.args, call.kwargs))
 

@@ -21,7 +21,7 @@ from understudy.ops.traits.ranges import has_ranges
 from understudy.ops.traits.values import IndexBound, bounds_of, unread_inputs
 from understudy.ops.traits.writes import counts_own_writes, writes_apart, writes_in_order
 from understudy.shapes.node import SymNode
-from understudy.shapes.sizes import lies_in_data
+from understudy.shapes.sizes import assume_filled_if_read, lies_in_data
 from understudy.spec import Changed, New, Outcomes, Same, TensorSpec, View, is_dense
 from understudy.spec.call import Call, flat
 from understudy.spec.error_context import with_line
@@ -40,6 +40,8 @@ def effects_of(call: Call, outcomes: Outcomes, written: tuple[int, ...]) -> tupl
     effects: list[Effect] = []
     if bounds := bounds_of(call):
         effects.append(KnownIndices(call.op, bounds))
+        for bound in bounds:
+            assume_filled_if_read(bound.size(call.inputs[bound.target]), call.inputs[bound.index].shape)
     if not written:
         return tuple(effects)
     if writes_apart.of(call.op) is not None:
@@ -55,13 +57,19 @@ def effects_of(call: Call, outcomes: Outcomes, written: tuple[int, ...]) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class CountedWrites:
-    """Writes whose versions C++ leaves to the kernel to count."""
+    """Writes whose versions C++ leaves to the kernel to count. A tensor that is resized before counts twice."""
 
     written: tuple[int, ...]
 
     def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> None:
-        tensors = [inputs[position] for position in self.written]
+        tensors = [inputs[position] for position in (*self.written, *_resized(outcomes))]
         torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
+
+
+def _resized(outcomes: Outcomes) -> tuple[int, ...]:
+    """The inputs that are resized by an operator that is given a list of tensors to write to."""
+    changed = outcomes.inputs if isinstance(outcomes, Changed) else ()
+    return tuple(outcome.of for outcome in changed if outcome.spec is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +106,8 @@ class SharedMemory:
     def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> Outcomes | None:
         storages = [_torch.storage_id(tensor) for tensor in inputs]
         if any(storages.count(storages[position]) > 1 for position in self.written):
-            return answer_for_shared(self.call, inputs)
+            answer = answer_for_shared(self.call, inputs)
+            return None if isinstance(outcomes, Changed) else answer  # a list that is written to is not returned
         return None
 
 

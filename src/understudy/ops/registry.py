@@ -65,6 +65,12 @@ class Operator:
         return _torch.is_mutable(self.op)
 
     @cached_property
+    def is_view(self) -> bool:
+        """Whether the schema says that what it returns shares memory with an argument that it does not write to."""
+        returned = (result.alias_info for result in self.op._schema.returns)
+        return any(alias is not None and not alias.is_write for alias in returned)
+
+    @cached_property
     def changes_metadata(self) -> bool:
         """Whether it changes the shape or strides of an argument in place."""
         return torch.Tag.inplace_view in self.op.tags

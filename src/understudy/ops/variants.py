@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from understudy._torch import OpOverload
+from understudy._torch import OpOverload, operator_named
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import Rule, Trait, record_of, rule, user_rule
-from understudy.shapes.sizes import lies_in_data, surely_equal
+from understudy.ops.shared.decompositions import decomposition
+from understudy.shapes.sizes import from_torch, lies_in_data, surely_equal
 from understudy.spec import Changed, New, Same, TensorSpec, normal, same_shape
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ OPTIONS = ("dtype", "layout", "device", "pin_memory")
 exact_out: Trait[bool] = Trait("out= takes nothing but the very dtype of the result")
 expanded_out: Trait[bool] = Trait("out= may be an expanded tensor")
 contiguous_out: Trait[bool] = Trait("out= is resized to contiguous strides before those of the result are looked at")
+laid_out_if_empty: Trait[bool] = Trait("out= takes the strides of the result if it is empty; else it is resized contiguous")
 checked_out: Trait[bool] = Trait("out= must not be expanded, even if it is to be resized")
 deciding_out: Trait[bool] = Trait("out= decides the dtype of the computation; a dtype that is asked for has to be that")
 asked_out: Trait[bool] = Trait("out= must have the dtype that is asked for")
@@ -28,6 +30,7 @@ counted_out: Trait[bool] = Trait("out= keeps its shape if it has as many element
 in_place_on_expanded: Trait[bool] = Trait("in place, it may write into an expanded tensor", of_packets=True)
 
 contiguous_out.mark("_fft_c2c.out", "_fft_c2r.out", "_fft_r2c.out", "cholesky.out", "cholesky_solve.out")
+laid_out_if_empty.mark("ormqr.out", "linalg_householder_product.out", "linalg_lstsq.out")
 checked_out.mark("index_select.out")
 deciding_out.mark("sum.IntList_out", "prod.int_out", "cumsum.out", "cumprod.out")
 asked_out.mark("mean.out", "mean.dtype_out")
@@ -89,19 +92,23 @@ def _functional_variant(op: OpOverload, packet: str, out_names: list[str]) -> tu
 
     A factory's out= variant takes no dtype and device: the second answer names what it leaves out.
     """
+    for functional, left_out in _functional_overloads(op, packet, out_names):
+        found = user_rule.of(functional) or rule.of(functional)
+        if found is not None:
+            return found, left_out
+    return None, []
+
+
+def _functional_overloads(op: OpOverload, packet: str, out_names: list[str]) -> Iterator[tuple[OpOverload, list[str]]]:
     wanted = [(a.name, str(a.type)) for a in op._schema.arguments if a.name not in out_names]
     names = {name for name, _ in wanted}
     namespace, _, plain = packet.partition("::")
     family = getattr(getattr(torch.ops, namespace), plain, None)
     for functional in (getattr(family, overload) for overload in family.overloads()) if family else ():
-        found = user_rule.of(functional) or rule.of(functional)
-        if found is None:
-            continue
         arguments = functional._schema.arguments
         left_out = [a.name for a in arguments if out_names and a.name in OPTIONS and a.name not in names]
         if [(a.name, str(a.type)) for a in arguments if a.name not in left_out] == wanted:
-            return found, left_out
-    return None, []
+            yield functional, left_out
 
 
 def _in_place_rule(functional: Rule, packet: str, may_write_expanded: bool) -> Rule:
@@ -139,6 +146,7 @@ class _OutVariant(NamedTuple):
 
     resizes_contiguous: bool
     "As variants do that are made from the functional one: resized first, then copied into."
+    resizes_filled_contiguous: bool
     exact: bool
     takes_expanded: bool
     checks_before_resize: bool
@@ -151,6 +159,7 @@ class _OutVariant(NamedTuple):
         generated = torch.Tag.generated in op.tags
         return _OutVariant(
             resizes_contiguous=generated or contiguous_out.of(op) is not None,
+            resizes_filled_contiguous=laid_out_if_empty.of(op) is not None,
             exact=generated or exact_out.of(op) is not None,
             takes_expanded=expanded_out.of(op) is not None,
             checks_before_resize=record_of(op).is_pointwise or checked_out.of(op) is not None,
@@ -187,6 +196,36 @@ def _out_rule(functional: Rule, out_names: list[str], left_out: list[str], varia
     return out_variant
 
 
+RESIZED_BY_INTEGERS = """
+    inner.out kron.out linalg_cond.out linalg_cond.p_str_out linalg_matrix_norm.out linalg_matrix_norm.str_ord_out
+    linalg_matrix_rank.atol_rtol_float_out linalg_matrix_rank.atol_rtol_tensor_out linalg_matrix_rank.out
+    linalg_matrix_rank.out_tol_tensor linalg_multi_dot.out linalg_norm.ord_str_out linalg_norm.out
+    linalg_pinv.atol_rtol_float_out linalg_pinv.out linalg_pinv.out_rcond_tensor linalg_tensorinv.out linalg_tensorsolve.out
+    linalg_vecdot.out nuclear_norm.dim_out nuclear_norm.out special_ndtr.out tensordot.out
+""".split()
+"""Composites that copy their result into `out=`, which C++ resizes with plain integers before."""
+
+
+def _decompose_out(op: OpOverload) -> Rule:
+    functional, _ = next(_functional_overloads(op, op.name().partition(".")[0], ["out"]))
+    is_exact = "norm" in op.name()  # norms take nothing but their dtype
+
+    def decompose(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        result = functional(*args, **kwargs)
+        check_castable("out=", result.dtype, out.dtype)
+        if is_exact and result.dtype is not out.dtype:
+            raise DtypeError(f"out=: a result of {result.dtype} needs a tensor of that dtype, not {out.dtype}")
+        if not same_shape(tuple(map(from_torch, result.shape)), tuple(map(from_torch, out.shape))):
+            out.resize_(result.shape)
+        return out.copy_(result)
+
+    return decompose
+
+
+for _name in RESIZED_BY_INTEGERS:
+    decomposition.register(_decompose_out(operator_named(f"aten::{_name}")), _name)
+
+
 def _list_written(results: Any, outs: Sequence[TensorSpec], first: int, variant: _OutVariant) -> Any:
     """Variants that are given a list of tensors to write to return nothing."""
     if not isinstance(results, list) or len(results) != len(outs):
@@ -204,7 +243,8 @@ def _written(result: TensorSpec, out: TensorSpec, of: int, variant: _OutVariant)
         check_no_overlap("out=", out)
     if fits:
         return Same(of)
-    stride = None if variant.resizes_contiguous else result.stride  # the offset stays in any case
+    is_contiguous = variant.resizes_contiguous or (variant.resizes_filled_contiguous and out.numel != 0)
+    stride = None if is_contiguous else result.stride  # the offset stays in any case
     return Same(of, TensorSpec(result.shape, stride, out.offset, dtype=out.dtype, device=out.device))
 
 

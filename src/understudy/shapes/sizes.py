@@ -225,6 +225,16 @@ def is_filled_or_not_one(size: Size, inner: Size, step: Size, inner_step: Size) 
     return bool(env.decisions.decide(conditions.join("or", ways), fallback=True))
 
 
+def assume_filled_if_read(size: Size, index_shape: Sequence[Size]) -> None:
+    """An index that has entries points into a size that is not 0: assumed where it is so at hand."""
+    numbers = (size, *index_shape)
+    if not is_symbolic(numbers) or lies_in_data(*numbers) or (_hint(size) == 0 and 0 not in map(_hint, index_shape)):
+        return
+    env = next(number.shape_env for number in numbers if type(number) is SymNode)
+    ways = [conditions.ne(value_of(size), 0), *[conditions.eq(value_of(each), 0) for each in index_shape]]
+    env.decisions.decide(conditions.join("or", ways), fallback=True)
+
+
 def has_room_for(needed: Size, shape: Sequence[Size], held: Size, held_shape: Sequence[Size]) -> bool:
     """Whether a view that needs so many bytes lies within what a tensor holds, or has no elements, as one question."""
     if not is_symbolic((needed, held, *shape, *held_shape)):

@@ -236,7 +236,7 @@ def split_at_numbers(original: Function) -> Function:
 
     def tensor_split(input: object, indices_or_sections: object = None, *args: object, **kwargs: object) -> object:
         points = kwargs.pop("tensor_indices_or_sections", indices_or_sections)
-        if type(points) is FakeTensor:
+        if type(points) is FakeTensor and points.dtype is torch.int64 and points.ndim < 2:  # C++ refuses others
             points = points.tolist() if points.ndim else int(points.item())
         points = () if points is None else (points,)
         return original(input, *points, *args, **kwargs)

@@ -387,6 +387,8 @@ def bincount(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
     with add_context(func, fake, weights):
         _check_counted(fake._spec, None if weights is None else weights._spec, least)
+    if fake._spec.shape[0] == 0:  # eager looks no further
+        return make_new(mode, fake._spec.like((least,), dtype=torch.int64))
     count = fresh_size(mode, func, fake, "bins", least, low=least)
     if count is NotImplemented:
         return NotImplemented
@@ -395,11 +397,13 @@ def bincount(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _check_counted(spec: TensorSpec, weights: TensorSpec | None, least: int) -> None:
-    if spec.ndim != 1:
-        raise ShapeMismatch(f"bincount: numbers in one dimension are counted, not {spec}")
     check_any_dtype("bincount", spec, INTEGERS)
     if least < 0:
         raise ArgumentError(f"bincount: minlength must not be negative, got {least}")
+    if spec.ndim != 1:
+        raise ShapeMismatch(f"bincount: numbers in one dimension are counted, not {spec}")
+    if spec.shape[0] == 0:
+        return
     if weights is not None and (weights.ndim != 1 or weights.shape[0] != spec.shape[0]):
         raise ShapeMismatch(f"bincount: {weights} are no weights for {spec}: one for each number")
 

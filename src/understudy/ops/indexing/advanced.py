@@ -185,6 +185,8 @@ def unsafe_masked_index(spec: TensorSpec, mask: TensorSpec, indices: Indices, fi
 
 @rule("_unsafe_masked_index_put_accumulate")
 def unsafe_masked_index_put(spec: TensorSpec, mask: TensorSpec, indices: Indices, values: TensorSpec) -> TensorSpec:
+    if values.dtype is not spec.dtype:
+        raise DtypeError(f"_unsafe_masked_index_put_accumulate: {spec} and the values {values} must have one dtype")
     places = index_spec(spec, _check_indices(spec, indices))
     check_expandable(broadcast_shapes(values.shape, mask.shape), places.shape, "_unsafe_masked_index_put_accumulate")
     return preserved_copy(spec)

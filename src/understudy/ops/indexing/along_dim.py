@@ -308,7 +308,7 @@ def decompose_take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None)
     if x.dim() != indices.dim() and dim is not None:
         raise ShapeMismatch(f"take_along_dim: {x.dim()} dimensions, but indices have {indices.dim()}")
     if indices.dtype is not torch.int64:
-        raise TypeError(f"take_along_dim: indices must be int64, got {indices.dtype}")
+        raise DtypeError(f"take_along_dim: the indices must be int64, got {indices.dtype}")
     if dim is None:
         return x.view(-1).gather(0, indices.view(-1))
     dim = wrap_dim(dim, x.dim())

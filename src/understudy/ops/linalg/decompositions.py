@@ -353,6 +353,8 @@ def ldl_solve(ld: TensorSpec, pivots: TensorSpec, b: TensorSpec, *, hermitian: b
     _check_pair("ldl_solve", ld, b)
     if not same_shape(pivots.shape, ld.shape[:-1]):
         raise ShapeMismatch(f"ldl_solve: {pivots} are no pivots of {ld}")
+    if pivots.is_floating_point or pivots.is_complex or pivots.dtype is torch.bool:
+        raise DtypeError(f"ldl_solve: expected pivots that are integers, got {pivots}")
     return _columns(b, _solved_shape("ldl_solve", ld, b, True))
 
 

@@ -183,6 +183,8 @@ def _convolve(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, window
     shape = output_shape(x, weight, window)
     if window.transposed and any(size < 0 for size in shape[2:]):
         raise ShapeMismatch(f"convolution: the result of {x} and {weight} would have shape {list(shape)}")
+    if window.transposed and weight.shape[1] == 0:
+        raise ShapeMismatch(f"convolution: the weight {weight} makes no channels")
     if _are_plain(x, weight) or x.is_empty:
         return x.like(shape)
     return x.like(shape, stride=_strides(shape, _in_channels_last(x, weight, window)))

@@ -129,9 +129,9 @@ def histogram_in(
 def histogramdd_edges(
     spec: TensorSpec, bins: Sequence[Any], *, range: Range = None, weight: Maybe = None, density: bool = False
 ) -> list[TensorSpec]:
+    check_cpu_dtype("histogramdd", spec, NUMBERS)
     _check_points(spec, len(bins))
     _check_range(spec, range, len(bins))
-    check_cpu_dtype("histogramdd", spec, NUMBERS)
     return [spec.like((count + 1,)) for count in bins]
 
 

@@ -43,9 +43,21 @@ trusts_arguments.register(
 )  # fmt: skip
 
 
+checks_arguments: Trait[bool] = Trait("a private operator whose kernel checks what it is given", of_packets=True)
+checks_arguments.mark(
+    "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_cdist_forward",
+    "_linalg_det", "_linalg_eigh", "_linalg_slogdet", "_linalg_solve_ex", "_linalg_svd", "_log_softmax",
+    "_log_softmax_backward_data", "_prelu_kernel", "_softmax_backward_data", "_scaled_mm",
+    "_scaled_mm_v2", "_softmax", "_unsafe_index", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate",
+    "unfold_backward",
+)  # fmt: skip
+
+
 def may_trust_arguments(op: OpOverload) -> bool:
     """Whether its kernel may read or write beyond what it is given: it is known to, or only torch's own code calls it
     (private operators, gradients), which gives it what fits."""
+    if checks_arguments.of(op) is not None:
+        return False
     name = op.name().partition("::")[2].partition(".")[0]
     is_private = name.startswith(("_", "mkldnn")) and not name.startswith("_foreach")
     return is_private or "backward" in name or trusts_arguments.of(op) is not None
@@ -53,7 +65,7 @@ def may_trust_arguments(op: OpOverload) -> bool:
 
 writes_in_order: Trait[bool] = Trait("refuses to write to memory that it reads in another order", of_packets=True)
 for _name in (
-    "add addcdiv addcmul atan2 bernoulli bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor "
+    "add addcdiv addcmul addr atan2 bernoulli bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor "
     "clamp_max clamp_min copy copysign div eq floor_divide fmod gcd ge gt heaviside hypot igamma igammac lcm le lerp "
     "logical_and logical_or logical_xor lt masked_fill maximum minimum mul ne nextafter pow remainder sub where xlogy"
 ).split():

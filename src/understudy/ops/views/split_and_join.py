@@ -399,6 +399,8 @@ def batch_chunk(keys: object, x: torch.Tensor, chunks: int, dim: int = 0) -> lis
 @decomposition("tensor_split.tensor_indices_or_sections")
 def decompose_tensor_split(x: Tensor, places: Tensor, dim: int = 0) -> Any:
     """The places, or the number of pieces, are data: each becomes a symbol, unless its value is known."""
+    if places.dtype is not torch.int64 or places.dim() > 1:
+        return NotImplemented  # C++ says what is wrong
     if places.dim() == 0:
         return torch.tensor_split(x, int(places.item()), dim)
     return aten.tensor_split.indices(x, [places[i].item() for i in range(int(places.shape[0]))], dim)
@@ -407,6 +409,8 @@ def decompose_tensor_split(x: Tensor, places: Tensor, dim: int = 0) -> Any:
 @under_transforms("unsafe_chunk")
 @decomposition("unsafe_chunk")
 def decompose_unsafe_chunk(x: Tensor, chunks: int, dim: int = 0) -> Any:
+    if chunks <= 0:
+        return NotImplemented  # C++ says what is wrong
     length = x.shape[wrap_dim(dim, x.dim())]
     size = (length + chunks - 1) // chunks
     if size == 0:

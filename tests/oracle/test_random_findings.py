@@ -1,0 +1,181 @@
+"""Calls that random programs have found to differ, and their relatives: each does, or refuses, what the real one does."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.oracle.cases import duplicate
+from tests.oracle.random_run import _differences, built_in_class
+from understudy import FakeTensorMode, ShapeEnv
+from understudy.shapes.input_dims import DYNAMIC
+
+Call = Callable[..., Any]
+F8 = torch.float8_e4m3fn
+LARGEST = 2**63 - 1
+
+
+def gaps(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.ones(2, *shape, dtype=dtype)[1]
+
+
+def ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.ones(shape, dtype=dtype)
+
+
+CALLS: dict[str, tuple[Call, list[Tensor]]] = {
+    "an empty tensor that begins later": (lambda x, y: (x + 1, y), [ones(2, 0, 3).as_strided((0, 3), (3, 1), 3), ones(0, 3)]),
+    "out= with another size, by columns": (
+        lambda a, tau, x, out: torch.ormqr(a, tau, x, out=out), [ones(3, 3), ones(3), ones(3, 2), ones(4, 3)]),
+    "out= without elements, by columns": (
+        lambda a, tau, x, out: torch.ormqr(a, tau, x, out=out), [ones(3, 3), ones(3), ones(3, 2), ones(0)]),
+    "out= of householder_product": (
+        lambda a, tau, out: torch.linalg.householder_product(a, tau, out=out), [ones(3, 2), ones(2), ones(4, 3)]),
+    "a list of out= that is resized": (lambda x, a, b: torch.unbind_copy(x, out=[a, b]), [ones(2, 3), ones(4), ones(0)]),
+    "a list of out= that fits": (lambda x, a, b: torch.unbind_copy(x, out=[a, b]), [ones(2, 3), ones(3), ones(3)]),
+    "sizes of out= that fits": (
+        lambda x, a, b: torch.split_with_sizes_copy(x, [1, 2], out=[a, b]), [ones(3, 3), ones(1, 3), ones(2, 3)]),
+    "no elements of 8 bits": (torch.linalg.solve, [ones(0, 2, 2, dtype=F8), ones(0, 2, 1, dtype=F8)]),
+    "no elements of 16 bits": (torch.linalg.eigvalsh, [ones(0, 0, dtype=torch.float16)]),
+    "distances of no elements of 8 bits": (torch.cdist, [ones(1, 4, 5, dtype=F8), ones(0, 3, 5, dtype=F8)]),
+    "gradient of a softmax of no integers": (
+        lambda x: torch.ops.aten._softmax_backward_data(x, x, 0, torch.float32), [ones(0, 2, dtype=torch.int64)]),
+    "counts of nothing, with weights": (lambda x, w: torch.bincount(x, w, 4), [ones(0, dtype=torch.int64), ones(3)]),
+    "windows that fit": (
+        lambda x: torch.nn.functional.fractional_max_pool3d(x, 2, output_size=2, _random_samples=torch.zeros(1, 1, 3)),
+        [ones(1, 1, 4, 4, 4)]),
+}  # fmt: skip
+
+REFUSED: dict[str, tuple[Call, list[Tensor]]] = {
+    "a view beyond its storage": (lambda x: torch.as_strided(x, (2, 2), (2, 2)), [ones(4)]),
+    "a copy beyond its storage": (lambda x: torch.as_strided_copy(x, (2, 2), (2, 2)), [ones(4)]),
+    "windows that do not fit": (
+        lambda x: torch.nn.functional.fractional_max_pool3d(x, 2, output_size=2, _random_samples=torch.zeros(1, 1, 3)),
+        [ones(1, 1, 3, 3, 3)]),
+    "a stride that no kernel takes": (lambda x: torch.nn.functional.avg_pool3d(x, 1, stride=2**62), [ones(1, 1, 3, 3, 3)]),
+    "indices of no triangle": (lambda: torch.triu_indices(20, 21, LARGEST), []),
+    "a complex factor": (lambda x, a, b: torch.addr(x, a, b, beta=1j), [ones(3, 2, dtype=torch.int8), ones(3), ones(2)]),
+    "pivots that are no integers": (torch.linalg.ldl_solve, [ones(2, 2), ones(2), ones(2, 1)]),
+    "values of another dtype": (
+        lambda x, m, i, v: torch.ops.aten._unsafe_masked_index_put_accumulate(x, m, [i], v),
+        [ones(3), ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.int64), ones(2, dtype=torch.bool)]),
+    "scales of nothing": (
+        lambda a, b, s: torch._scaled_mm(a, b, s, s), [ones(16, 16, dtype=F8), ones(16, 16, dtype=F8).t(), ones(2, 2)]),
+    "counts of fractions": (torch.bincount, [ones(2, 3)]),
+    "a slope of 8 bits": (torch.nn.functional.prelu, [ones(2, dtype=F8), ones(1, dtype=F8)]),
+    "chunks of a negative number": (lambda x: torch.unsafe_chunk(x, -1), [ones(4)]),
+    "pieces by fractions": (lambda x, at: torch.tensor_split(x, at), [ones(4), ones(2)]),
+    "indices that are fractions": (lambda x, i: torch.take_along_dim(x, i, 0), [ones(4), ones(2)]),
+    "a norm into complex numbers": (
+        lambda x, out: torch.linalg.matrix_norm(x, out=out), [ones(2, 2), ones(0, dtype=torch.complex64)]),
+    "a norm of integers": (
+        lambda w, i: torch.nn.functional.embedding(i, w, max_norm=1.0),
+        [ones(3, 2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)]),
+}  # fmt: skip
+
+
+def run_on_stand_ins(call: Call, reals: list[Tensor], symbolic: bool) -> tuple[Any, list[Tensor]]:
+    env = ShapeEnv(duck_shape=False, specialize_zero_one=False) if symbolic else None
+    mode = FakeTensorMode(shape_env=env)
+    fakes = [
+        mode.from_tensor(real.data, symbolic_context=[DYNAMIC] * real.ndim if symbolic else None) for real in duplicate(reals)
+    ]
+    with mode, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return call(*fakes), fakes
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CALLS)
+def test_static(name: str) -> None:
+    call, reals = CALLS[name]
+    given = [real.data for real in duplicate(reals)]
+    fake, fakes = run_on_stand_ins(call, reals, symbolic=False)
+    assert _differences(call(*given), fake, given, fakes) == []
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str, symbolic: bool) -> None:
+    call, reals = REFUSED[name]
+    with pytest.raises(Exception) as refusal:
+        call(*duplicate(reals))
+    with pytest.raises(built_in_class(refusal.value)):
+        run_on_stand_ins(call, reals, symbolic)
+
+
+OUTS: dict[str, tuple[Call, list[Tensor]]] = {
+    "kron": (torch.kron, [ones(2, 3), ones(3, 2)]),
+    "inner": (torch.inner, [ones(2, 3), ones(4, 3)]),
+    "tensordot": (lambda a, b, out: torch.tensordot(a, b, 1, out=out), [ones(2, 3), ones(3, 2)]),
+    "linalg.cond": (torch.linalg.cond, [ones(2, 2)]),
+    "linalg.matrix_rank": (torch.linalg.matrix_rank, [ones(2, 2)]),
+    "linalg.pinv": (torch.linalg.pinv, [ones(2, 3)]),
+    "linalg.norm": (torch.linalg.norm, [ones(2, 3)]),
+    "linalg.multi_dot": (lambda a, b, out: torch.linalg.multi_dot([a, b], out=out), [ones(2, 3), ones(3, 2)]),
+    "special.ndtr": (torch.special.ndtr, [ones(2, 3)]),
+}
+
+
+@pytest.mark.parametrize("name", OUTS)
+def test_out_of_composites_with_symbols(name: str) -> None:
+    """C++ resizes `out=` with plain integers, which symbols are not."""
+    call, reals = OUTS[name]
+    wanted = call(*reals, out=torch.empty(0, dtype=torch.int64 if "rank" in name else torch.float32))
+    out = torch.empty(0, dtype=wanted.dtype)
+    fake, (*_, given) = run_on_stand_ins(lambda *args: call(*args[:-1], out=args[-1]), [*reals, out], symbolic=True)
+    assert fake is given
+    assert [int(size) for size in fake.shape] == list(wanted.shape)
+
+
+@pytest.mark.parametrize("name", ["gather", "scatter_reduce", "index_select", "embedding"])
+def test_an_index_points_into_something_by_a_guard(name: str) -> None:
+    env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
+    mode = FakeTensorMode(shape_env=env)
+    x, index = torch.zeros(3, 2), torch.zeros(2, 2, dtype=torch.int64)
+    calls: dict[str, Call] = {
+        "gather": lambda x, i: x.gather(0, i),
+        "scatter_reduce": lambda x, i: x.scatter_reduce(0, i, x, "amin"),
+        "index_select": lambda x, i: x.index_select(0, i[0]),
+        "embedding": lambda x, i: torch.nn.functional.embedding(i, x),
+    }
+    fakes = [mode.from_tensor(each, source=s, symbolic_context=[DYNAMIC] * 2) for s, each in (("x", x), ("i", index))]
+    with mode:
+        calls[name](*fakes)
+    with pytest.raises((IndexError, RuntimeError)):
+        calls[name](x[:0], index)
+    assert env.check(x[:0], index)
+    assert not env.check(x, index)
+
+
+def test_a_transposed_convolution_makes_channels() -> None:
+    env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
+    mode = FakeTensorMode(shape_env=env)
+    reals = ones(2, 3, 5), ones(3, 1, 2)
+    fakes = [mode.from_tensor(each, source=s, symbolic_context=[DYNAMIC] * 3) for s, each in zip("xw", reals, strict=True)]
+    with mode:
+        torch.nn.functional.conv_transpose1d(*fakes)
+    assert not env.check(*reals)
+    assert env.check(reals[0], ones(3, 0, 2))
+
+
+def test_a_view_of_a_storage_without_elements() -> None:
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        run_on_stand_ins(lambda x: x.as_strided((2,), (1,), 0), [ones(2, 0, 3).as_strided((0, 3), (3, 1), 3)], symbolic=False)
+
+
+def test_a_view_stays_within_its_storage_by_a_guard() -> None:
+    env = ShapeEnv(duck_shape=False)
+    mode = FakeTensorMode(shape_env=env)
+    x = mode.from_tensor(torch.zeros(6), source="x")
+    with mode:
+        x.as_strided((2, 2), (2, 1))
+    (guard,) = env.guards
+    assert guard.text == "x_0 >= 4"
+    assert env.check(torch.zeros(3)) and not env.check(torch.zeros(4))
