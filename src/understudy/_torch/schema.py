@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
@@ -229,3 +230,12 @@ def group_norm_takes_any_strides() -> bool:
         except RuntimeError:
             return False
     return True
+
+
+@functools.cache
+def linear_gives_view() -> bool:
+    """Whether C++ makes the rows that a biased linear layer has multiplied as one matrix a batch again by `view`; torch 2.15
+    does it by `_unsafe_view`. Asked in a thread of its own, where neither modes nor transforms are active."""
+    with ThreadPoolExecutor(1) as thread:
+        given = (torch.Size((1, 1, 1)), torch.Size((1, 1)), torch.Size((1,)))
+        return thread.submit(lambda: torch.ops.aten.linear.default(*map(torch.zeros, given))._is_view()).result()
