@@ -47,7 +47,6 @@ HAS_ITS_OWN_ERROR: dict[str, tuple[Program, str]] = {
         lambda: torch.cond(no_data().sum() > 0, lambda x: x[0] + 1, lambda x: x[0] - 1, ([no_data()],)),
         "can only be of",
     ),
-    "storage": (lambda: no_data().untyped_storage().resize_(100), "invalid python storage"),
 }
 
 

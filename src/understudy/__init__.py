@@ -16,7 +16,7 @@
     exporting/       captured graphs for the tools of torch
     simulation/      hardware that is not here: simulate, the allocator, the catalogue of cards
     report/          rehearse: measurement of a program, and how it is shown
-    cli/             the command `understudy`
+    cli/, __main__   the command `understudy`
     pytest_plugin    the marker and the fixture `rehearse`
     fake_tensor, proxy_tensor, symbolic_shapes, fake_tensor_prop, meta_tracer
                      the names of torch's modules: a user changes one import line

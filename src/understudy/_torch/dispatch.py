@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +16,11 @@ import torch.utils._python_dispatch as _modes
 from torch import Tensor
 from torch._C import DispatchKey
 
+from understudy._torch.identity import is_module_conversion
 from understudy._torch.modes import (
     FAKE,
     active_fake_mode,
+    active_recorder,
     count_function_modes,
     is_recorded_above_autograd,
     no_modes,
@@ -127,20 +130,21 @@ def is_heard_alone(mode: Any) -> bool:
     )
 
 
-def is_function_heard() -> bool:
-    """Whether there is a mode for torch functions that does more than count them."""
+def is_function_heard(harmless: str = "only_counts") -> bool:
+    """Whether there is a mode for torch functions that does more than count them. `harmless`: what it is known by."""
     stack = range(torch._C._len_torch_function_stack())
-    return not all(getattr(torch._C._get_function_stack_at(i), "only_counts", False) for i in stack)
+    return not all(getattr(torch._C._get_function_stack_at(i), harmless, False) for i in stack)
 
 
 def is_recorded_alone(mode: Any, recorder: Any) -> bool:
     """Whether a call reaches this recorder and this fake mode and nothing else: no other mode, transform, cast or hook of
     all modules."""
+    count = 2 - is_recorded_above_autograd()  # a recorder above autograd has a place of its own
     return (
-        torch._C._len_torch_dispatch_stack() == 2
+        torch._C._len_torch_dispatch_stack() == count
         and torch._C._get_dispatch_mode(FAKE) is mode
-        and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is recorder
-        and not is_function_heard()
+        and active_recorder() is recorder
+        and not is_function_heard("only_records")
         and not torch.nn.modules.module._has_any_global_hook()
         and not any(map(torch.is_autocast_enabled, _CASTING_DEVICES))
         and torch._C._functorch.peek_interpreter_stack() is None
@@ -259,6 +263,28 @@ def kernel_libraries(key: str) -> tuple[Any, Any]:
     others = torch.library.Library("_", "IMPL", key)
     others.fallback(torch.library.fallthrough_kernel)
     return torch.library.Library("aten", "IMPL", key), others
+
+
+def check_assigned_data(check: Callable[[Tensor, Any], None]) -> Any:
+    """Have `check(tensor, data)` called before `tensor.data = data` if a mode is active, or one of the two is of a class
+    with a dispatch of its own, inside of modes and outside. In force while the library lives that is returned.
+
+    C++ does it past every dispatch, but asks an operator whether the types fit. Autograd's key answers that by itself; it
+    falls through from here on, so that Python's key is asked. For plain tensors nothing changes.
+    """
+    name = "_has_compatible_shallow_copy_type"
+    native = torch.library.get_kernel(f"aten::{name}", "CPU")
+
+    def do_types_fit(keys: Any, tensor: Tensor, data: Tensor) -> Any:
+        if not is_module_conversion(sys._getframe(1)):
+            check(tensor, data)
+        return native.call_boxed(keys, tensor, data)
+
+    library = torch.library.Library("aten", "IMPL")
+    for key in ("AutogradCPU", "AutogradMeta"):
+        library.impl(name, torch.library.fallthrough_kernel, key)
+    library.impl(name, do_types_fit, "Python", with_keyset=True)
+    return library
 
 
 # --- composite operators on symbolic sizes ------------------------------------------------------------------

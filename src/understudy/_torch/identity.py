@@ -62,9 +62,14 @@ def any_number() -> Any:
 
 def asked_by_module_conversion(frame: Any) -> bool:
     """Whether it is `nn.Module._apply` that asks, in this frame, what class a tensor is, and may set a stand-in's data."""
-    if frame.f_code.co_name == _APPLY_INNER and frame.f_back.f_code is _APPLY:
+    if is_module_conversion(frame):
         return is_stand_in(frame.f_locals["tensor"])
     return frame.f_code is _APPLY
+
+
+def is_module_conversion(frame: Any) -> bool:
+    """Whether it is the part of `nn.Module._apply` that asks whether the data of a tensor may be set, and sets nothing."""
+    return frame.f_code.co_name == _APPLY_INNER and frame.f_back.f_code is _APPLY
 
 
 _APPLY = torch.nn.Module._apply.__code__

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,6 +40,93 @@ NoFunctionModes: Any = torch._C.DisableTorchFunction
 def storage_id(tensor: Tensor) -> int:
     """A number that two tensors share exactly when they share their storage."""
     return native_storage(tensor)._cdata
+
+
+def hand_out_storage(tensor: Tensor) -> torch.UntypedStorage:
+    """The storage of a stand-in, for programs: C++ raises wherever the memory of one that was handed out is asked for, also
+    of real tensors that are set on it afterwards. It would read from address 0 otherwise."""
+    forbid_data_pointer(tensor)
+    storage = native_storage(tensor)
+    place = _place_of_read_flag()
+    if place is not None:
+        ctypes.c_bool.from_address(storage._cdata + place).value = True
+    return storage
+
+
+class MemoryAsked:
+    """While C++ works on the metadata of tensors on this storage: it may ask for the memory of one that was handed out, and
+    there is none to be read by then."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        place = _place_of_read_flag()
+        self._flag = None if place is None else ctypes.c_bool.from_address(storage._cdata + place)
+
+    def __enter__(self) -> None:
+        self._before = self._flag is not None and self._flag.value
+        if self._flag is not None:
+            self._flag.value = False
+
+    def __exit__(self, *exception: object) -> None:
+        if self._flag is not None:
+            self._flag.value = self._before
+
+
+def resize_handed_out(kind: type[Tensor], storage: torch.UntypedStorage, size: int) -> None:
+    """Give the storage of a stand-in another size. It is on the meta device to C++ then, as all that have grown."""
+    with NoDispatch(), MemoryAsked(storage):
+        if storage.device.type != "meta":
+            # It grows for a tensor that reaches beyond its end, and its allocator is that of the meta device.
+            other = make_wrapper(kind, (0,), dtype=torch.uint8)
+            torch.ops.aten.set_.source_Storage_storage_offset(other, storage, 0, (storage.nbytes() + 1,), (1,))
+        native_resize(storage, size)
+
+
+native_resize = torch._C.StorageBase.resize_
+
+
+def has_memory(storage: torch.UntypedStorage) -> bool:
+    """Whether it is that of a real tensor with data."""
+    try:
+        return storage.device.type != "meta" and storage.data_ptr() != 0
+    except RuntimeError:  # of a stand-in
+        return False
+
+
+def bytes_on(storage: torch.UntypedStorage) -> Tensor:
+    """A real tensor of all bytes of a real storage."""
+    with PastDispatch():
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+@functools.cache
+def _place_of_read_flag() -> int | None:
+    """Where the flag "reads raise" is in C++'s object of a storage; None if it is not found.
+
+    torch lets Python set the flag for writes only, which comes before it. Tried out on a storage of its own: the flag for
+    writes is where `forbid_data_pointer` changes something, and the one behind it has to make a read raise.
+    """
+    with PastDispatch(), torch.inference_mode(False):
+        tried = torch.zeros(4, device="cpu")
+        storage = native_storage(tried)
+        before = ctypes.string_at(storage._cdata, LENGTH_SEARCHED)
+        forbid_data_pointer(tried)
+        after = ctypes.string_at(storage._cdata, LENGTH_SEARCHED)
+        changed = [place for place in range(LENGTH_SEARCHED) if before[place] != after[place]]
+        if len(changed) != 2 or after[changed[1] : changed[1] + 2] != b"\1\0":
+            return None
+        place = changed[1] + 1
+        flag = ctypes.c_bool.from_address(storage._cdata + place)
+        flag.value = True
+        try:
+            tried.sum()
+        except RuntimeError:
+            return place
+        flag.value = False
+        return None
+
+
+LENGTH_SEARCHED = 72
+"""Bytes of C++'s object in which the flags are looked for: less than it has."""
 
 
 def has_other_tensors(tensor: Tensor) -> bool:
@@ -76,7 +165,7 @@ def real_bytes(contents: bytes) -> Tensor:
 
 def share_storage(tensor: Tensor, storage: Any) -> None:
     """Let `tensor` stand on `storage`, its metadata unchanged."""
-    with NoDispatch():
+    with NoDispatch(), MemoryAsked(storage):
         torch.ops.aten.set_.source_Storage_storage_offset(
             tensor, storage, tensor.storage_offset(), tensor.shape, tensor.stride()
         )
@@ -212,3 +301,30 @@ def collect_device_constructors() -> None:
     from torch.utils._device import _device_constructors  # why: only where a mode is active
 
     _device_constructors()
+
+
+# --- who holds a tensor -----------------------------------------------------------------------------------------------
+
+
+def _count_references(reference: weakref.ref[Any]) -> int:
+    held = reference()
+    return 0 if held is None else sys.getrefcount(held)
+
+
+class _HeldOnce:
+    """An object to count with."""
+
+
+_held_once = _HeldOnce()
+_OF_COUNTING = _count_references(weakref.ref(_held_once)) - 1
+"""References that are there because they are counted."""
+
+
+def is_held_by_python(reference: weakref.ref[Tensor]) -> bool:
+    """Whether somebody besides C++ holds a tensor. What autograd saves for a backward pass is held by C++ alone."""
+    tensor = reference()
+    if tensor is None:
+        return False
+    of_native_code = tensor._use_count() > 1 if hasattr(tensor, "_use_count") else 0
+    del tensor
+    return _count_references(reference) - _OF_COUNTING - of_native_code > 0

@@ -185,8 +185,9 @@ def extract_val(val: Any, include_real: bool = False) -> Any:
 def snapshot_fake(val: torch.Tensor, include_real: bool = False) -> torch.Tensor:
     """A tensor as it is now, on the same storage, without gradient: a later write to its metadata does not show."""
     snapshot: torch.Tensor = as_val(val) if _torch.is_stand_in(val) else val.detach()
-    if include_real and getattr(val, "real_tensor", None) is not None:
-        snapshot.real_tensor = val.real_tensor.detach()  # type: ignore[attr-defined]
+    real = getattr(val, "real_tensor", None)
+    if include_real and real is not None:
+        vars(snapshot)["real_tensor"] = real.detach()
     return snapshot
 
 

@@ -458,7 +458,8 @@ class _Functionalisation:
 
     def _repeat(self, call: Node, source: Node) -> Node:
         """The same call on another tensor."""
-        made = self._graph.call_function(call.target, (source, *call.args[1:]), dict(call.kwargs))  # type: ignore[arg-type]
+        target: Any = call.target
+        made = self._graph.call_function(target, (source, *call.args[1:]), dict(call.kwargs))
         made.meta = call.meta.copy()
         return made
 
@@ -473,7 +474,8 @@ class _Functionalisation:
         if node.target is not COPY:
             self._resolve_other(node)
             return
-        target = self._original(node.args[0])  # type: ignore[arg-type]
+        written: Any = node.args[0]
+        target = self._original(written)
         memory = self._memory_of.get(target)
         if memory is None:
             raise refuse(node, f"{node.target} writes to a tensor that no node of the graph has made")

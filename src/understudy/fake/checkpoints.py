@@ -7,7 +7,6 @@ variables say; so the two operators that it calls ask there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,15 +50,16 @@ class LoadDestination:
 def where_to(location: str, nbytes: int) -> torch.device:
     """The device on which `torch.load(map_location=...)` wants what was saved on this one."""
     wanted = _torch.map_location()
+    place: str | torch.device = location
     if isinstance(wanted, dict):
-        location = wanted.get(location, location)
+        place = wanted.get(location, location)
     elif isinstance(wanted, (str, torch.device)):
-        location = wanted  # type: ignore[assignment]
-    elif isinstance(wanted, Callable):  # type: ignore[arg-type]
+        place = wanted
+    elif callable(wanted):
         # As with real storages: data is first on the CPU, and what the function returns says where it goes.
         chosen = wanted(LoadDestination(nbytes, torch.device("cpu")), location)
-        location = location if chosen is None else chosen.device
-    return canonical(torch.device(location))
+        place = location if chosen is None else chosen.device
+    return canonical(torch.device(place))
 
 
 @handler("aten::empty.memory_format")
@@ -89,17 +89,20 @@ def set_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
 @handler("aten::set_.source_Storage", "aten::set_")
 def set_whole_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     fake, storage = args[0], args[1] if len(args) > 1 else None
-    grown = getattr(storage, "grown_of", _nobody)()
-    if grown is not None:
-        adopt(fake, make_view(mode, grown, _spec_on(storage, fake._spec, *args[2:])))
+    other = getattr(storage, "resized_of", _nobody)()
+    if other is not None:
+        adopt(fake, make_view(mode, other, _spec_on(storage, fake._spec, *args[2:])))
         return fake
+    if storage is not None and _torch.has_memory(storage):  # of real tensors: a stand-in is not on their memory
+        whole = mode.from_tensor(_torch.bytes_on(storage), static_shapes=True)
+        args = (fake, _torch.native_storage(whole), *args[2:])
     if _has_grown(fake):  # C++ would not exchange its storage for one on the CPU
         adopt(fake, make_new(mode, fake._spec))
     if storage is not None and storage.device.type == "meta" and fake._spec.device.type == "cpu":
         # Inside any fake mode, torch reads buffers and files into storages without data, on the meta device.
         whole = make_new(mode, TensorSpec((storage.nbytes(),), dtype=torch.uint8, device=fake._spec.device))
         args = (fake, _torch.native_storage(whole), *args[2:])
-    with _torch.PastDispatch():
+    with _torch.PastDispatch(), _torch.MemoryAsked(args[1] if len(args) > 1 else _torch.native_storage(fake)):
         func(*args, **kwargs)
     return _as_native(args[0], getattr(args[1], "known", None) if len(args) > 1 else None)
 
@@ -109,7 +112,7 @@ def _nobody() -> None:
 
 
 def _has_grown(fake: FakeTensor) -> bool:
-    """Whether it is on a storage that `resize_` made larger, which is on the meta device to C++."""
+    """Whether it is on a storage that was resized, which is on the meta device to C++."""
     return fake._spec.device.type == "cpu" and _torch.native_storage(fake).device.type == "meta"
 
 

@@ -38,9 +38,9 @@ def deep_copy(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, Any]) -> F
         return _parameter_twin(fake, memo)
     with torch.no_grad():
         if _torch.active_recorder() is None:
-            twin = _twin(mode, fake, memo)
+            twin: Any = _twin(mode, fake, memo)
         else:  # a graph knows operators only
-            twin = fake.clone(memory_format=torch.preserve_format)  # type: ignore[assignment]
+            twin = fake.clone(memory_format=torch.preserve_format)
     twin.requires_grad_(fake.requires_grad)
     memo[id(fake)] = twin
     if fake.grad is not None:
@@ -58,18 +58,18 @@ def _parameter_twin(fake: FakeTensor, memo: dict[int, object]) -> FakeTensor:
     return twin
 
 
-def _twin(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, object]) -> FakeTensor:
+def _twin(mode: FakeTensorMode, fake: FakeTensor, memo: dict[Any, Any]) -> FakeTensor:
     spec = fake._spec
     if spec.layout is not torch.strided:
         return make_new(mode, spec)
     storage_key = ("understudy storage", _torch.storage_id(fake))
-    base = memo.get(storage_key)  # type: ignore[call-overload]
+    base = memo.get(storage_key)
     if base is None:
         nbytes = _torch.native_storage(fake).nbytes()
         base = make_new(mode, TensorSpec((nbytes,), dtype=torch.uint8, device=spec.device))
         if fake._known is not None and fake._known.content is not None:
             base._known = DeterminedContents(fake._known.content, fake._known.literal)
-        memo[storage_key] = base  # type: ignore[index]
+        memo[storage_key] = base
     twin = make_view(mode, base, spec)
     twin._known = base._known
     return twin

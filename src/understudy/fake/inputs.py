@@ -185,3 +185,30 @@ class _BareText(str):
 
     def __repr__(self) -> str:
         return str(self)
+
+
+# --- the data of a stand-in ------------------------------------------------------------------------------------------------
+
+
+def is_real(tensor: Any) -> bool:
+    """Whether it has data: a plain tensor, or a wrapper subclass around such ones."""
+    if _torch.is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        return all(is_real(getattr(tensor, name)) for name in names)
+    return not _torch.uses_python_dispatch(type(tensor))
+
+
+def refuse_missing_data(tensor: torch.Tensor, data: Any) -> None:
+    """`real.data = fake`: the real tensor would be left without memory, and the next read would end the process."""
+    if type(data) is FakeTensor and is_real(tensor) and _torch.unwrap(tensor) is None:
+        raise MixedTensorsError(
+            f"a real tensor can't be given the data of a stand-in, {data._spec}: it would be left without memory",
+            context=Context(
+                line=user_line(),
+                hint="make the model inside the mode, or exchange the parameter itself: "
+                "module.weight = torch.nn.Parameter(data)",
+            ),
+        )
+
+
+_data_check = _torch.check_assigned_data(refuse_missing_data)

@@ -11,7 +11,7 @@ from understudy.fake.native import WITHOUT_INDEX, canonical, prepare
 from understudy.fake.templates import make_symbolic
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.determined import DeterminedContents
-from understudy.shapes.sizes import to_torch
+from understudy.shapes.sizes import at_least_one, to_torch
 from understudy.spec import Changed, New, Same, TensorSpec, View
 from understudy.spec.sparse import sparse_on, spec_of_sparse
 
@@ -74,14 +74,17 @@ def make_view(mode: FakeTensorMode, base: FakeTensor, spec: TensorSpec, is_asked
         with torch.inference_mode(base.is_inference()):
             return make_view(mode, base, spec, is_asked)
     # Measured: a wrapper that is then given the storage, 2.7 µs; as_strided past the dispatcher, 5.7; set_, 9.
-    try:
-        if spec.is_symbolic:
-            fake = make_symbolic(spec, base, is_asked)
-        else:
-            fake = make_wrapper(FakeTensor, *(spec.prepared or prepare(spec)))
-            give_storage(fake, base)
-    except RuntimeError:  # a storage that has grown is on the meta device to C++, and is refused
-        fake = _viewed_past_dispatch(base, spec)
+    if base._is_handed_out:
+        fake = _view_handed_out(base, spec, is_asked)
+    else:
+        try:
+            if spec.is_symbolic:
+                fake = make_symbolic(spec, base, is_asked)
+            else:
+                fake = make_wrapper(FakeTensor, *(spec.prepared or prepare(spec)))
+                give_storage(fake, base)
+        except RuntimeError:  # the storage was handed out by another tensor, or has grown
+            fake = _view_handed_out(base, spec, is_asked)
     fake._spec = spec
     fake.fake_mode = mode
     if spec.conj:
@@ -118,7 +121,10 @@ def make_again(mode: FakeTensorMode, spec: TensorSpec, base: FakeTensor | None) 
     else:
         fake = make_wrapper(FakeTensor, *spec.prepared)
         if base is not None:
-            give_storage(fake, base)
+            try:
+                give_storage(fake, base)
+            except RuntimeError:  # as in `make_view`
+                fake = _view_handed_out(base, spec, is_asked=False)
     fake._spec = spec
     fake.fake_mode = mode
     return fake
@@ -126,6 +132,21 @@ def make_again(mode: FakeTensorMode, spec: TensorSpec, base: FakeTensor | None) 
 
 def can_be_made_again(spec: TensorSpec) -> bool:
     return spec.prepared is not None and not (spec.sparse is not None or spec.conj or spec.neg)
+
+
+def _view_handed_out(base: FakeTensor, spec: TensorSpec, is_asked: bool) -> FakeTensor:
+    """On a storage whose memory C++ must not ask for."""
+    try:
+        with _torch.MemoryAsked(_torch.native_storage(base)):
+            if spec.is_symbolic:
+                fake = make_symbolic(spec, base, is_asked)
+            else:
+                fake = make_wrapper(FakeTensor, *(spec.prepared or prepare(spec)))
+                give_storage(fake, base)
+    except RuntimeError:  # a storage that has grown is on the meta device to C++, and is refused
+        fake = _viewed_past_dispatch(base, spec)
+    fake._is_handed_out = base._is_handed_out = True
+    return fake
 
 
 def _viewed_past_dispatch(base: FakeTensor, spec: TensorSpec) -> FakeTensor:
@@ -179,8 +200,9 @@ def change_spec(fake: FakeTensor, spec: TensorSpec) -> None:
     guard = NoDispatch()
     try:
         if grows:
-            torch.Tensor.resize_(fake, (extent(spec) - fake._spec.offset,))  # C++ counts from where the tensor begins
-        torch.Tensor.as_strided_(fake, spec.shape, spec.stride, spec.offset)
+            with _torch.MemoryAsked(_torch.native_storage(fake)):  # C++ counts from where the tensor begins
+                torch.Tensor.resize_(fake, (extent(spec) - fake._spec.offset,))
+        torch.Tensor.as_strided_(fake, *spec.numbers)
     finally:
         del guard
     fake._spec = spec
@@ -195,6 +217,14 @@ def extent(spec: TensorSpec) -> Any:
         if size == 0:
             return spec.offset
         last = last + (size - 1) * step
+    return last + 1
+
+
+def extent_if_filled(spec: TensorSpec) -> Any:
+    """The same of a tensor that has elements, with no question asked of its sizes."""
+    last = spec.offset
+    for size, step in zip(spec.shape, spec.stride, strict=True):
+        last = last + (at_least_one(size) - 1) * step
     return last + 1
 
 

@@ -197,8 +197,9 @@ def tensor_meta_of_numbers(spec: TensorSpec, requires_grad: bool) -> Any:
     from torch.fx.passes.shape_prop import TensorMetadata  # why: only on request
 
     memory_format = torch.contiguous_format if spec.numel == 0 else _surely_format(spec)
+    shape, stride, _ = spec.numbers
     return TensorMetadata(
-        torch.Size(spec.shape), spec.dtype, requires_grad, spec.stride, memory_format, is_quantized=False, qparams={}
+        torch.Size(shape), spec.dtype, requires_grad, stride, memory_format, is_quantized=False, qparams={}
     )
 
 

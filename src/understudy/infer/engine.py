@@ -28,7 +28,7 @@ from understudy.infer.kernels import (
     with_fixed_sizes,
 )
 from understudy.infer.plan import Plan
-from understudy.ops.registry import Rule, record_of, user_rule
+from understudy.ops.registry import Registered, record_of, user_rule
 from understudy.ops.traits import caching
 from understudy.ops.traits.devices import device_of, refuse_without_kernel
 from understudy.ops.traits.rare_dtypes import refuse_rare
@@ -181,7 +181,7 @@ def mark_pure(op: Any, *, pure: bool = True) -> None:
         cache.forget_plans()
 
 
-def rule(*ops: Any) -> Callable[[Rule], Rule]:
+def rule(*ops: _torch.OpOverload | str) -> Callable[[Registered], Registered]:
     """Register the decorated pure function as the answer for these operators (overloads, or their names).
 
         @rule("mylib::pooled")
@@ -192,7 +192,7 @@ def rule(*ops: Any) -> Callable[[Rule], Rule]:
     leaves to the others.
     """
 
-    def register(function: Rule) -> Rule:
+    def register(function: Registered) -> Registered:
         user_rule.replace(function, *ops)
         cache.forget_plans()
         return function

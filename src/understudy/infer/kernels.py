@@ -68,7 +68,7 @@ def strided_on(spec: TensorSpec, device: torch.device, zero: bool = False) -> to
             break
         extent = extent + (size - 1) * step
     make = torch.zeros if zero else torch.empty
-    tensor = make((extent,), dtype=spec.dtype, device=device).as_strided(spec.shape, spec.stride, spec.offset)
+    tensor = make((extent,), dtype=spec.dtype, device=device).as_strided(*spec.numbers)
     if spec.conj:
         _torch.set_conj(tensor, True)
     if spec.neg:
@@ -248,15 +248,17 @@ def check_against_eager(call: Call, outcomes: Outcomes, is_by_rule: bool) -> Out
     """What eager says of a call that is out of the ordinary, where our answer may not know all of its kernel's whims."""
     if is_by_rule and not _is_unusual(call):
         return outcomes
-    if any(spec.is_symbolic for spec in call.inputs) or flat(SymNode, call.args, call.kwargs) or not can_ask(call):
+    if not can_ask(call):
         return outcomes
+    is_symbolic = any(spec.is_symbolic for spec in call.inputs) or bool(flat(SymNode, call.args, call.kwargs))
     try:
-        answer = run_on_zeros_or_ones(call, lambda: strided_zeros)
+        answer = run_on_zeros_or_ones(with_sizes_at_hand(call) if is_symbolic else call, lambda: strided_zeros)
     except (*NOT_EAGERS, torch.linalg.LinAlgError):
         return outcomes
     except BUILT_IN as refusal:
         raise translate(refusal, call) from None
-    return outcomes if isinstance(outcomes, Changed) else answer
+    # Of symbolic sizes, eager's answer holds at those at hand only, while its refusal refuses the example.
+    return outcomes if is_symbolic or isinstance(outcomes, Changed) else answer
 
 
 def run_on_zeros_or_ones(call: Call, new_maker: Callable[[], Callable[[TensorSpec], torch.Tensor]]) -> Outcomes:
@@ -337,7 +339,8 @@ def answer_for_shared(call: Call, inputs: Sequence[Any]) -> Outcomes | None:
 
 def _on_shared(spec: TensorSpec, storage: torch.Tensor) -> torch.Tensor:
     tensor = torch.empty(0, dtype=spec.dtype)
-    tensor.set_(storage.untyped_storage(), spec.offset, spec.shape, spec.stride)
+    shape, stride, offset = spec.numbers
+    tensor.set_(storage.untyped_storage(), offset, shape, stride)
     if spec.conj:
         _torch.set_conj(tensor, True)
     if spec.neg:

@@ -118,7 +118,7 @@ def _is_of_torch(frame: FrameType) -> bool:
 #     tensors that are constants                  run for real
 #     no tensor, and one comes out: a factory     recorded
 
-Function = Callable[..., Any]
+Function = Callable[..., object]
 Target = tuple[str, Any]
 """The kind of a node, and what it calls."""
 

@@ -12,6 +12,7 @@ from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.dtypes import check_dtype, check_made_tensor, check_stored
 from understudy.ops.variants import check_no_overlap
+from understudy.shapes.node import Shape, Size, Sizes
 from understudy.shapes.sizes import surely_equal
 from understudy.spec import (
     Same,
@@ -27,7 +28,6 @@ from understudy.spec import (
     preserved_strides,
 )
 from understudy.spec.elementwise import CPU
-from understudy.spec.tensor_spec import Size
 
 if TYPE_CHECKING:
     from understudy.shapes.node import Scalar, SymNode
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 CHANNELS_LAST_NDIM = {torch.channels_last: 4, torch.channels_last_3d: 5}
 
 
-def strides_in_format(shape: Size, memory_format: torch.memory_format | None) -> Size:
+def strides_in_format(shape: Shape, memory_format: torch.memory_format | None) -> Shape:
     """Strides of a fresh tensor in a memory format that is no question of another tensor's layout."""
     ndim = CHANNELS_LAST_NDIM.get(memory_format) if memory_format is not None else None
     if ndim is None:
@@ -47,7 +47,7 @@ def strides_in_format(shape: Size, memory_format: torch.memory_format | None) ->
     return channels_last_strides(shape)
 
 
-def copy_strides(spec: TensorSpec, memory_format: torch.memory_format | None) -> Size:
+def copy_strides(spec: TensorSpec, memory_format: torch.memory_format | None) -> Shape:
     """Strides of a copy of a tensor in this format, its own layout if None."""
     if memory_format is None or memory_format is torch.preserve_format:
         return preserved_strides(spec.shape, spec.stride)
@@ -158,7 +158,6 @@ def zero_in_place(a: TensorSpec) -> Same:
 
 Dtype = torch.dtype
 Device = torch.device
-Sizes = Sequence[Any]
 
 
 def fresh(
@@ -254,13 +253,13 @@ def eye(
 
 @rule("eye.m")
 def eye_rectangular(
-    n: object, m: object, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
+    n: Size, m: Size, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
     device: Device | None = None, pin_memory: bool | None = None,
 ) -> Any:  # fmt: skip
     return fresh((n, m), dtype, device, layout)
 
 
-def arange_count(name: str, start: Any, end: Any, step: Any, dtype: Dtype) -> object:
+def arange_count(name: str, start: Any, end: Any, step: Any, dtype: Dtype) -> Any:
     """How many steps from `start` fit before `end`."""
     if step == 0:
         raise ArgumentError(f"{name}: the step must not be 0")
@@ -278,12 +277,12 @@ def arange_count(name: str, start: Any, end: Any, step: Any, dtype: Dtype) -> ob
 
 
 @rule("arange")
-def arange(end: Scalar | complex, **options: object) -> TensorSpec:
+def arange(end: Scalar | complex, **options: Any) -> TensorSpec:
     return arange_start_step(0, end, 1, **options)
 
 
 @rule("arange.start")
-def arange_start(start: Scalar | complex, end: Scalar | complex, **options: object) -> TensorSpec:
+def arange_start(start: Scalar | complex, end: Scalar | complex, **options: Any) -> TensorSpec:
     return arange_start_step(start, end, 1, **options)
 
 

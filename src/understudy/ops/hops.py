@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from understudy._torch import HigherOrderOperator
+from understudy.ops.registry import Registered
 
 Function = Callable[..., Any]
 
@@ -61,11 +62,11 @@ def higher_order(op: HigherOrderOperator) -> HigherOrder:
     return _records.get(op.name(), _UNKNOWN)
 
 
-def _field(name: str) -> Callable[..., Callable[[Function], Function]]:
+def _field(name: str) -> Callable[..., Callable[[Registered], Registered]]:
     """A decorator that fills in this field of the records of some operators."""
 
-    def fill(*operators: str) -> Callable[[Function], Function]:
-        def register(function: Function) -> Function:
+    def fill(*operators: str) -> Callable[[Registered], Registered]:
+        def register(function: Registered) -> Registered:
             for operator in operators:
                 record = _records.setdefault(operator, HigherOrder(operator))
                 if getattr(record, name) not in (None, _missing):

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy.errors import ArgumentError, DtypeError, OperatorError, ShapeMismatch
-from understudy.ops.factories import Sizes, fresh, like
+from understudy.ops.factories import fresh, like
 from understudy.ops.registry import rule
 from understudy.ops.shared.dtypes import REDUCED, check_dtype
 from understudy.ops.variants import check_no_overlap, exact_out
+from understudy.shapes.node import Size, Sizes
 from understudy.spec import (
     Same,
     TensorSpec,
@@ -73,7 +74,7 @@ def normal_of_numbers(
 
 
 @rule("randint", "randint.generator")
-def randint(high: object, size: Sizes, **options: object) -> Any:
+def randint(high: object, size: Sizes, **options: Any) -> Any:
     return randint_low(0, high, size, **options)
 
 
@@ -102,7 +103,7 @@ def _check_bounds(dtype: Dtype, low: Any, high: Any) -> None:
 
 @rule("randperm", "randperm.generator")
 def randperm(
-    n: object, *, generator: object = None, dtype: Dtype | None = torch.int64, layout: torch.layout | None = None,
+    n: Size, *, generator: object = None, dtype: Dtype | None = torch.int64, layout: torch.layout | None = None,
     device: torch.device | None = None, pin_memory: bool | None = None,
 ) -> Any:  # fmt: skip
     dtype = dtype or default_dtype()
@@ -111,25 +112,25 @@ def randperm(
 
 
 @rule("rand_like", "rand_like.generator")
-def rand_like(a: TensorSpec, *, generator: object = None, dtype: Dtype | None = None, **options: object) -> Any:
+def rand_like(a: TensorSpec, *, generator: object = None, dtype: Dtype | None = None, **options: Any) -> Any:
     check_dtype("rand_like", dtype or a.dtype, "fc", a.device)
     return like(a, dtype=dtype, **options)
 
 
 @rule("randn_like", "randn_like.generator")
-def randn_like(a: TensorSpec, *, generator: object = None, dtype: Dtype | None = None, **options: object) -> Any:
+def randn_like(a: TensorSpec, *, generator: object = None, dtype: Dtype | None = None, **options: Any) -> Any:
     unless_empty(a.shape, check_dtype, "randn_like", dtype or a.dtype, "fc", a.device)
     return like(a, dtype=dtype, **options)
 
 
 @rule("randint_like", "randint_like.generator")
-def randint_like(a: TensorSpec, high: object, **options: object) -> Any:
+def randint_like(a: TensorSpec, high: object, **options: Any) -> Any:
     return randint_like_low(a, 0, high, **options)
 
 
 @rule("randint_like.low_dtype", "randint_like.low_generator_dtype")
 def randint_like_low(
-    a: TensorSpec, low: object, high: object, *, generator: object = None, dtype: Dtype | None = None, **options: object
+    a: TensorSpec, low: object, high: object, *, generator: object = None, dtype: Dtype | None = None, **options: Any
 ) -> Any:
     check_dtype("randint_like", dtype or a.dtype, "bif", a.device)
     _check_bounds(dtype or a.dtype, low, high)
@@ -138,7 +139,7 @@ def randint_like_low(
 
 @rule("randint_like.Tensor", "randint_like.Tensor_generator")
 def randint_like_tensor(
-    a: TensorSpec, high: TensorSpec, *, generator: object = None, dtype: Dtype | None = None, **options: object
+    a: TensorSpec, high: TensorSpec, *, generator: object = None, dtype: Dtype | None = None, **options: Any
 ) -> Any:
     if high.shape:
         raise ShapeMismatch(f"randint_like: the bound must be a 0-dim tensor, not {high}")

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 import torch
 
@@ -29,7 +29,8 @@ from understudy import _torch
 from understudy._torch import OpOverload
 
 Fact = TypeVar("Fact")
-Rule = Callable[..., Any]
+Rule = Callable[..., object]
+Registered = TypeVar("Registered", bound=Callable[..., object])
 
 
 def full_name(op: OpOverload | str) -> str:
@@ -132,11 +133,11 @@ class Trait(Generic[Fact]):
             trait._dependents.append(self)
         Trait.all.append(self)
 
-    def __call__(self, *ops: OpOverload | str) -> Callable[[Fact], Fact]:
-        """A decorator that registers a function for these operators."""
+    def __call__(self, *ops: OpOverload | str) -> Callable[[Registered], Registered]:
+        """A decorator that registers a function for these operators, and leaves it as it is: with its own types."""
 
-        def register(function: Fact) -> Fact:
-            self.register(function, *ops)
+        def register(function: Registered) -> Registered:
+            self.register(cast("Fact", function), *ops)
             return function
 
         return register

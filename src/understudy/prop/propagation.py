@@ -354,7 +354,8 @@ class FakeTensorProp(torch.fx.Interpreter):
         values = fetch(node.args, self.env)
         named = fetch(node.kwargs, self.env) if node.kwargs else NOTHING
         if target.is_operator:
-            return node.target(*values, **named)  # type: ignore[operator]
+            operator: Any = node.target
+            return operator(*values, **named)
         value = getattr(self, node.op)(node.target, values, named)
         if target.writes:
             self._note_surroundings()  # it may have entered a mode, or switched autocast on

@@ -10,7 +10,7 @@ Models ask these methods a million times, and mostly the same: each looks first 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -558,6 +558,7 @@ _NUMBERS = frozenset({int, bool, float, SymNode})
 Size: TypeAlias = int | SymNode
 """A size, a stride or an offset of a tensor: a plain number, or a symbolic one."""
 Shape: TypeAlias = tuple[Size, ...]
+Sizes: TypeAlias = Sequence[Size]
 Scalar: TypeAlias = Size | float
 """Any number, plain or symbolic."""
 

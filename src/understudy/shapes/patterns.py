@@ -127,7 +127,7 @@ class Patterns:
                 raise NoPattern
             return intern(Pattern, expr.name, ("symbol", expr.name))
         if expr.kind != "sum":
-            args = tuple([arg if type(arg) is int else self.form(arg) for arg in expr.args])  # type: ignore[arg-type]
+            args = tuple([self.form(arg) if isinstance(arg, Expr) else arg for arg in expr.args])
             return intern(Pattern, (expr.kind, args), (expr.kind, args))
         terms = tuple(
             [

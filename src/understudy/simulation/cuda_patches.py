@@ -10,7 +10,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,22 +21,23 @@ from understudy.simulation.catalogue import read_software
 from understudy.simulation.cuda_objects import CUDA_DEVICE_TYPE, DeviceProperties, device_index
 from understudy.simulation.machine import machine, nest_statistics
 
-Function = Callable[..., Any]
+Function = Callable[..., object]
+Answering = TypeVar("Answering", bound=Function)
 ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
 """For which the simulated build of torch has kernels: those of the default one."""
 
 
-def answer(*places: str, is_new: bool = False) -> Callable[[Function], Function]:
+def answer(*places: str, is_new: bool = False) -> Callable[[Answering], Answering]:
     """Register a function that takes the place of torch's."""
 
-    def register(function: Function) -> Function:
+    def register(function: Answering) -> Answering:
         patch(*places, during=SIMULATION, reason=function.__doc__ or "", is_new=is_new)(lambda original: function)
         return function
 
     return register
 
 
-def driver(name: str) -> Callable[[Function], Function]:
+def driver(name: str) -> Callable[[Answering], Answering]:
     """A function of torch's C++ that only builds for CUDA have."""
     return answer(f"torch._C.{name}", is_new=True)
 

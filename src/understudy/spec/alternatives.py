@@ -18,8 +18,8 @@ from understudy.shapes.algebra import conditions
 from understudy.shapes.algebra.expr import Expr
 from understudy.shapes.algebra.facts import Facts, Proof
 from understudy.shapes.env import ShapeEnv
-from understudy.shapes.node import SymNode, value_of
-from understudy.spec.tensor_spec import Size, TensorSpec
+from understudy.shapes.node import Shape, SymNode, value_of
+from understudy.spec.tensor_spec import TensorSpec
 
 Sizes = Mapping[Expr, int]
 Way = frozenset[Any]
@@ -29,7 +29,7 @@ MOST_TRIALS, MOST_WAYS, MOST_SYMBOLS = 16, 6, 2
 SMALL = (0, 1, 2)
 
 
-def weakly(function: Callable[..., Size | None], *args: object) -> Size | None:
+def weakly(function: Callable[..., Shape | None], *args: object) -> Shape | None:
     """`function(*args)`, a pure function from specs and sizes to strides, with as little assumed as can be."""
     nodes = list(_nodes_in(args))
     if not nodes:
@@ -46,7 +46,7 @@ def weakly(function: Callable[..., Size | None], *args: object) -> Size | None:
     return _explore(env, sorted(left, key=lambda symbol: symbol.order), function, args)
 
 
-def _explore(env: Any, symbols: Sequence[Expr], function: Callable[..., Size | None], args: Any) -> Any:
+def _explore(env: Any, symbols: Sequence[Expr], function: Callable[..., Shape | None], args: Any) -> Any:
     recorded = _trial(env, env.hints, function, args)
     if recorded is None:
         return function(*args)
@@ -76,9 +76,9 @@ class LayoutTrial:
     """What came of a run at some sizes, in an environment that has assumed what was asked there."""
 
     env: ShapeEnv
-    strides: Size | None
+    strides: Shape | None
 
-    def way_to(self, strides: Size | None) -> Way | None:
+    def way_to(self, strides: Shape | None) -> Way | None:
         """What leads to these strides on the way that was taken here; None if that does not, at these sizes."""
         if strides is None or self.strides is None:
             return self.way if strides is self.strides else None
@@ -92,7 +92,7 @@ class LayoutTrial:
         return frozenset(guard.condition for guard in self.env.guards)
 
 
-def _trial(env: Any, sizes: Sizes, function: Callable[..., Size | None], args: tuple[object, ...]) -> LayoutTrial | None:
+def _trial(env: Any, sizes: Sizes, function: Callable[..., Shape | None], args: tuple[object, ...]) -> LayoutTrial | None:
     """None where it is refused."""
     hints = dict(sizes)
     tried = env.fork(hints, _facts(env, hints))

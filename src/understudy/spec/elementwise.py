@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy.errors import ShapeMismatch
+from understudy.shapes.node import Shape
 from understudy.shapes.sizes import (
     are_equal_or_one,
     at_hand,
@@ -24,7 +25,7 @@ from understudy.shapes.sizes import (
     surely_equal,
 )
 from understudy.spec.strides import elementwise_strides, is_surely_row_major, preserved_strides
-from understudy.spec.tensor_spec import Size, TensorSpec
+from understudy.spec.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
     from understudy.shapes.node import Scalar, SymNode
@@ -137,7 +138,7 @@ Meeting = Callable[[Any, Any], Any]
 """The size where two meet of which neither is surely 1; None if they don't fit."""
 
 
-def broadcast_shapes(*shapes: Sequence[object], meet: Meeting | None = None) -> Size:
+def broadcast_shapes(*shapes: Sequence[int | SymNode], meet: Meeting | None = None) -> Shape:
     """The shape that all of these can be expanded to. `meet`: as it is in `meet_as_at_hand`, if not given."""
     if not shapes:
         return ()
@@ -148,7 +149,7 @@ def broadcast_shapes(*shapes: Sequence[object], meet: Meeting | None = None) -> 
     return result
 
 
-def _broadcast_pair(a: Sequence[Any], b: Sequence[Any], meet: Meeting) -> Size:
+def _broadcast_pair(a: Sequence[Any], b: Sequence[Any], meet: Meeting) -> Shape:
     if len(a) < len(b):
         a, b = b, a
     lead = len(a) - len(b)
@@ -179,7 +180,7 @@ def meet_as_at_hand(other: int | SymNode, size: int | SymNode) -> object:
     return size if has_to_be(other, 1) else None
 
 
-def broadcast_anyhow(a: Sequence[Any], b: Sequence[Any]) -> Size:
+def broadcast_anyhow(a: Sequence[Any], b: Sequence[Any]) -> Shape:
     """As `broadcast_shapes`, for operators of whose result the shape is all that depends on which size is expanded."""
     return _broadcast_pair(a, b, meet_anyhow)
 

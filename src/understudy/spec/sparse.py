@@ -48,15 +48,16 @@ def _parts(t: torch.Tensor) -> SparseParts:
 def sparse_on(spec: TensorSpec, device: torch.device) -> torch.Tensor:
     """A sparse tensor of torch's own with this spec's metadata: valid indices, and zeros as values."""
     parts: SparseParts = spec.sparse
-    dense = spec.shape[spec.ndim - parts.dense_dim :]
+    shape = spec.numbers.shape
+    dense = shape[spec.ndim - parts.dense_dim :]
     if spec.layout is torch.sparse_coo:
-        indices = _coordinates(spec.shape[: parts.sparse_dim], parts.nnz).to(device)
+        indices = _coordinates(shape[: parts.sparse_dim], parts.nnz).to(device)
         values = torch.zeros((parts.nnz, *dense), dtype=spec.dtype, device=device)
         return torch.sparse_coo_tensor(
-            indices, values, size=spec.shape, is_coalesced=parts.is_coalesced, check_invariants=False
+            indices, values, size=shape, is_coalesced=parts.is_coalesced, check_invariants=False
         )
-    rows, columns = spec.shape[-2 - parts.dense_dim], spec.shape[-1 - parts.dense_dim]
-    batch = spec.shape[: spec.ndim - 2 - parts.dense_dim]
+    rows, columns = shape[-2 - parts.dense_dim], shape[-1 - parts.dense_dim]
+    batch = shape[: spec.ndim - 2 - parts.dense_dim]
     if parts.block:
         rows, columns = rows // parts.block[0], columns // parts.block[1]
     lines, length = (rows, columns) if spec.layout in BY_ROW else (columns, rows)
@@ -65,7 +66,7 @@ def sparse_on(spec: TensorSpec, device: torch.device) -> torch.Tensor:
     return torch.sparse_compressed_tensor(
         outer.to(parts.index_dtype).expand(*batch, -1).to(device),
         inner.to(parts.index_dtype).expand(*batch, -1).to(device),
-        values, size=spec.shape, layout=spec.layout, device=device, check_invariants=False,
+        values, size=shape, layout=spec.layout, device=device, check_invariants=False,
     )  # fmt: skip
 
 

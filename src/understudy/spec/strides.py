@@ -12,9 +12,9 @@ An elementwise operator keeps the order of dimensions of its operands in memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from understudy.shapes.node import Shape
 from understudy.shapes.sizes import (
     are_packed,
     at_least_one,
@@ -29,7 +29,7 @@ from understudy.shapes.sizes import (
     surely_less,
 )
 from understudy.spec.alternatives import weakly
-from understudy.spec.tensor_spec import Size, TensorSpec, contiguous_strides, is_contiguous, same_shape
+from understudy.spec.tensor_spec import TensorSpec, contiguous_strides, is_contiguous, same_shape
 
 if TYPE_CHECKING:
     from understudy.shapes.node import SymNode
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 CHANNELS_LAST_ORDER = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}  # from the fastest dimension to the slowest
 
 
-def channels_last_strides(shape: Sequence[Any]) -> Size:
+def channels_last_strides(shape: Sequence[Any]) -> Shape:
     """Strides of the channels-last format of 4 dimensions, or 5 (which torch calls channels_last_3d)."""
     return packed_strides(shape, CHANNELS_LAST_ORDER[len(shape)])
 
@@ -95,7 +95,7 @@ def _is_surely_packed(shape: Sequence[int | SymNode], stride: Sequence[int | Sym
     return True
 
 
-def packed_strides(shape: Sequence[int | SymNode], order: Sequence[int]) -> Size:
+def packed_strides(shape: Sequence[int | SymNode], order: Sequence[int]) -> Shape:
     """Dense strides for dimensions in this order, the fastest first. A size of 0 makes the rest 0."""
     strides: list[Any] = [0] * len(shape)
     step: Any = 1
@@ -105,7 +105,7 @@ def packed_strides(shape: Sequence[int | SymNode], order: Sequence[int]) -> Size
     return tuple(strides)
 
 
-def elementwise_strides(shape: Size, operands: Sequence[TensorSpec], numbers: bool = False) -> Size:
+def elementwise_strides(shape: Shape, operands: Sequence[TensorSpec], numbers: bool = False) -> Shape:
     """Strides of the result of an elementwise operator on operands that broadcast to `shape`.
 
     `numbers`: there are Python numbers among the operands, which eager wraps into 0-dim tensors.
@@ -116,14 +116,14 @@ def elementwise_strides(shape: Size, operands: Sequence[TensorSpec], numbers: bo
         return _elementwise_strides(shape, operands, numbers)
     if all(is_surely_row_major(operand.shape, operand.stride) for operand in operands):
         is_sorted = numbers or not all(operand.shape is shape for operand in operands)
-        if not is_sorted or _keeps_order(shape):
+        if not is_sorted or _keeps_order(shape, operands):
             return contiguous_strides(shape)
     strides = weakly(_elementwise_strides, shape, operands, numbers)
     assert strides is not None
     return strides
 
 
-def _elementwise_strides(shape: Size, operands: Sequence[TensorSpec], numbers: bool) -> Size:
+def _elementwise_strides(shape: Shape, operands: Sequence[TensorSpec], numbers: bool) -> Shape:
     if not numbers and all(operand.shape is shape or same_shape(operand.shape, shape) for operand in operands):
         strides = _strides_of_one_shape(shape, operands)
         if strides is not None:
@@ -133,21 +133,41 @@ def _elementwise_strides(shape: Size, operands: Sequence[TensorSpec], numbers: b
     return _sorted_strides(shape, operands)
 
 
-def _keeps_order(shape: Size) -> bool:
-    """Whether eager's sort leaves the dimensions of row-major operands as they are: a size of 0 goes inside of a 1."""
-    return all(
-        surely_differ(size, 0)
-        or surely_differ(inner, 1)
-        or (is_symbolic((size, inner)) and is_filled_or_not_one(size, inner))
-        for size, inner in pairwise(shape)
-    )
+def _keeps_order(shape: Shape, operands: Sequence[TensorSpec]) -> bool:
+    """Whether eager's sort leaves the dimensions of row-major operands as they are: of two with one stride, a size of 0
+    goes inside of a 1. Where strides leave a gap, there is nothing to ask."""
+    for outer in range(len(shape) - 1):
+        size, inner = shape[outer], shape[outer + 1]
+        if surely_differ(size, 0) or surely_differ(inner, 1):
+            continue
+        steps = _steps_that_decide(shape, operands, outer)
+        if steps is not None and not is_filled_or_not_one(size, inner, *steps):
+            return False
+    return True
+
+
+def _steps_that_decide(shape: Shape, operands: Sequence[TensorSpec], outer: int) -> tuple[Any, Any] | None:
+    """The strides of a dimension and of the next one in the first operand that is not expanded in either; None if all are.
+    (1, 1) if it is open whether that one is."""
+    for operand in operands:
+        dim = outer - len(shape) + operand.ndim
+        if dim < 0:
+            continue
+        steps = operand.stride[dim], operand.stride[dim + 1]
+        sizes = operand.shape[dim], operand.shape[dim + 1]
+        # Where the result has the sizes 0 and 1, an operand has 1 and 1, which is expanded, or 0 and 1.
+        if surely_equal(sizes[0], 1) or any(surely_equal(step, 0) for step in steps):
+            continue
+        is_whole = surely_equal(sizes[0], shape[outer]) and surely_equal(sizes[1], shape[outer + 1])
+        return steps if is_whole else (1, 1)
+    return None
 
 
 def _are_row_major_if_not_empty(operands: Sequence[TensorSpec]) -> bool:
     return all(is_surely_row_major(operand.shape, operand.stride, if_not_empty=True) for operand in operands)
 
 
-def is_surely_row_major(shape: Size, stride: Size, if_not_empty: bool = False) -> bool:
+def is_surely_row_major(shape: Shape, stride: Shape, if_not_empty: bool = False) -> bool:
     """Whether no dimension is slower in memory than one before it, expanded ones aside, whatever the symbols are.
 
     Results of such operands are row-major, broadcast or not. Strides may leave gaps; where they leave none, two of them
@@ -174,7 +194,7 @@ def is_surely_row_major(shape: Size, stride: Size, if_not_empty: bool = False) -
     return True
 
 
-def preserved_strides(shape: Size, stride: Size) -> Size:
+def preserved_strides(shape: Shape, stride: Shape) -> Shape:
     """Strides of a copy that keeps the layout: the same if dense, else dense in the same order of dimensions."""
     if is_symbolic((*shape, *stride)):
         if _is_surely_packed(shape, stride, by_example(stride, shape)):
@@ -196,7 +216,7 @@ def preserved_strides(shape: Size, stride: Size) -> Size:
     return _packed_by_order(shape, stride)
 
 
-def _twin(shape: Size, stride: Size) -> int | None:
+def _twin(shape: Shape, stride: Shape) -> int | None:
     """A dimension that has to have size 1 for the strides to be dense, because another one has the same stride: then all
     there is to ask is whether packed strides would be others where it has. None if there is none, or for empty tensors."""
     for dim, step in enumerate(stride):
@@ -207,7 +227,7 @@ def _twin(shape: Size, stride: Size) -> int | None:
     return None
 
 
-def _packed_by_order(shape: Size, stride: Size) -> Size:
+def _packed_by_order(shape: Shape, stride: Shape) -> Shape:
     strides: list[Any] = [0] * len(shape)
     step: Any = 1
     for dim in _memory_order(shape, (stride,)):
@@ -216,7 +236,7 @@ def _packed_by_order(shape: Size, stride: Size) -> Size:
     return tuple(strides)
 
 
-def _strides_of_one_shape(shape: Size, operands: Sequence[TensorSpec]) -> Size | None:
+def _strides_of_one_shape(shape: Shape, operands: Sequence[TensorSpec]) -> Shape | None:
     if all(operand.is_contiguous for operand in operands):
         return contiguous_strides(shape)
     if len(shape) == 4 and all(is_channels_last_contiguous(shape, operand.stride) for operand in operands):
@@ -227,7 +247,7 @@ def _strides_of_one_shape(shape: Size, operands: Sequence[TensorSpec]) -> Size |
     return None
 
 
-def _sorted_strides(shape: Size, operands: Sequence[TensorSpec]) -> Size:
+def _sorted_strides(shape: Shape, operands: Sequence[TensorSpec]) -> Shape:
     rows = [_broadcast_row(shape, operand) for operand in operands if operand.shape]
     order = _memory_order(shape, rows)
     if order == list(range(len(shape) - 1, -1, -1)):
@@ -235,7 +255,7 @@ def _sorted_strides(shape: Size, operands: Sequence[TensorSpec]) -> Size:
     return packed_strides(shape, order)
 
 
-def _broadcast_row(shape: Size, operand: TensorSpec) -> Size:
+def _broadcast_row(shape: Shape, operand: TensorSpec) -> Shape:
     """The operand's strides, one for each dimension of the result, 0 where it is expanded."""
     own, stride = operand.shape, operand.stride
     if own is shape:
@@ -248,7 +268,7 @@ def _broadcast_row(shape: Size, operand: TensorSpec) -> Size:
     return (*(0,) * lead, *expanded)
 
 
-def _memory_order(shape: Size, rows: Sequence[Size]) -> list[int]:
+def _memory_order(shape: Shape, rows: Sequence[Shape]) -> list[int]:
     """Dimensions from the fastest to the slowest: an insertion sort in which comparisons may be undecided."""
     order = list(range(len(shape) - 1, -1, -1))
     for start in range(1, len(order)):
@@ -263,7 +283,7 @@ def _memory_order(shape: Size, rows: Sequence[Size]) -> list[int]:
     return order
 
 
-def _compare(shape: Size, rows: Sequence[Size], a: int, b: int) -> int:
+def _compare(shape: Shape, rows: Sequence[Shape], a: int, b: int) -> int:
     """1 if dimension `a` is slower in memory than `b`, -1 if it is faster, 0 if no operand decides."""
     for row in rows:
         step_a, step_b = row[a], row[b]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -17,9 +17,17 @@ from understudy.shapes.input_dims import packed_strides
 from understudy.shapes.sizes import are_packed, is_symbolic, surely_differ, surely_equal
 
 if TYPE_CHECKING:
-    from understudy.shapes.node import SymNode
+    from understudy.shapes.node import Shape, SymNode
 
-Size = tuple[Any, ...]  # of int, or of symbolic sizes
+
+class PlainLayout(NamedTuple):
+    """Sizes that are numbers, for torch's own functions."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
 SHORT_DTYPE = {
     torch.float64: "f64",
     torch.float32: "f32",
@@ -86,8 +94,8 @@ class TensorSpec:
         "stride",
     )
 
-    shape: Size
-    stride: Size
+    shape: Shape
+    stride: Shape
     offset: Any
     dtype: torch.dtype
     device: torch.device
@@ -129,6 +137,11 @@ class TensorSpec:
         self._contiguous = None
         with _lock:
             return _interned.setdefault(key, self)
+
+    @property
+    def numbers(self) -> PlainLayout:
+        """The shape, strides and offset of a tensor that has no symbols."""
+        return PlainLayout(*cast("tuple[Any, ...]", (self.shape, self.stride, self.offset)))
 
     @property
     def ndim(self) -> int:

@@ -106,7 +106,7 @@ class TracerOfThisThread:
 
 # --- Where torch's own rules trace a function by themselves, and a capture of ours or a fake mode of ours is active ---
 
-Function = Callable[..., Any]
+Function = Callable[..., object]
 
 
 def make_fx_of_ours(f: Function, *args: Any, **options: Any) -> Function:
@@ -123,7 +123,7 @@ def trace_with_our_make_fx(original: Function) -> Function:
     """The function belongs to the graph that this thread records."""
 
     @functools.wraps(original)
-    def make_fx(f: Function, *args: Any, **options: object) -> Function:
+    def make_fx(f: Function, *args: Any, **options: object) -> object:
         is_ours = current_capture() is not None or type(_torch.active_fake_mode()) is FakeTensorMode
         return (make_fx_of_ours if is_ours else original)(f, *args, **options)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from understudy.capture.tracer import PythonKeyTracer
 
 aten = torch.ops.aten
-Function = Callable[..., Any]
+Function = Callable[..., object]
 
 
 def active_tracer() -> Any:

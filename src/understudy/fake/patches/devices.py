@@ -10,10 +10,9 @@ import torch
 
 from understudy import _torch
 from understudy._torch import active_fake_mode
-from understudy.errors import Context, MixedTensorsError
+from understudy.fake.inputs import is_real
 from understudy.fake.kernels import autocast
 from understudy.fake.tensor import FakeTensor
-from understudy.lines import user_line
 from understudy.patching import ANY_MODE, patch
 
 Function = Callable[..., Any]
@@ -78,45 +77,12 @@ def copy_real_tensors_outside_of_mode(original: Function) -> Function:
     """`copy.deepcopy` of a real tensor copies its storage by operators; in a fake mode, too, it gives a real one."""
 
     def deepcopy(self: torch.Tensor, memo: dict[str, object]) -> object:
-        if not _is_real(self):
+        if not is_real(self):
             return original(self, memo)
         with _torch.without_fake_mode():
             return original(self, memo)
 
     return deepcopy
-
-
-@patch("torch.Tensor.data", during=ANY_MODE)
-class RealTensorData:
-    """C++ gives a real tensor the storage of a fake in `real.data = fake`, past every dispatch; a later read then reads
-    memory that is not there. Asked of the class, it is torch's own: torch functions are identified by it."""
-
-    def __init__(self, original: Any) -> None:
-        self._original = original
-
-    def __get__(self, tensor: torch.Tensor | None, owner: Any = None) -> Any:
-        return self._original if tensor is None else self._original.__get__(tensor, owner)
-
-    def __set__(self, tensor: torch.Tensor, data: Any) -> None:
-        is_plain = _is_real(tensor) and _torch.unwrap(tensor) is None
-        # A mode for torch functions is told, and may have another way.
-        if type(data) is FakeTensor and is_plain and _torch.count_function_modes() == 0:
-            raise MixedTensorsError(
-                f"a real tensor can't be given the data of a stand-in, {data._spec}: it would be left without memory",
-                context=Context(
-                    line=user_line(),
-                    hint="make the model inside the mode, or exchange the parameter itself: "
-                    "module.weight = torch.nn.Parameter(data)",
-                ),
-            )
-        self._original.__set__(tensor, data)
-
-
-def _is_real(tensor: Any) -> bool:
-    if _torch.is_traceable_wrapper_subclass(tensor):
-        names, _ = tensor.__tensor_flatten__()
-        return all(_is_real(getattr(tensor, name)) for name in names)
-    return not _torch.uses_python_dispatch(type(tensor))
 
 
 @patch("torch.Tensor.device", during=ANY_MODE)
@@ -169,3 +135,20 @@ def refuse_memory_of_fakes(original: Function) -> Function:
         return tensor.__dlpack__() if type(tensor) is FakeTensor else original(tensor)  # which raises NoDataError
 
     return to_dlpack
+
+
+@patch("torch.UntypedStorage.resize_", during=ANY_MODE)
+def resize_storages_of_fakes(original: Function) -> Function:
+    """C++ refuses storages without memory on the CPU. FSDP frees the memory of parameters this way, and takes it again."""
+
+    @functools.wraps(original)
+    def resize_(storage: Any, size: Any) -> Any:
+        if not hasattr(storage, "is_of_fake"):
+            return original(storage, size)
+        known = getattr(storage, "known", None)
+        if known is not None and size < storage.nbytes():
+            known.forget()
+        _torch.resize_handed_out(FakeTensor, storage, int(size))
+        return storage
+
+    return resize_

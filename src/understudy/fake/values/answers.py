@@ -217,7 +217,7 @@ def answer_values(mode: FakeTensorMode, fake: FakeTensor, what: str) -> torch.Te
     if number is NotImplemented:
         return None
     with _torch.PastDispatch():
-        whole = torch.full((), number, dtype=spec.dtype, device="cpu").expand(spec.shape)
+        whole = torch.full((), number, dtype=spec.dtype, device="cpu").expand(spec.numbers.shape)
         return whole.contiguous() if spec.numel * spec.itemsize <= LARGEST_ARRAY else whole
 
 

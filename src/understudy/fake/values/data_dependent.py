@@ -148,9 +148,9 @@ def _pack_padded_sequence(mode: FakeTensorMode, x: FakeTensor, lengths: FakeTens
         longest = int(spec.shape[1 if batch_first else 0])
         answer = answer_size(mode, aten._pack_padded_sequence.default, lengths, 1, longest)
         with _torch.PastDispatch():
-            known = torch.full(lengths._spec.shape, answer, dtype=torch.int64, device="cpu")
+            known = torch.full(lengths._spec.numbers.shape, answer, dtype=torch.int64, device="cpu")
     with _torch.no_modes(), torch.no_grad():
-        steps = torch.empty(spec.shape[:2])
+        steps = torch.empty(spec.numbers.shape[:2])
         data, sizes = aten._pack_padded_sequence.default(steps, known, batch_first)
     packed = make_new(mode, spec.like((data.shape[0], *spec.shape[2:])))
     return packed, readable(mode, sizes)

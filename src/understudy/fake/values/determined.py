@@ -75,7 +75,7 @@ class FilledStorage:
         if self._real is None:
             spec = self.spec
             with _torch.PastDispatch():
-                real = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=CPU)
+                real = torch.empty_strided(*spec.numbers[:2], dtype=spec.dtype, device=CPU)
                 self._real = real.fill_(self.value)
         return self._real
 
@@ -110,10 +110,10 @@ class UnreadPart(StoragePart):
         super().__init__(NOTHING, spec)
 
     def real(self) -> torch.Tensor:
-        return torch.empty((), dtype=self.spec.dtype, device=CPU).expand(self.spec.shape)
+        return torch.empty((), dtype=self.spec.dtype, device=CPU).expand(self.spec.numbers.shape)
 
     def copy_on(self, storages: dict[int, torch.Tensor]) -> torch.Tensor:
-        return torch.empty_strided(self.spec.shape, self.spec.stride, dtype=self.spec.dtype, device=CPU)
+        return torch.empty_strided(*self.spec.numbers[:2], dtype=self.spec.dtype, device=CPU)
 
 
 CPU = torch.device("cpu")
@@ -223,12 +223,13 @@ def on_storage(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     """The real tensor with this spec's geometry on the storage of `real`."""
     with _torch.PastDispatch():
         if spec.dtype is real.dtype:
-            view = real.as_strided(spec.shape, spec.stride, spec.offset)
+            view = real.as_strided(*spec.numbers)
         else:
             view = torch.empty(0, dtype=spec.dtype, device=CPU)
             if spec.numel and (end := _end_of(spec)) > real.untyped_storage().nbytes():
                 raise MetadataMismatchError(f"{spec} reaches to byte {end} of {real.untyped_storage().nbytes()}")
-            view.set_(real.untyped_storage(), spec.offset, spec.shape, spec.stride)
+            shape, stride, offset = spec.numbers
+            view.set_(real.untyped_storage(), offset, shape, stride)
         if spec.conj != view.is_conj():
             _torch.set_conj(view, spec.conj)
         if spec.neg != view.is_neg():
@@ -246,7 +247,7 @@ def _laid_out(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     """`real`, on a storage laid out as the spec says."""
     if real.stride() == spec.stride and real.storage_offset() == spec.offset:
         return real
-    fresh = torch.empty_strided(spec.shape, spec.stride, dtype=real.dtype, device=CPU)
+    fresh = torch.empty_strided(*spec.numbers[:2], dtype=real.dtype, device=CPU)
     return fresh.copy_(real)
 
 

@@ -78,16 +78,16 @@ class SymbolicEvaluation:
         if type(part) is not StoragePart or spec.conj or spec.neg:
             raise NotEvaluated
         if isinstance(content, FilledStorage):
-            return SymbolicElements(spec.shape, [content.value] * len(places))
+            return SymbolicElements(spec.numbers.shape, [content.value] * len(places))
         if isinstance(content, CallResult) and content.event.op is not None:
             if content.event.is_write or content.spec.dtype is not spec.dtype:
                 raise NotEvaluated
             stored = dict(zip(_places(content.spec), self._result(content.event).flat, strict=True))
             if not stored.keys() >= set(places):
                 raise NotEvaluated
-            return SymbolicElements(spec.shape, [stored[place] for place in places])
+            return SymbolicElements(spec.numbers.shape, [stored[place] for place in places])
         with _torch.PastDispatch():
-            return SymbolicElements(spec.shape, on_storage(content.storage(), spec).flatten().tolist())
+            return SymbolicElements(spec.numbers.shape, on_storage(content.storage(), spec).flatten().tolist())
 
     def _result(self, event: DeterminedCall) -> SymbolicElements:
         found = self._found.get(id(event))

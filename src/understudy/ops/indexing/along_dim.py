@@ -22,6 +22,7 @@ from understudy.ops.shared.dtypes import (
     check_stored,
     is_stored,
 )
+from understudy.shapes.node import Shape
 from understudy.shapes.sizes import has_to_be
 from understudy.spec import TensorSpec, broadcast_shapes, preserved_copy
 
@@ -250,7 +251,7 @@ def take_along_dim(spec: TensorSpec, indices: TensorSpec, dim: int | None = None
     return spec.like(shape)
 
 
-def _at(shape: tuple[object, ...], dim: int, size: object) -> tuple[object, ...]:
+def _at(shape: Shape, dim: int, size: int) -> Shape:
     return (*shape[:dim], size, *shape[dim + 1 :])
 
 

@@ -10,6 +10,7 @@ from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.dtypes import COMPLEX
 from understudy.ops.shared.layouts import expand_strides
+from understudy.shapes.node import Shape
 from understudy.shapes.sizes import at_least_one, smaller
 from understudy.spec import (
     TensorSpec,
@@ -21,12 +22,11 @@ from understudy.spec import (
     same_shape,
 )
 from understudy.spec.alternatives import weakly
-from understudy.spec.tensor_spec import Size
 
 WIDE = frozenset({torch.float32, torch.float64}) | COMPLEX
 
 
-def column_major(shape: Size) -> Size:
+def column_major(shape: Shape) -> Shape:
     """Strides of a batch of matrices, each of them column by column. Vectors are as always."""
     strides = contiguous_strides(shape)
     if len(shape) < 2:
@@ -35,7 +35,7 @@ def column_major(shape: Size) -> Size:
     return (*strides[:-2], 1, at_least_one(rows))
 
 
-def _columns(spec: TensorSpec, shape: Size, dtype: torch.dtype | None = None) -> TensorSpec:
+def _columns(spec: TensorSpec, shape: Shape, dtype: torch.dtype | None = None) -> TensorSpec:
     return spec.like(shape, stride=column_major(shape), dtype=dtype)
 
 
@@ -79,7 +79,7 @@ def cholesky(a: TensorSpec, upper: bool = False) -> TensorSpec:
     return a.like(stride=weakly(_cholesky_strides, a))
 
 
-def _cholesky_strides(a: TensorSpec) -> Size:
+def _cholesky_strides(a: TensorSpec) -> Shape:
     if a.is_empty:  # eager looks no further
         return contiguous_strides(a.shape)
     check_square("cholesky", a)
@@ -232,7 +232,7 @@ def _check_pair(what: str, a: TensorSpec, b: TensorSpec) -> None:
         raise DtypeError(f"{what}: expected float32, float64 or complex numbers, got {b}")
 
 
-def _solved_shape(what: str, a: TensorSpec, b: TensorSpec, left: bool) -> Size:
+def _solved_shape(what: str, a: TensorSpec, b: TensorSpec, left: bool) -> Shape:
     if b.ndim < 2:
         raise ShapeMismatch(f"{what}: expected a matrix or a batch of them, got {b}")
     if a.shape[-1] != b.shape[-2 if left else -1]:
@@ -240,7 +240,7 @@ def _solved_shape(what: str, a: TensorSpec, b: TensorSpec, left: bool) -> Size:
     return (*broadcast_anyhow(a.shape[:-2], b.shape[:-2]), *b.shape[-2:])
 
 
-def _solution(spec: TensorSpec, shape: Size, left: bool) -> TensorSpec:
+def _solution(spec: TensorSpec, shape: Shape, left: bool) -> TensorSpec:
     """From the right, the adjoint problem is solved, and the result is its transpose, conjugated by a bit."""
     if left:
         return _columns(spec, shape)
@@ -281,7 +281,7 @@ def solve_triangular(
     return _columns(a, shape)
 
 
-def _is_column_major(a: TensorSpec, shape: Size) -> bool:
+def _is_column_major(a: TensorSpec, shape: Shape) -> bool:
     """Whether these matrices, broadcast to this shape, lie column by column without gaps."""
     stride = a.stride if same_shape(a.shape, shape) else expand_strides(a, shape)[1]
     transposed = (*shape[:-2], shape[-1], shape[-2]), (*stride[:-2], stride[-1], stride[-2])

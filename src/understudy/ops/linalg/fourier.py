@@ -16,15 +16,15 @@ from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dtypes import FLOATS, HALVES
+from understudy.shapes.node import Shape
 from understudy.shapes.sizes import is_any_of
 from understudy.spec import TensorSpec, complex_type, contiguous_strides, preserved_copy, real_type
-from understudy.spec.tensor_spec import Size
 
 Dims = Sequence[int]
 CUFFT_LARGEST = 3  # dimensions in one call of cuFFT
 
 
-def _memory_order(stride: Size, dims: Dims) -> list[int]:
+def _memory_order(stride: Shape, dims: Dims) -> list[int]:
     """Dimensions from the slowest to the fastest: a batch by its strides, then the transformed ones as given."""
     batch = _split_off(len(stride), dims)
     batch.sort(key=lambda dim: stride[dim], reverse=True)
@@ -48,7 +48,7 @@ def _split_off(ndim: int, dims: Dims) -> list[int]:
         first += 1
 
 
-def _strides_after(stride: Size, sizes: Size, dims: Dims) -> Size:
+def _strides_after(stride: Shape, sizes: Shape, dims: Dims) -> Shape:
     order = _memory_order(stride, dims)
     packed = contiguous_strides([sizes[dim] for dim in order])
     result: list[Any] = [0] * len(sizes)
@@ -57,11 +57,11 @@ def _strides_after(stride: Size, sizes: Size, dims: Dims) -> Size:
     return tuple(result)
 
 
-def _by_stride(stride: Size, dims: Dims) -> list[int]:
+def _by_stride(stride: Shape, dims: Dims) -> list[int]:
     return sorted(dims, key=lambda dim: stride[dim], reverse=True)
 
 
-def _stage_strides(stride: Size, sizes: Size, dims: Dims) -> Size:
+def _stage_strides(stride: Shape, sizes: Shape, dims: Dims) -> Shape:
     """cuFFT takes few dimensions at once: the fastest first, in the layout that the last call left."""
     left = list(dims)
     while left:
@@ -105,7 +105,7 @@ def complex_to_complex(x: TensorSpec, dim: Dims, normalization: int, forward: bo
     return x.like(stride=_complex_strides(x, dim))
 
 
-def _complex_strides(x: TensorSpec, dims: Dims) -> Size:
+def _complex_strides(x: TensorSpec, dims: Dims) -> Shape:
     if x.device.type == "cuda":
         return _stage_strides(x.stride, x.shape, dims)
     return _strides_after(x.stride, x.shape, _by_stride(x.stride, dims))

@@ -30,6 +30,7 @@ from understudy.ops.shared.dtypes import (
 from understudy.ops.shared.layouts import view_strides
 from understudy.ops.variants import check_no_overlap
 from understudy.shapes.bindings import guard_or_false
+from understudy.shapes.node import Shape
 from understudy.shapes.sizes import at_hand, from_torch
 from understudy.spec import (
     Same,
@@ -42,7 +43,6 @@ from understudy.spec import (
     same_shape,
     spec_of,
 )
-from understudy.spec.tensor_spec import Size
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -220,7 +220,7 @@ def addr(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alpha
     return a.like(shape, stride=elementwise_strides(shape, (_expand(bias, shape), column, b)), dtype=dtype)
 
 
-def _expand(spec: TensorSpec, shape: Size) -> TensorSpec:
+def _expand(spec: TensorSpec, shape: Shape) -> TensorSpec:
     """As `expand` does it: new dimensions of size 1 get the stride that they would have in memory."""
     lead = len(shape) - spec.ndim
     stride: list[Any] = []
@@ -269,7 +269,7 @@ def matmul(a: TensorSpec, b: TensorSpec) -> TensorSpec:
     return a.like(_matmul_shape(a.shape, b.shape))
 
 
-def _matmul_shape(a: Size, b: Size) -> Size:
+def _matmul_shape(a: Shape, b: Shape) -> Shape:
     outer = (*a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
     return (*broadcast_shapes(a[:-2], b[:-2]), *outer)
 
@@ -341,7 +341,7 @@ def _group_product(
     return a.like(shape, stride=stride, dtype=dtype)
 
 
-def _grouped_shape(what: str, a: TensorSpec, b: TensorSpec, offs: TensorSpec | None) -> Size:
+def _grouped_shape(what: str, a: TensorSpec, b: TensorSpec, offs: TensorSpec | None) -> Shape:
     if a.ndim == b.ndim == 3:
         if offs is not None:
             raise ArgumentError(f"{what}: 3-D operands take no offsets")

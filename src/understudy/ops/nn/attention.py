@@ -14,20 +14,20 @@ from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule, with_dims_between
 from understudy.ops.shared.dtypes import FLOATS, HALVES, check_cpu_dtype, check_one_dtype
+from understudy.shapes.node import Shape
 from understudy.spec import TensorSpec, broadcast_shapes, check_expandable, preserved_copy, same_shape
 from understudy.spec.call import Value
-from understudy.spec.tensor_spec import Size
 
 if TYPE_CHECKING:
     from understudy._torch import OpOverload
 
-Function = Callable[..., Any]
+Function = Callable[..., object]
 aten = torch.ops.aten
 
 Maybe = TensorSpec | None
 
 
-def heads_inside(spec: TensorSpec, shape: Size | None = None) -> TensorSpec:
+def heads_inside(spec: TensorSpec, shape: Shape | None = None) -> TensorSpec:
     """A new tensor that lies in memory as (batch, length, heads, width)."""
     batch, heads, length, width = spec.shape if shape is None else shape
     stride = (length * heads * width, width, heads * width, 1)
@@ -121,7 +121,7 @@ def without_weights(
     return query.like(), Value(None)
 
 
-def _lead_of_groups(query: TensorSpec, key: TensorSpec, value: TensorSpec) -> Size:
+def _lead_of_groups(query: TensorSpec, key: TensorSpec, value: TensorSpec) -> Shape:
     """Each head of key and value serves a group of heads of the query."""
     if query.ndim < 3:
         raise ShapeMismatch(f"scaled_dot_product_attention: {query} has no heads to be grouped")

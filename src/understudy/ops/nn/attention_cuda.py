@@ -17,10 +17,10 @@ from understudy.errors import FakeTensorDeviceMismatchError, ShapeMismatch
 from understudy.ops.nn.attention import heads_inside
 from understudy.ops.registry import rule
 from understudy.ops.traits.autocast import accelerator_path
+from understudy.shapes.node import Shape, Size
 from understudy.spec import TensorSpec, preserved_copy, same_shape
 from understudy.spec.device_facts import DeviceFacts
 from understudy.spec.error_context import with_line
-from understudy.spec.tensor_spec import Size
 
 Maybe = TensorSpec | None
 
@@ -35,7 +35,7 @@ def _check_heads(query: TensorSpec, key: TensorSpec, value: TensorSpec) -> None:
         raise ShapeMismatch(f"attention: {key} and {value} differ in length")
 
 
-def _float(query: TensorSpec, shape: Size) -> TensorSpec:
+def _float(query: TensorSpec, shape: Shape) -> TensorSpec:
     return query.like(shape, dtype=torch.float32)
 
 
@@ -85,8 +85,8 @@ def flash(
 
 @rule("_flash_attention_forward")
 def flash_forward(
-    query: TensorSpec, key: TensorSpec, value: TensorSpec, cum_seq_q: Maybe, cum_seq_k: Maybe, max_q: Any,
-    max_k: object, dropout_p: float, is_causal: bool, return_debug_mask: bool, **settings: object,
+    query: TensorSpec, key: TensorSpec, value: TensorSpec, cum_seq_q: Maybe, cum_seq_k: Maybe, max_q: Size,
+    max_k: Size, dropout_p: float, is_causal: bool, return_debug_mask: bool, **settings: object,
 ) -> tuple[TensorSpec, ...]:  # fmt: skip
     """Of (batch, length, heads, width), or of (length of all, heads, width) with offsets."""
     heads = query.shape[-2]
@@ -173,7 +173,7 @@ def efficient_attention_backward(
 # --- cuDNN, and devices that bring their own
 
 
-def _laid_out_like(query: TensorSpec, shape: Size) -> TensorSpec:
+def _laid_out_like(query: TensorSpec, shape: Shape) -> TensorSpec:
     """Dense, with dimensions in the order that the query's have in memory."""
     if same_shape(query.shape, shape):
         return preserved_copy(query)

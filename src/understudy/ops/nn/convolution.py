@@ -15,6 +15,7 @@ from understudy.ops.shared.batching import BatchLevel, batching_rule
 from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dtypes import FLOATS, INTEGERS, check_cpu_dtype
 from understudy.ops.shared.layouts import is_surely_row_major, looks_channels_last, suggested_strides
+from understudy.shapes.node import Shape, Sizes
 from understudy.spec import (
     TensorSpec,
     channels_last_strides,
@@ -23,7 +24,6 @@ from understudy.spec import (
     preserved_copy,
     same_shape,
 )
-from understudy.spec.tensor_spec import Size
 
 if TYPE_CHECKING:
     from understudy.shapes.node import SymNode
@@ -34,10 +34,10 @@ aten = torch.ops.aten
 class Window(NamedTuple):
     """How the kernel moves: one number for each spatial dimension, but for the last two fields."""
 
-    stride: Size
-    padding: Size
-    dilation: Size
-    output_padding: Size
+    stride: Shape
+    padding: Shape
+    dilation: Shape
+    output_padding: Shape
     transposed: bool
     groups: Any
 
@@ -77,7 +77,7 @@ class Window(NamedTuple):
         return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d, _ in rows]
 
 
-def _for_each(numbers: list[int | SymNode], spatial: int, name: str) -> Size:
+def _for_each(numbers: list[int | SymNode], spatial: int, name: str) -> Shape:
     given = tuple(numbers)
     if len(given) == 1:
         return given * spatial
@@ -88,7 +88,7 @@ def _for_each(numbers: list[int | SymNode], spatial: int, name: str) -> Size:
     return given
 
 
-def output_shape(x: TensorSpec, weight: TensorSpec, window: Window) -> Size:
+def output_shape(x: TensorSpec, weight: TensorSpec, window: Window) -> Shape:
     spatial = window.output_sizes(x.shape[2:], weight.shape[2:])
     channels = weight.shape[1] * window.groups if window.transposed else weight.shape[0]
     if x.shape[1] == 0:  # eager's way for inputs without elements
@@ -150,13 +150,12 @@ def _check_kernel_fits(x: TensorSpec, weight: TensorSpec, window: Window) -> Non
 #     2-D      channels-last if the input or the weight seems to be; otherwise contiguous
 #     3-D      the same where oneDNN (or cuDNN) computes, always contiguous where torch's own loops do
 
-Numbers = Sequence[Any]
 
 
 @rule("convolution")
 def convolution(
-    x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, stride: Numbers, padding: Numbers,
-    dilation: Numbers, transposed: bool, output_padding: Numbers, groups: Any,
+    x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, stride: Sizes, padding: Sizes,
+    dilation: Sizes, transposed: bool, output_padding: Sizes, groups: Any,
 ) -> TensorSpec:  # fmt: skip
     window = Window.of(weight, stride, padding, dilation, transposed, output_padding, groups)
     return _convolve(x, weight, bias, window)
@@ -164,16 +163,16 @@ def convolution(
 
 @rule("_convolution", "_convolution.deprecated")
 def convolution_with_settings(
-    x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, stride: Numbers, padding: Numbers,
-    dilation: Numbers, transposed: bool, output_padding: Numbers, groups: object, *settings: bool,
+    x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, stride: Sizes, padding: Sizes,
+    dilation: Sizes, transposed: bool, output_padding: Sizes, groups: object, *settings: bool,
 ) -> TensorSpec:  # fmt: skip
     return convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
 
 
 @rule("mkldnn_convolution")
 def mkldnn_convolution(
-    x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, padding: Numbers, stride: Numbers,
-    dilation: Numbers, groups: object,
+    x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, padding: Sizes, stride: Sizes,
+    dilation: Sizes, groups: object,
 ) -> TensorSpec:  # fmt: skip
     return convolution(x, weight, bias, stride, padding, dilation, False, (0,), groups)
 
@@ -221,7 +220,7 @@ def _with_height(spec: TensorSpec) -> TensorSpec:
     return spec.like((a, b, 1, size), stride=(step_a, step_b, size * step, step))
 
 
-def _strides(shape: Size, in_channels_last: bool) -> Size:
+def _strides(shape: Shape, in_channels_last: bool) -> Shape:
     if not in_channels_last:
         return contiguous_strides(shape)
     if len(shape) > 3:
@@ -273,8 +272,8 @@ def _onednn_halves() -> frozenset[torch.dtype]:
 
 @rule("convolution_backward")
 def convolution_backward(
-    grad: TensorSpec, x: TensorSpec, weight: TensorSpec, bias_sizes: Numbers | None, stride: Numbers,
-    padding: Numbers, dilation: Numbers, transposed: bool, output_padding: Numbers, groups: Any,
+    grad: TensorSpec, x: TensorSpec, weight: TensorSpec, bias_sizes: Sizes | None, stride: Sizes,
+    padding: Sizes, dilation: Sizes, transposed: bool, output_padding: Sizes, groups: Any,
     output_mask: Sequence[bool],
 ) -> tuple[TensorSpec | None, ...]:  # fmt: skip
     window = Window.of(weight, stride, padding, dilation, transposed, output_padding, groups)
@@ -335,24 +334,24 @@ def _gradient_of_weight(
 
 @rule("conv1d", "conv2d", "conv3d")
 def conv(
-    x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None, stride: Numbers = (1,),
-    padding: Numbers = (0,), dilation: Numbers = (1,), groups: object = 1,
+    x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None, stride: Sizes = (1,),
+    padding: Sizes = (0,), dilation: Sizes = (1,), groups: object = 1,
 ) -> Any:  # fmt: skip
     return _maybe_unbatched(x, weight, bias, stride, padding, dilation, False, (0,), groups)
 
 
 @rule("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input")
 def conv_transpose(
-    x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None, stride: Numbers = (1,),
-    padding: Numbers = (0,), output_padding: Numbers = (0,), groups: object = 1, dilation: Numbers = (1,),
+    x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None, stride: Sizes = (1,),
+    padding: Sizes = (0,), output_padding: Sizes = (0,), groups: object = 1, dilation: Sizes = (1,),
 ) -> Any:  # fmt: skip
     return _maybe_unbatched(x, weight, bias, stride, padding, dilation, True, output_padding, groups)
 
 
 @rule("conv1d.padding", "conv2d.padding", "conv3d.padding")
 def conv_with_named_padding(
-    x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None, stride: Numbers = (1,),
-    padding: str = "valid", dilation: Numbers = (1,), groups: object = 1,
+    x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None, stride: Sizes = (1,),
+    padding: str = "valid", dilation: Sizes = (1,), groups: object = 1,
 ) -> Any:  # fmt: skip
     if padding == "valid":
         return conv(x, weight, bias, stride, (0,), dilation, groups)
@@ -372,7 +371,7 @@ def conv_with_named_padding(
     return conv(x, weight, bias, stride, [total // 2 for total in totals], dilation, groups)
 
 
-def _maybe_unbatched(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, *window: object) -> Any:
+def _maybe_unbatched(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, *window: Any) -> Any:
     if x.is_complex or x.conj or weight.conj:
         return NotImplemented
     if x.ndim != weight.ndim - 1:

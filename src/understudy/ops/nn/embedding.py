@@ -15,7 +15,7 @@ from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, FLOATS, NUMBERS, ch
 from understudy.spec import Same, TensorSpec, promote
 
 if TYPE_CHECKING:
-    from understudy.shapes.node import SymNode
+    from understudy.shapes.node import Shape, SymNode
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -112,7 +112,7 @@ def _bags(
     output = weight.like((bags, width))
     if weight.device.type != "cpu":
         dtype = indices.dtype
-        largest = (bags, width) if mode == MAX else (0,)
+        largest: Shape = (bags, width) if mode == MAX else (0,)
         sizes = offsets.shape[0]
         return output, indices.like((rows,)), indices.like((sizes,)), indices.like(largest, dtype=dtype)
     wide = offsets.like(dtype=promote(indices.dtype, offsets.dtype))

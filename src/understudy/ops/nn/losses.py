@@ -26,6 +26,7 @@ from understudy.ops.shared.dtypes import (
     check_same_dtype,
 )
 from understudy.ops.variants import check_castable, exact_out
+from understudy.shapes.node import Shape
 from understudy.spec import (
     TensorSpec,
     broadcast_shapes,
@@ -37,12 +38,11 @@ from understudy.spec import (
     same_shape,
     spec_of,
 )
-from understudy.spec.tensor_spec import Size
 
 if TYPE_CHECKING:
     from understudy.shapes.node import SymNode
 
-Function = Callable[..., Any]
+Function = Callable[..., object]
 aten = torch.ops.aten
 
 NONE, MEAN, SUM = 0, 1, 2
@@ -264,7 +264,7 @@ def nll_loss_backward(
     return x.like()
 
 
-def _check_gradient(what: str, grad: TensorSpec, shape: Size) -> None:
+def _check_gradient(what: str, grad: TensorSpec, shape: Shape) -> None:
     fits = same_shape(grad.shape, shape) if shape else grad.ndim <= 1 and grad.numel == 1
     if not fits:
         raise ShapeMismatch(f"{what} backward: {grad} is no gradient for a result of shape {list(shape)}")
@@ -325,14 +325,14 @@ def cross_entropy(
 # --- margins
 
 
-def _margin_shape(what: str, x: TensorSpec, reduction: int) -> Size:
+def _margin_shape(what: str, x: TensorSpec, reduction: int) -> Shape:
     if x.ndim > 2:
         raise ShapeMismatch(f"{what}: expected one or a batch of rows, got {x}")
     check_cpu_dtype(what, x, WIDE)
     return x.shape[:-1] if reduction == NONE else ()
 
 
-def _check_margin_target(what: str, x: TensorSpec, target: TensorSpec, shape: Size) -> None:
+def _check_margin_target(what: str, x: TensorSpec, target: TensorSpec, shape: Shape) -> None:
     check_any_dtype(what, target, {torch.int64})
     if target.numel != 1 if not shape else not same_shape(target.shape, shape):
         raise ShapeMismatch(f"{what}: {target} are no targets for {x}")

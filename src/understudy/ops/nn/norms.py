@@ -15,6 +15,7 @@ from understudy.ops.shared.batching import BatchLevel, batching_rule, with_dims_
 from understudy.ops.shared.decompositions import has_symbolic_sizes, under_transforms
 from understudy.ops.shared.dtypes import COMPLEX, FLOATS, HALVES, check_cpu_dtype
 from understudy.ops.shared.layouts import looks_channels_last, suggested_strides
+from understudy.shapes.node import Shape
 from understudy.spec import (
     TensorSpec,
     elementwise_strides,
@@ -22,7 +23,6 @@ from understudy.spec import (
     preserved_copy,
     same_shape,
 )
-from understudy.spec.tensor_spec import Size
 
 if TYPE_CHECKING:
     from understudy.shapes.node import SymNode
@@ -64,7 +64,7 @@ def _is_dense(x: TensorSpec) -> bool:
 # --- over the last dimensions
 
 
-def _leading_shape(what: str, x: TensorSpec, normalized: Sequence[int | SymNode], *parameters: Maybe) -> Size:
+def _leading_shape(what: str, x: TensorSpec, normalized: Sequence[int | SymNode], *parameters: Maybe) -> Shape:
     """The shape of the statistics: 1 for each normalised dimension."""
     count = len(normalized)
     wanted = tuple(normalized)
@@ -78,7 +78,7 @@ def _leading_shape(what: str, x: TensorSpec, normalized: Sequence[int | SymNode]
 
 @rule("native_layer_norm")
 def layer_norm(
-    x: TensorSpec, normalized_shape: Sequence[int | SymNode], weight: Maybe, bias: Maybe, eps: float
+    x: TensorSpec, normalized_shape: Shape, weight: Maybe, bias: Maybe, eps: float
 ) -> tuple[TensorSpec, ...]:
     if len(normalized_shape) == 0:
         raise ArgumentError("layer_norm: no dimension to normalise over")
@@ -92,7 +92,7 @@ def layer_norm(
 
 @rule("layer_norm")
 def layer_norm_whole(
-    x: TensorSpec, normalized_shape: Sequence[object], weight: Maybe = None, bias: Maybe = None, eps: float = 1e-5,
+    x: TensorSpec, normalized_shape: Shape, weight: Maybe = None, bias: Maybe = None, eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> TensorSpec:  # fmt: skip
     return layer_norm(x, normalized_shape, weight, bias, eps)[0]

@@ -23,7 +23,7 @@ from understudy.shapes.sizes import is_any_positive, larger, surely_less
 from understudy.spec import TensorSpec, preserved_copy, product, same_shape
 
 if TYPE_CHECKING:
-    from understudy.shapes.node import Scalar, SymNode
+    from understudy.shapes.node import Scalar, Shape, Sizes, SymNode
 
 BLOCK_DTYPES = FLOATS | COMPLEX | BOOL
 
@@ -101,7 +101,7 @@ def _takes_away(extra: int | SymNode) -> bool:
     return (type(extra) is not int and surely_less(extra, 1)) or bool(extra < 0)
 
 
-def padded_shape(kind: str, dims: int, spec: TensorSpec, padding: Sequence[object]) -> tuple[Any, ...]:
+def padded_shape(kind: str, dims: int, spec: TensorSpec, padding: Sizes) -> Shape:
     """Shape of the last `dims` dimensions padded; in front of them come channels, and perhaps a batch."""
     if len(padding) != 2 * dims:
         raise ArgumentError(f"{kind}_pad{dims}d: expected {2 * dims} paddings, got {list(padding)}")
@@ -127,12 +127,12 @@ def padded_shape(kind: str, dims: int, spec: TensorSpec, padding: Sequence[objec
 
 
 def _pad_rules(kind: str, dims: int) -> tuple[Rule, Rule]:
-    def pad(spec: TensorSpec, padding: Sequence[object]) -> TensorSpec:
+    def pad(spec: TensorSpec, padding: Sizes) -> TensorSpec:
         shape = padded_shape(kind, dims, spec, padding)
         check_cpu_dtype(f"{kind}_pad{dims}d", spec, NUMBERS)
         return spec.like(shape, stride=suggested_strides(shape, spec))
 
-    def pad_backward(grad_output: TensorSpec, spec: TensorSpec, padding: Sequence[object]) -> TensorSpec:
+    def pad_backward(grad_output: TensorSpec, spec: TensorSpec, padding: Sizes) -> TensorSpec:
         shape = padded_shape(kind, dims, spec, padding)
         if not same_shape(grad_output.shape, shape):
             raise ShapeMismatch(

@@ -21,21 +21,20 @@ from understudy.ops.shared.batching import BatchLevel, batching_rule
 from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dtypes import COMPLEX, FLOATS, INTEGERS, check_any_dtype, check_cpu_dtype
 from understudy.ops.shared.layouts import looks_channels_last, suggested_strides
+from understudy.shapes.node import Shape, Sizes
 from understudy.shapes.sizes import smaller
 from understudy.spec import TensorSpec, same_shape, spec_of
-from understudy.spec.tensor_spec import Size
 
 if TYPE_CHECKING:
     from understudy.shapes.node import SymNode
 
-Function = Callable[..., Any]
+Function = Callable[..., object]
 aten = torch.ops.aten
 Tensor = torch.Tensor
 
-Numbers = Sequence[Any]
 
 
-def for_each(numbers: object, spatial: int, what: str) -> Size:
+def for_each(numbers: object, spatial: int, what: str) -> Shape:
     """One number for each spatial dimension, of one for all or of as many."""
     given = tuple(numbers) if isinstance(numbers, (list, tuple)) else (numbers,)
     if len(given) == 1:
@@ -53,7 +52,7 @@ def _check_input(what: str, x: TensorSpec, spatial: int) -> None:
         raise ShapeMismatch(f"{what}: {x} has an empty dimension other than the batch")
 
 
-def _place_result(x: TensorSpec, shape: Size, keeps_format: bool, dtype: torch.dtype | None = None) -> TensorSpec:
+def _place_result(x: TensorSpec, shape: Shape, keeps_format: bool, dtype: torch.dtype | None = None) -> TensorSpec:
     stride = suggested_strides(shape, x) if keeps_format else None
     return x.like(shape, stride=stride, dtype=dtype)
 
@@ -85,7 +84,7 @@ def _pooled_shape(
     padding: Any,
     dilation: Any,
     ceil_mode: bool,
-) -> Size:
+) -> Shape:
     _check_input(what, x, spatial)
     kernel = for_each(kernel, spatial, what)
     stride = for_each(stride, spatial, what) if stride else kernel
@@ -116,7 +115,7 @@ def _register_max_pool(spatial: int) -> None:
 
     @rule(f"{name}_with_indices")
     def max_pool_with_indices(
-        x: TensorSpec, kernel_size: Numbers, stride: Numbers = (), padding: Any = 0, dilation: Any = 1,
+        x: TensorSpec, kernel_size: Sizes, stride: Sizes = (), padding: Any = 0, dilation: Any = 1,
         ceil_mode: bool = False,
     ) -> tuple[TensorSpec, TensorSpec]:  # fmt: skip
         check_cpu_dtype(name, x, FLOATS | INTEGERS)
@@ -128,14 +127,14 @@ def _register_max_pool(spatial: int) -> None:
 
     @rule(name)
     def max_pool(
-        x: TensorSpec, kernel_size: Numbers, stride: Numbers = (), padding: object = 0, dilation: object = 1,
+        x: TensorSpec, kernel_size: Sizes, stride: Sizes = (), padding: object = 0, dilation: object = 1,
         ceil_mode: bool = False,
     ) -> TensorSpec:  # fmt: skip
         return max_pool_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode)[0]
 
     @rule(f"{name}_with_indices_backward")
     def max_pool_backward(
-        grad: TensorSpec, x: TensorSpec, kernel_size: Numbers, stride: Numbers, padding: object, dilation: object,
+        grad: TensorSpec, x: TensorSpec, kernel_size: Sizes, stride: Sizes, padding: object, dilation: object,
         ceil_mode: bool, indices: TensorSpec,
     ) -> TensorSpec:  # fmt: skip
         shape = _pooled_shape(name, x, spatial, kernel_size, stride, padding, dilation, ceil_mode)
@@ -144,7 +143,7 @@ def _register_max_pool(spatial: int) -> None:
 
 
 def _check_gradient(
-    name: str, grad: TensorSpec, x: TensorSpec, shape: Size | None = None, indices: TensorSpec | None = None
+    name: str, grad: TensorSpec, x: TensorSpec, shape: Shape | None = None, indices: TensorSpec | None = None
 ) -> None:
     what = f"{name} backward"
     if shape is not None and not same_shape(grad.shape, shape):
@@ -165,7 +164,7 @@ def _register_avg_pool(spatial: int) -> None:
 
     def shape_of(
         x: TensorSpec, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, divisor: object
-    ) -> Size:
+    ) -> Shape:
         check_cpu_dtype(name, x, AVERAGED[spatial])
         if divisor == 0:
             raise ArgumentError(f"{name}: a divisor of 0")
@@ -176,7 +175,7 @@ def _register_avg_pool(spatial: int) -> None:
 
     @rule(name)
     def avg_pool(
-        x: TensorSpec, kernel_size: Numbers, stride: Numbers = (), padding: object = 0, ceil_mode: bool = False,
+        x: TensorSpec, kernel_size: Sizes, stride: Sizes = (), padding: object = 0, ceil_mode: bool = False,
         count_include_pad: bool = True, divisor_override: int | None = None,
     ) -> TensorSpec:  # fmt: skip
         shape = shape_of(x, kernel_size, stride, padding, ceil_mode, divisor_override)
@@ -184,7 +183,7 @@ def _register_avg_pool(spatial: int) -> None:
 
     @rule(f"{name}_backward")
     def avg_pool_backward(
-        grad: TensorSpec, x: TensorSpec, kernel_size: Numbers, stride: Numbers, padding: object, ceil_mode: bool,
+        grad: TensorSpec, x: TensorSpec, kernel_size: Sizes, stride: Sizes, padding: object, ceil_mode: bool,
         count_include_pad: bool, divisor_override: int | None,
     ) -> TensorSpec:  # fmt: skip
         shape = shape_of(x, kernel_size, stride, padding, ceil_mode, divisor_override)
@@ -195,7 +194,7 @@ def _register_avg_pool(spatial: int) -> None:
         return _place_result(x, x.shape, _keeps_format(x, spatial, keeps_format))
 
 
-def _check_no_smaller(name: str, x: TensorSpec, kernel: Size) -> None:
+def _check_no_smaller(name: str, x: TensorSpec, kernel: Shape) -> None:
     if any(size < width for size, width in zip(x.shape[-3:], kernel, strict=True)):
         raise ShapeMismatch(f"{name}: {x} is smaller than the kernel {kernel}")
 
@@ -204,8 +203,8 @@ def _check_no_smaller(name: str, x: TensorSpec, kernel: Size) -> None:
 
 
 def _adaptive_shape(
-    what: str, x: TensorSpec, spatial: int, output_size: Numbers, channels_may_miss: bool = False
-) -> Size:
+    what: str, x: TensorSpec, spatial: int, output_size: Sizes, channels_may_miss: bool = False
+) -> Shape:
     if not (channels_may_miss and x.ndim == spatial + 2 and x.shape[1] == 0):
         _check_input(what, x, spatial)
     if len(output_size) != spatial:
@@ -226,7 +225,7 @@ def _register_adaptive(spatial: int) -> None:
     name, max_name = f"_adaptive_avg_pool{spatial}d", f"adaptive_max_pool{spatial}d"
 
     @rule(name)
-    def adaptive_avg_pool(x: TensorSpec, output_size: Numbers) -> TensorSpec:
+    def adaptive_avg_pool(x: TensorSpec, output_size: Sizes) -> TensorSpec:
         check_cpu_dtype(name, x, FLOATS)
         shape = _adaptive_shape(name, x, spatial, output_size, channels_may_miss=spatial == 2)
         return _place_result(x, shape, _keeps_format(x, spatial, keeps_format))
@@ -240,7 +239,7 @@ def _register_adaptive(spatial: int) -> None:
         return _place_result(x, x.shape, _keeps_format(x, spatial, keeps_format))
 
     @rule(max_name)
-    def adaptive_max_pool(x: TensorSpec, output_size: Numbers) -> tuple[TensorSpec, TensorSpec]:
+    def adaptive_max_pool(x: TensorSpec, output_size: Sizes) -> tuple[TensorSpec, TensorSpec]:
         check_cpu_dtype(max_name, x, FLOATS)
         shape = _adaptive_shape(max_name, x, spatial, output_size)
         keeps = _keeps_format(x, spatial, keeps_format)
@@ -270,7 +269,7 @@ def _register_fractional(spatial: int) -> None:
 
     @rule(name)
     def fractional_max_pool(
-        x: TensorSpec, kernel_size: Numbers, output_size: Numbers, random_samples: TensorSpec
+        x: TensorSpec, kernel_size: Sizes, output_size: Sizes, random_samples: TensorSpec
     ) -> tuple[TensorSpec, TensorSpec]:
         check_cpu_dtype(name, x, FLOATS)
         shape = _adaptive_shape(name, x, spatial, output_size)
@@ -283,21 +282,21 @@ def _register_fractional(spatial: int) -> None:
 
     @rule(f"{name}_backward")
     def fractional_max_pool_backward(
-        grad: TensorSpec, x: TensorSpec, kernel_size: Numbers, output_size: Numbers, indices: TensorSpec
+        grad: TensorSpec, x: TensorSpec, kernel_size: Sizes, output_size: Sizes, indices: TensorSpec
     ) -> TensorSpec:
         _check_gradient(name, grad, x, _adaptive_shape(name, x, spatial, output_size), indices)
         return x.like()
 
 
 @rule("max_unpool2d")
-def max_unpool2d(x: TensorSpec, indices: TensorSpec, output_size: Numbers) -> TensorSpec:
+def max_unpool2d(x: TensorSpec, indices: TensorSpec, output_size: Sizes) -> TensorSpec:
     shape = _unpooled_shape("max_unpool2d", x, indices, 2, output_size)
     return _place_result(x, shape, x.ndim == 4)
 
 
 @rule("max_unpool3d")
 def max_unpool3d(
-    x: TensorSpec, indices: TensorSpec, output_size: Numbers, stride: Numbers, padding: Numbers
+    x: TensorSpec, indices: TensorSpec, output_size: Sizes, stride: Sizes, padding: Sizes
 ) -> TensorSpec:
     if len(stride) != 3 or len(padding) != 3 or any(step <= 0 for step in stride):
         raise ArgumentError(f"max_unpool3d: stride {list(stride)} and padding {list(padding)} of 3 numbers")
@@ -305,8 +304,8 @@ def max_unpool3d(
 
 
 def _unpooled_shape(
-    what: str, x: TensorSpec, indices: TensorSpec, spatial: int, output_size: Numbers
-) -> Size:
+    what: str, x: TensorSpec, indices: TensorSpec, spatial: int, output_size: Sizes
+) -> Shape:
     check_any_dtype(what, indices, {torch.int64})
     if not x.is_empty:
         check_cpu_dtype(what, x, FLOATS)
@@ -326,7 +325,7 @@ for _spatial in (2, 3):
 
 
 @rule("adaptive_avg_pool2d", "adaptive_avg_pool3d")
-def adaptive_avg_pool_whole(x: TensorSpec, output_size: Numbers) -> Any:
+def adaptive_avg_pool_whole(x: TensorSpec, output_size: Sizes) -> Any:
     """To a single point it is a mean, which is put into the format of the input."""
     spatial = len(output_size)
     name = f"adaptive_avg_pool{spatial}d"
@@ -356,7 +355,7 @@ def _check_signal(what: str, x: TensorSpec) -> None:
 
 @rule("avg_pool1d")
 def avg_pool1d(
-    x: TensorSpec, kernel_size: Numbers, stride: Numbers = (), padding: object = 0, ceil_mode: bool = False,
+    x: TensorSpec, kernel_size: Sizes, stride: Sizes = (), padding: object = 0, ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> TensorSpec:  # fmt: skip
     _check_signal("avg_pool1d", x)
@@ -370,7 +369,7 @@ def avg_pool1d(
 
 
 @rule("adaptive_avg_pool1d")
-def adaptive_avg_pool1d(x: TensorSpec, output_size: Numbers) -> TensorSpec:
+def adaptive_avg_pool1d(x: TensorSpec, output_size: Sizes) -> TensorSpec:
     _check_signal("adaptive_avg_pool1d", x)
     return _without_height(adaptive_avg_pool_whole(_with_height(x), (1, *output_size)))
 
@@ -383,7 +382,7 @@ def _pooling(op: Any) -> Function:
         has_entries = args[0].dim() == PLANES_WITH_ENTRIES
         with level.below():
             tensors = [level.inside(arg) if isinstance(arg, torch.Tensor) else None for arg in args]
-            outer = tensors[0].shape[:2]  # type: ignore[union-attr]
+            outer = level.inside(args[0]).shape[:2]
             if has_entries:
                 tensors = [None if tensor is None else tensor.flatten(0, 1) for tensor in tensors]
             given = [arg if tensor is None else tensor for arg, tensor in zip(args, tensors, strict=True)]

@@ -16,10 +16,9 @@ from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dtypes import COMPLEX, FLOATS, REAL_NUMBERS, check_cpu_dtype
 from understudy.ops.shared.layouts import suggested_strides
+from understudy.shapes.node import Shape, Sizes
 from understudy.spec import TensorSpec, same_shape, spec_of
-from understudy.spec.tensor_spec import Size
 
-Numbers = Sequence[Any]
 WIDE = frozenset({torch.float32, torch.float64})
 BYTES = frozenset({torch.uint8})
 
@@ -48,14 +47,14 @@ RESAMPLINGS = [
 ]
 
 
-def _check_sizes(how: Resampling, sizes: Numbers, name: str) -> None:
+def _check_sizes(how: Resampling, sizes: Sizes, name: str) -> None:
     if len(sizes) != how.spatial:
         raise ArgumentError(f"{how.name}: {name} {list(sizes)} has not {how.spatial} numbers")
     if any(size <= 0 for size in sizes):
         raise ShapeMismatch(f"{how.name}: {name} {list(sizes)} is not positive")
 
 
-def _resample(how: Resampling, x: TensorSpec, sizes: Numbers) -> TensorSpec:
+def _resample(how: Resampling, x: TensorSpec, sizes: Sizes) -> TensorSpec:
     _check_sizes(how, sizes, "output_size")
     if x.ndim != how.spatial + 2:
         raise ShapeMismatch(f"{how.name}: expected {how.spatial + 2} dimensions, got {x}")
@@ -66,7 +65,7 @@ def _resample(how: Resampling, x: TensorSpec, sizes: Numbers) -> TensorSpec:
     return x.like(shape, stride=suggested_strides(shape, x))
 
 
-def _gradient(how: Resampling, grad: TensorSpec, sizes: Numbers, input_size: Numbers) -> TensorSpec:
+def _gradient(how: Resampling, grad: TensorSpec, sizes: Sizes, input_size: Sizes) -> TensorSpec:
     _check_sizes(how, sizes, "output_size")
     shape = tuple(input_size)
     if len(shape) != how.spatial + 2:
@@ -84,8 +83,8 @@ def _gradient(how: Resampling, grad: TensorSpec, sizes: Numbers, input_size: Num
 
 
 def _sizes_of(
-    how: Resampling, x: TensorSpec, output_size: Numbers | None, factors: Sequence[float] | None
-) -> Size:
+    how: Resampling, x: TensorSpec, output_size: Sizes | None, factors: Sequence[float] | None
+) -> Shape:
     """Either the sizes, or factors, whose products with the sizes are cut to integers."""
     if (output_size is None) == (factors is None):
         raise ArgumentError(f"{how.name}: either output_size or scale_factors, not both or none")
@@ -102,16 +101,16 @@ def _sizes_of(
 
 def _register(how: Resampling) -> None:
     @rule(how.name)
-    def resample(x: TensorSpec, output_size: Numbers, *options: object) -> TensorSpec:
+    def resample(x: TensorSpec, output_size: Sizes, *options: object) -> TensorSpec:
         return _resample(how, x, output_size)
 
     @rule(f"{how.name}.vec")
-    def resample_by_factors(x: TensorSpec, output_size: Numbers | None, *options: Any) -> TensorSpec:
+    def resample_by_factors(x: TensorSpec, output_size: Sizes | None, *options: Any) -> TensorSpec:
         return _resample(how, x, _sizes_of(how, x, output_size, options[-1]))
 
     @rule(f"{how.name}_backward")
     def resample_backward(
-        grad: TensorSpec, output_size: Numbers, input_size: Numbers, *options: object
+        grad: TensorSpec, output_size: Sizes, input_size: Sizes, *options: object
     ) -> TensorSpec:
         return _gradient(how, grad, output_size, input_size)
 
@@ -162,7 +161,7 @@ for _spatial in (2, 3):
 
 
 @rule("affine_grid_generator")
-def affine_grid(theta: TensorSpec, size: Numbers, align_corners: bool) -> Any:
+def affine_grid(theta: TensorSpec, size: Sizes, align_corners: bool) -> Any:
     spatial = len(size) - 2
     if spatial not in (2, 3):
         raise ArgumentError(f"affine_grid_generator: size {list(size)} has 4 or 5 numbers")

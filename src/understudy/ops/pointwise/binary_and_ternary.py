@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -148,7 +148,7 @@ def sub(a: TensorSpec | int | SymNode, b: Scalar | TensorSpec, alpha: Scalar | c
 
 
 @rule("rsub.Tensor", "rsub.Scalar")
-def rsub(a: TensorSpec, b: Scalar | complex, alpha: Scalar | complex = 1) -> TensorSpec:
+def rsub(a: TensorSpec, b: Any, alpha: Scalar | complex = 1) -> TensorSpec:
     return sub(b, a, alpha)
 
 
@@ -202,7 +202,8 @@ def pow_of_number(base: Any, exponent: TensorSpec) -> TensorSpec:
 
 @rule("__ilshift__.Tensor", "__ilshift__.Scalar", "__irshift__.Tensor", "__irshift__.Scalar")
 def shift_in_place(a: TensorSpec, by: object) -> Same:
-    return written_in_place("shift", a, rule.by_name("bitwise_left_shift.Tensor")(a, by))
+    shift = cast("Callable[..., TensorSpec]", rule.by_name("bitwise_left_shift.Tensor"))
+    return written_in_place("shift", a, shift(a, by))
 
 
 @rule("pow_.Tensor")

@@ -7,7 +7,7 @@ Lists hold the parameters of a model, most of which share a few specs: each comb
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -85,7 +85,7 @@ def check_lists(name: str, first: Specs, *others: Sequence[object]) -> None:
             raise ArgumentError(f"{name}: lists of {len(first)} and {len(other)} do not go together")
 
 
-def written(name: str, function: Rule) -> Rule:
+def written(name: str, function: Callable[..., TensorSpec]) -> Rule:
     """`function`, its result checked as one that is written into its first argument."""
 
     def check(target: TensorSpec, *rest: object, **kwargs: object) -> None:
@@ -108,9 +108,9 @@ def register(name: str, list_rule: Callable[[str, Rule], Rule], of: str) -> None
         run(*args, **kwargs)
 
 
-def _in_place_variant(of: str) -> Rule:
+def _in_place_variant(of: str) -> Callable[..., TensorSpec]:
     if of != "abs":
-        return rule.by_name(of)
+        return cast("Callable[..., TensorSpec]", rule.by_name(of))
 
     def absolute_in_place(a: TensorSpec) -> TensorSpec:
         check_dtype("abs_", a.dtype, "if", a.device)
@@ -331,20 +331,20 @@ def fused_sgd(parameters: Specs, grads: Specs, momentum_buffer_list: Specs, **nu
 
 
 @rule("_fused_adam", "_fused_adam.tensor_lr", "_fused_adamw", "_fused_adamw.tensor_lr")
-def fused_adam_functional(*lists: Specs, **numbers: object) -> tuple[list[TensorSpec], ...]:
+def fused_adam_functional(*lists: Specs, **numbers: Any) -> tuple[list[TensorSpec], ...]:
     fused_adam(*lists, **numbers)
     return tuple(each(preserved_copy, tensors) for tensors in lists[:5])
 
 
 @rule("_fused_adagrad", "_fused_adagrad.tensor_lr")
-def fused_adagrad_functional(*lists: Specs, **numbers: object) -> tuple[list[TensorSpec], ...]:
+def fused_adagrad_functional(*lists: Specs, **numbers: Any) -> tuple[list[TensorSpec], ...]:
     fused_adagrad(*lists, **numbers)
     written = lists[:3] if isinstance(numbers.get("lr"), TensorSpec) else lists[:4]
     return tuple(each(preserved_copy, tensors) for tensors in written)
 
 
 @rule("_fused_sgd", "_fused_sgd.tensor_lr")
-def fused_sgd_functional(*lists: Specs, **numbers: object) -> tuple[list[TensorSpec], ...]:
+def fused_sgd_functional(*lists: Specs, **numbers: Any) -> tuple[list[TensorSpec], ...]:
     fused_sgd(*lists, **numbers)
     return tuple(each(preserved_copy, tensors) for tensors in lists[:3])
 

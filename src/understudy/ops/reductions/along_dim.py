@@ -204,6 +204,22 @@ def decompose_cumprod_backward(grad: Tensor, x: Tensor, dim: int, output: Tensor
 # --- numerical gradients (torch.gradient) -------------------------------------------------------------------
 
 
+@decomposition("vander")
+def decompose_vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:
+    """Powers of each element, side by side."""
+    if x.dim() != 1 or (N is not None and N < 0):
+        return NotImplemented
+    count = x.shape[0] if N is None else N
+    dtype = torch.promote_types(x.dtype, torch.int64)
+    powers = torch.empty((x.shape[0], count), dtype=dtype, layout=x.layout, device=x.device)
+    if count > 0:
+        powers.select(1, 0).fill_(1)
+    if count > 1:
+        aten.slice.Tensor(powers, 1, 1).copy_(x.unsqueeze(1))
+        aten.slice.Tensor(powers, 1, 1).copy_(aten.slice.Tensor(powers, 1, 1).cumprod(1))
+    return powers if increasing else powers.flip((1,))
+
+
 @under_transforms("gradient.scalarint")
 @decomposition("gradient.scalarint")
 def decompose_gradient(x: Tensor, *, spacing: object = None, dim: int | None = None, edge_order: int = 1) -> Any:

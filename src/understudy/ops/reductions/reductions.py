@@ -313,31 +313,31 @@ def _extreme_norm_exists(x: TensorSpec, order: object, dim: Dims) -> None:
         raise ArgumentError(f"vector_norm: the norm of order {order} has no value for no elements of {x}")
 
 
-def _norm(x: TensorSpec, p: object, dim: Dims, keepdim: bool, dtype: torch.dtype) -> TensorSpec:
+def _norm(x: TensorSpec, p: Scalar | None, dim: Dims, keepdim: bool, dtype: torch.dtype) -> TensorSpec:
     if dtype.is_complex:
         raise DtypeError(f"norm: a norm of {x} is real, and can't have {dtype}")
     return vector_norm(x, 2 if p is None else p, dim, keepdim, dtype=dtype)
 
 
 @rule("norm.Scalar")
-def norm_all(x: TensorSpec, p: object = 2) -> TensorSpec:
+def norm_all(x: TensorSpec, p: Scalar = 2) -> TensorSpec:
     return vector_norm(x, p)
 
 
 @rule("norm.ScalarOpt_dim")
-def norm_dims(x: TensorSpec, p: object, dim: Sequence[int], keepdim: bool = False) -> TensorSpec:
+def norm_dims(x: TensorSpec, p: Scalar | None, dim: Sequence[int], keepdim: bool = False) -> TensorSpec:
     return vector_norm(x, 2 if p is None else p, dim, keepdim)
 
 
 @rule("norm.ScalarOpt_dim_dtype")
 def norm_dims_dtype(
-    x: TensorSpec, p: object, dim: Sequence[int], keepdim: bool, *, dtype: torch.dtype
+    x: TensorSpec, p: Scalar | None, dim: Sequence[int], keepdim: bool, *, dtype: torch.dtype
 ) -> TensorSpec:
     return _norm(x, p, dim, keepdim, dtype)
 
 
 @rule("norm.ScalarOpt_dtype")
-def norm_all_dtype(x: TensorSpec, p: object, *, dtype: torch.dtype) -> TensorSpec:
+def norm_all_dtype(x: TensorSpec, p: Scalar | None, *, dtype: torch.dtype) -> TensorSpec:
     return _norm(x, p, None, False, dtype)
 
 

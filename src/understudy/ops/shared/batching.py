@@ -15,7 +15,7 @@ import torch
 from understudy import _torch
 from understudy.ops.registry import Trait
 
-Function = Callable[..., Any]
+Function = Callable[..., object]
 
 
 class BatchLevel:

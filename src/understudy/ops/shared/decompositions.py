@@ -17,7 +17,7 @@ from understudy.ops.registry import Trait
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import TensorSpec, broadcast_shapes
 
-Function = Callable[..., Any]
+Function = Callable[..., object]
 decomposition: Trait[Function] = Trait("decomposition for symbolic sizes")
 """Functions that return `NotImplemented` to leave a call to C++."""
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import ArgumentError, DimensionError, OperatorError, ShapeMismatch
+from understudy.shapes.node import Shape
 from understudy.spec import TensorSpec
-from understudy.spec.tensor_spec import Size
 
 if TYPE_CHECKING:
-    from understudy.shapes.node import SymNode
+    from understudy.shapes.node import Sizes, SymNode
 
 MOST_DIMS = 64
 """Of a tensor that is reduced over a list of dimensions, which eager keeps as the bits of a number."""
@@ -32,7 +32,7 @@ def wrap_dims(dims: Sequence[int], ndim: int) -> list[int]:
     return wrapped
 
 
-def reduced_shape(shape: Size, dims: Sequence[int], keepdim: bool) -> Size:
+def reduced_shape(shape: Shape, dims: Sequence[int], keepdim: bool) -> Shape:
     """The shape left by reducing over `dims`, which are counted from the front."""
     if not shape:
         return shape
@@ -45,7 +45,7 @@ def reduced_shape(shape: Size, dims: Sequence[int], keepdim: bool) -> Size:
     return tuple(size for dim, size in enumerate(shape) if dim not in dims)
 
 
-def reduced_shape_all(spec: TensorSpec, dims: Any, keepdim: bool) -> Size:
+def reduced_shape_all(spec: TensorSpec, dims: Any, keepdim: bool) -> Shape:
     """As `reduced_shape`, where no dimensions (None or an empty list) means all of them."""
     if not dims:
         return (1,) * spec.ndim if keepdim else ()
@@ -60,7 +60,7 @@ def check_not_empty(what: str, spec: TensorSpec, dims: Sequence[int]) -> None:
 
 
 def size_at(spec: TensorSpec, dim: int) -> int | SymNode:
-    """Size along a wrapped dimension; a 0-dim tensor counts as one of size 1."""
+    """Shape along a wrapped dimension; a 0-dim tensor counts as one of size 1."""
     return spec.shape[dim] if spec.shape else 1
 
 
@@ -68,7 +68,7 @@ def stride_at(spec: TensorSpec, dim: int) -> Any:
     return spec.stride[dim] if spec.shape else 1
 
 
-def replace_size(sizes: Sequence[object], dim: int, size: object) -> tuple[object, ...]:
+def replace_size(sizes: Sizes, dim: int, size: int | SymNode) -> Shape:
     """`sizes` with another value at `dim`."""
     return (*sizes[:dim], size, *sizes[dim + 1 :])
 

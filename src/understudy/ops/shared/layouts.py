@@ -10,6 +10,7 @@ import torch
 
 from understudy.errors import ArgumentError, ShapeMismatch
 from understudy.ops.variants import check_castable, check_no_overlap
+from understudy.shapes.node import Shape
 from understudy.shapes.sizes import (
     at_least_one,
     differ_at_hand,
@@ -92,10 +93,9 @@ def written_in_place(name: str, target: TensorSpec, result: TensorSpec, of: int 
 
 # --- Strides with which the same storage is seen in another shape -------------------------------------------
 
-Size = tuple[Any, ...]
 
 
-def view_strides(spec: TensorSpec, shape: Size) -> Size | None:
+def view_strides(spec: TensorSpec, shape: Shape) -> Shape | None:
     """Strides of `spec` viewed as `shape` (of as many elements), or None where only a copy can do it."""
     if not spec.shape:
         return (1,) * len(shape)
@@ -104,7 +104,7 @@ def view_strides(spec: TensorSpec, shape: Size) -> Size | None:
     return _plain_strides(spec, shape) or weakly(_strides_of_symbols, spec, shape)
 
 
-def _strides_of_symbols(spec: TensorSpec, shape: Size) -> Size | None:
+def _strides_of_symbols(spec: TensorSpec, shape: Shape) -> Shape | None:
     return (
         _unchanged_strides(spec.shape, spec.stride, shape)
         or _strides_by_products(spec, shape)
@@ -112,7 +112,7 @@ def _strides_of_symbols(spec: TensorSpec, shape: Size) -> Size | None:
     )
 
 
-def _strides_at_hand(spec: TensorSpec, shape: Size) -> Size | None:
+def _strides_at_hand(spec: TensorSpec, shape: Shape) -> Shape | None:
     old, stride = spec.shape, spec.stride
     if spec.is_empty:
         return stride if same_shape(old, shape) else _strides_without_elements(shape)
@@ -121,7 +121,7 @@ def _strides_at_hand(spec: TensorSpec, shape: Size) -> Size | None:
     return _strides_by_chunks(old, stride, shape)
 
 
-def _plain_strides(spec: TensorSpec, shape: Size) -> Size | None:
+def _plain_strides(spec: TensorSpec, shape: Shape) -> Shape | None:
     """The strides where they can be seen for all sizes, of a tensor with elements or without; None where they can't."""
     old, stride = spec.shape, spec.stride
     if all(map(surely_equal, stride, contiguous_strides(old))):
@@ -133,7 +133,7 @@ def _plain_strides(spec: TensorSpec, shape: Size) -> Size | None:
     return kept if is_same or all(map(surely_less, repeat(0), old)) else None  # if nothing changes, it may be empty
 
 
-def _unchanged_strides(old: Size, stride: Size, shape: Size) -> Size | None:
+def _unchanged_strides(old: Shape, stride: Shape, shape: Shape) -> Shape | None:
     """The strides where a view changes nothing: of the same shape, if no dimension has size 1 that leaves a gap.
 
     Of such a dimension, eager would close the gap, unless the tensor is empty. Asked is only what has that answer.
@@ -151,7 +151,7 @@ def _unchanged_strides(old: Size, stride: Size, shape: Size) -> Size | None:
     return stride if all(is_not_one_unless(*each) for each in asked if not surely_differ(each[0], 1)) else None
 
 
-def _strides_of_kept_dimensions(old: Size, stride: Size, shape: Size) -> Size | None:
+def _strides_of_kept_dimensions(old: Shape, stride: Shape, shape: Shape) -> Shape | None:
     """Strides where nothing but dimensions of size 1 comes and goes, unless they depend on which others have size 1.
 
     Eager keeps the stride of a dimension, but a dimension of size 1 gets the one that leaves no gap to the next.
@@ -176,7 +176,7 @@ def _strides_of_kept_dimensions(old: Size, stride: Size, shape: Size) -> Size | 
     return tuple(reversed(strides)) if is_all else None
 
 
-def _strides_by_products(spec: TensorSpec, shape: Size) -> Size | None:
+def _strides_by_products(spec: TensorSpec, shape: Shape) -> Shape | None:
     """Strides where it can be seen for all sizes which old dimensions form a chunk, and which new ones fill it.
 
     New dimensions of size 1 belong to the chunk within. Of one that may have size 1, that would be a question; also
@@ -209,7 +209,7 @@ def _strides_by_products(spec: TensorSpec, shape: Size) -> Size | None:
     return tuple(reversed(strides)) if len(strides) == len(shape) else None
 
 
-def _strides_without_elements(shape: Size) -> Size:
+def _strides_without_elements(shape: Shape) -> Shape:
     strides: list[Any] = []
     step: Any = 1
     for size in reversed(shape):
@@ -225,7 +225,7 @@ def _is_short_of(filled: int | SymNode, chunk: int | SymNode) -> bool:
     return bool(filled < chunk)
 
 
-def _strides_by_chunks(old: Size, stride: Size, shape: Size) -> Size | None:
+def _strides_by_chunks(old: Shape, stride: Shape, shape: Shape) -> Shape | None:
     """Old dimensions that lie next to each other in memory form a chunk, which new dimensions must fill."""
     new_stride: list[Any] = [0] * len(shape)
     new_dim = len(shape) - 1
@@ -245,7 +245,7 @@ def _strides_by_chunks(old: Size, stride: Size, shape: Size) -> Size | None:
     return tuple(new_stride) if new_dim == -1 else None
 
 
-def expand_strides(spec: TensorSpec, sizes: Sequence[Any]) -> tuple[Size, Size]:
+def expand_strides(spec: TensorSpec, sizes: Sequence[Any]) -> tuple[Shape, Shape]:
     """Shape and strides of `spec` expanded to `sizes`, whose -1 keep a size."""
     added = len(sizes) - len(spec.shape)
     if added < 0:

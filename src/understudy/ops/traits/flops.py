@@ -121,7 +121,7 @@ def _bytes_moved(call: Call, made: Results) -> int:
 
 def _stored_elements(spec: TensorSpec) -> int:
     """Expanded dimensions are read once."""
-    return prod(size for size, step in zip(spec.shape, spec.stride, strict=True) if step != 0 or size == 0)
+    return prod(size for size, step in zip(spec.numbers.shape, spec.numbers.stride, strict=True) if step != 0 or size == 0)
 
 
 # --- products of matrices and vectors

@@ -436,14 +436,13 @@ builtin_min, builtin_max = min, max
 def _copy(x: Operand, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> ValueRange | None:
     if dtype is torch.bool:
         return _as_truth(x.range)
-    is_rounded = dtype is not None and dtype != x.spec.dtype
-    if not is_rounded:
+    if dtype is None or dtype == x.spec.dtype:
         return ValueRange(math_floor(x.range.low), math_ceil(x.range.high), x.range.may_be_nan, x.range.likely)
     if not _is_finite(x.range):
-        return ValueRange(likely=x.range.likely) if dtype.is_floating_point else None  # type: ignore[union-attr]
-    if dtype.is_floating_point:  # type: ignore[union-attr]
+        return ValueRange(likely=x.range.likely) if dtype.is_floating_point else None
+    if dtype.is_floating_point:
         return _round_outwards(x.range.low, x.range.high, False, x.range.likely, True)
-    limits = range_of_dtype(dtype)  # type: ignore[arg-type]
+    limits = range_of_dtype(dtype)
     is_within = limits.low <= x.range.low and x.range.high <= limits.high
     low, high = math.floor(x.range.low), math.ceil(x.range.high)
     return ValueRange(low, high, False, x.range.likely) if is_within else None

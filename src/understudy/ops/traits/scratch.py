@@ -143,8 +143,9 @@ def _last_power_of_two(number: int) -> int:
 def reduction_sizes(x: TensorSpec, kept: Sequence[int], element: int, facts: DeviceFacts) -> tuple[int, ...]:
     """The staging buffer and the semaphores where several blocks compute one result; nothing where one is enough."""
     sized = [dim for dim in range(x.ndim) if x.shape[dim] > 1]
-    inner = _coalesce(sorted(((x.shape[d], x.stride[d]) for d in sized if d not in kept), key=lambda dim: dim[1]))
-    outer = _coalesce([(x.shape[d], x.stride[d]) for d in reversed(sized) if d in kept])
+    shape, stride, _ = x.numbers
+    inner = _coalesce(sorted(((shape[d], stride[d]) for d in sized if d not in kept), key=lambda dim: dim[1]))
+    outer = _coalesce([(shape[d], stride[d]) for d in reversed(sized) if d in kept])
     inputs = prod(size for size, _ in inner)
     outputs = prod(size for size, _ in outer)
     if inputs <= 1:
@@ -214,11 +215,11 @@ def of_flash_backward(
     facts: DeviceFacts, made: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec,
     *rest: Any, **settings: Any,
 ) -> Scratch:  # fmt: skip
-    batch, heads, rows, width = query.shape
+    batch, heads, rows, width = query.numbers.shape
     sizes = [4 * batch * heads * _align(rows, 128)]
     sizes.append(4 * batch * _align(rows, 128) * heads * _align(width, 32 if width <= 128 else 64))
     if key.shape[1] != heads:
-        sizes += 2 * [batch * key.shape[2] * heads * width * query.itemsize]
+        sizes += 2 * [batch * key.numbers.shape[2] * heads * width * query.itemsize]
     return Scratch(tuple(sizes))
 
 
@@ -228,7 +229,7 @@ def of_efficient_backward(
     *rest: Any, **settings: Any,
 ) -> Scratch:  # fmt: skip
     """delta; half types accumulate the gradient of the query in float32, in blocks."""
-    batch, heads, rows, width = query.shape
+    batch, heads, rows, width = query.numbers.shape
     delta = 4 * batch * heads * rows
     if query.dtype is torch.float32:
         return Scratch((delta,))
@@ -241,7 +242,7 @@ def of_cudnn_backward(
     *rest: Any, **settings: Any,
 ) -> Scratch:  # fmt: skip
     """cuDNN decides by itself; the accumulator of the query's gradient is what such kernels need."""
-    batch, heads, rows, width = query.shape
+    batch, heads, rows, width = query.numbers.shape
     accumulated = 4 * batch * heads * _align(rows, 128) * width
     return Scratch((accumulated + 4 * batch * heads * rows,), bound=accumulated, is_exact=False)
 
@@ -338,7 +339,7 @@ def of_embedding_backward(
     n = int(indices.numel)
     if n <= 3072 and not scale_grad_by_freq:
         return Scratch(copied)
-    width = grad.shape[-1] if grad.ndim else 1
+    width = grad.numbers.shape[-1] if grad.ndim else 1
     segments = min(n, num_weights) + n // 10
     partial = 4 * segments * _align(width, WARP)
     return Scratch((*copied, 8 * n, 8 * n, 8 * n, _cub(n), 8 * n, 8 * n, partial), is_exact=False)

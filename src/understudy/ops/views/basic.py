@@ -32,7 +32,7 @@ from understudy.shapes.sizes import (
 from understudy.spec import TensorSpec, View, complex_type, real_type
 
 if TYPE_CHECKING:
-    from understudy.shapes.node import SymNode
+    from understudy.shapes.node import Shape, SymNode
 
 
 @rule("view", "_unsafe_view")
@@ -40,7 +40,7 @@ def view(spec: TensorSpec, size: Sequence[int | SymNode]) -> View:
     return View(0, viewed_as(spec, complete_shape(spec, size)))
 
 
-def viewed_as(spec: TensorSpec, shape: tuple[object, ...]) -> TensorSpec:
+def viewed_as(spec: TensorSpec, shape: Shape) -> TensorSpec:
     stride = view_strides(spec, shape)
     if stride is None:
         raise ShapeMismatch(
@@ -182,7 +182,7 @@ def _clamped_in_data(size: int | SymNode, start: int | SymNode, end: int | SymNo
 _TO_THE_END = 2**63 - 1
 
 
-def sliced_size(spec: TensorSpec, dim: int, start: Any, end: Any, step: int | SymNode) -> tuple[int, object, object]:
+def sliced_size(spec: TensorSpec, dim: int, start: Any, end: Any, step: int | SymNode) -> tuple[int, Any, Any]:
     """The wrapped dimension, the first index and the number of indices of a slice."""
     if not spec.shape:
         raise DimensionError(f"slice: {spec} has no dimension to slice")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -187,7 +187,7 @@ def imag(spec: TensorSpec) -> View:
 
 # --- The copying twins of views (`permute_copy` of `permute`, …): a new contiguous tensor of the view's shape ---
 
-COPIES: dict[str, Rule] = {
+COPIES: dict[str, Callable[..., New | View | list[View]]] = {
     "_conj_copy": basic.conj,
     "_neg_view_copy": basic.neg_view,
     "_reshape_alias_copy": basic.reshape_alias,
@@ -218,7 +218,7 @@ COPIES: dict[str, Rule] = {
 }
 
 
-def _copy_of(view_rule: Rule) -> Rule:
+def _copy_of(view_rule: Callable[..., New | View | list[View]]) -> Rule:
     def view_copy(spec: TensorSpec, *args: object, **kwargs: object) -> TensorSpec | list[TensorSpec]:
         answer = view_rule(_resolve_bits(spec), *args, **kwargs)
         if isinstance(answer, list):
@@ -233,7 +233,7 @@ def _resolve_bits(spec: TensorSpec) -> TensorSpec:
     return spec.as_view(spec.shape, spec.stride, conj=False, neg=False) if spec.conj or spec.neg else spec
 
 
-def _fresh(view: View) -> TensorSpec:
+def _fresh(view: New | View) -> TensorSpec:
     return view.spec.like()
 
 

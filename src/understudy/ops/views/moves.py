@@ -103,7 +103,7 @@ def roll(spec: TensorSpec, shifts: object, dims: object = ()) -> TensorSpec:
     return rolled
 
 
-def _roll_spec(spec: TensorSpec, dim: int, shift: object) -> TensorSpec:
+def _roll_spec(spec: TensorSpec, dim: int, shift: int | SymNode) -> TensorSpec:
     """The CPU kernel cuts the tensor in two and joins the pieces, whose format the result takes."""
     if spec.device.type != "cpu":
         return spec.like()

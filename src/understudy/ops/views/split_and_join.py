@@ -22,6 +22,7 @@ from understudy.ops.views.basic import (
     viewed_as,
     with_dimensions,
 )
+from understudy.shapes.node import Shape
 from understudy.shapes.sizes import add_all, at_hand, at_least_one, has_to_be, lies_in_data, surely_equal
 from understudy.spec import (
     TensorSpec,
@@ -34,10 +35,9 @@ from understudy.spec import (
     same_shape,
 )
 from understudy.spec.strides import CHANNELS_LAST_ORDER
-from understudy.spec.tensor_spec import Size
 
 if TYPE_CHECKING:
-    from understudy.shapes.node import SymNode
+    from understudy.shapes.node import Sizes, SymNode
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -134,11 +134,12 @@ def sections_of(spec: TensorSpec, sections: Any, dim: int) -> list[View]:
     return pieces(spec, dim, [smallest + 1 if i < larger else smallest for i in range(sections)])
 
 
-def cut_at(spec: TensorSpec, indices: Sequence[object], dim: int) -> list[View]:
+def cut_at(spec: TensorSpec, indices: Sizes, dim: int) -> list[View]:
     if not spec.shape:
         raise ShapeMismatch(f"tensor_split: {spec} has no dimension to split")
     dim = wrap_dim(dim, spec.ndim)
-    views, start = [], 0
+    views: list[View] = []
+    start: int | SymNode = 0
     for end in (*indices, spec.shape[dim]):
         views.append(View(0, slice_spec(spec, dim, start, end, 1)))
         start = end
@@ -151,7 +152,7 @@ def tensor_split_sections(spec: TensorSpec, sections: object, dim: int = 0) -> l
 
 
 @rule("tensor_split.indices")
-def tensor_split_indices(spec: TensorSpec, indices: Sequence[object], dim: int = 0) -> list[View]:
+def tensor_split_indices(spec: TensorSpec, indices: Sizes, dim: int = 0) -> list[View]:
     return cut_at(spec, indices, dim)
 
 
@@ -171,7 +172,7 @@ def _named_split(name: str, dim: int, at_least: int) -> tuple[Rule, Rule]:
             raise ShapeMismatch(f"{name}: dimension {at} of {spec} can't be split into {sections} equal parts")
         return sections_of(spec, sections, at)
 
-    def split_at(spec: TensorSpec, indices: Sequence[object]) -> list[View]:
+    def split_at(spec: TensorSpec, indices: Sizes) -> list[View]:
         return cut_at(spec, indices, along(spec))
 
     return split_in_sections, split_at
@@ -364,7 +365,7 @@ def chunk_cat(tensors: Sequence[TensorSpec], dim: int, num_chunks: int) -> Any:
     return first.like((*first.shape[:dim], num_chunks, width))
 
 
-def _goes_row_major(spec: TensorSpec, shape: Size) -> bool:
+def _goes_row_major(spec: TensorSpec, shape: Shape) -> bool:
     """Whether a tensor, cut into chunks of this shape, can't be taken for one in a channels-last format."""
     if len(shape) not in CHANNELS_LAST_ORDER:
         return True

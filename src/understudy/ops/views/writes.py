@@ -30,6 +30,7 @@ from understudy.shapes.sizes import surely_equal
 from understudy.spec import (
     Same,
     TensorSpec,
+    View,
     check_expandable,
     contiguous_strides,
     is_contiguous,
@@ -40,7 +41,7 @@ from understudy.spec import (
 if TYPE_CHECKING:
     from understudy.shapes.node import SymNode
 
-Function = Callable[..., Any]
+Function = Callable[..., object]
 aten = torch.ops.aten
 
 @rule("slice_backward")
@@ -124,7 +125,7 @@ def as_strided_scatter(
 
 # --- Operators that change the shape, stride or offset of their first input in place ------------------------
 
-VIEWS_IN_PLACE: dict[str, Rule] = {
+VIEWS_IN_PLACE: dict[str, Callable[..., View]] = {
     "squeeze_": squeeze,
     "squeeze_.dim": squeeze_dim,
     "squeeze_.dims": squeeze_dims,
@@ -141,7 +142,7 @@ def change_in_place(before: TensorSpec, after: TensorSpec) -> Same:
     return Same(0) if after is before else Same(0, after)
 
 
-def _in_place(view_rule: Rule) -> Rule:
+def _in_place(view_rule: Callable[..., View]) -> Rule:
     def view_in_place(spec: TensorSpec, *args: object, **kwargs: object) -> Same:
         return change_in_place(spec, view_rule(spec, *args, **kwargs).spec)
 
