@@ -235,7 +235,22 @@ def group_norm_takes_any_strides() -> bool:
 @functools.cache
 def linear_gives_view() -> bool:
     """Whether C++ makes the rows that a biased linear layer has multiplied as one matrix a batch again by `view`; torch 2.15
-    does it by `_unsafe_view`. Asked in a thread of its own, where neither modes nor transforms are active."""
+    does it by `_unsafe_view`."""
+    given = (torch.Size((1, 1, 1)), torch.Size((1, 1)), torch.Size((1,)))
+    return _ask_eager(lambda: torch.ops.aten.linear.default(*map(torch.zeros, given))._is_view())
+
+
+@functools.cache
+def fourier_takes_empty() -> bool:
+    """The kernels of torch 2.13 and 2.14 refuse tensors without elements."""
+    try:
+        _ask_eager(lambda: torch.ops.aten._fft_c2c.default(torch.zeros(0, 2, dtype=torch.complex64), [1], 0, True))
+    except RuntimeError:
+        return False
+    return True
+
+
+def _ask_eager(ask: Callable[[], Answer]) -> Answer:
+    """In a thread of its own, where neither modes nor transforms are active."""
     with ThreadPoolExecutor(1) as thread:
-        given = (torch.Size((1, 1, 1)), torch.Size((1, 1)), torch.Size((1,)))
-        return thread.submit(lambda: torch.ops.aten.linear.default(*map(torch.zeros, given))._is_view()).result()
+        return thread.submit(ask).result()
