@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import operator
 from collections import OrderedDict, namedtuple
@@ -21,6 +22,7 @@ from understudy import (
     get_torch_dispatch_modes,
     make_fx,
 )
+from understudy.errors import NotProvidedError
 
 aten = torch.ops.aten
 MODES = ("real", "fake", "symbolic")
@@ -227,6 +229,21 @@ def test_values_that_are_asked_for() -> None:
 def test_an_unknown_mode() -> None:
     with pytest.raises(ValueError, match=r"tracing_mode is 'other'.*'real', 'fake', 'symbolic'"):
         make_fx(torch.sin, tracing_mode="other")
+
+
+def test_declarations_of_dynamic_sizes_are_refused() -> None:
+    with pytest.raises(NotProvidedError, match=r"does not read .* Use tracing_mode='symbolic'"):
+        make_fx(torch.sin, tracing_mode="fake", dynamic_shapes={"x": {0: True}})
+    spec = importlib.import_module("torch.fx.experimental.dynamic_spec")
+    if not hasattr(spec, "dynamic_spec"):
+        pytest.skip("this release of torch has no @dynamic_spec")
+
+    @spec.dynamic_spec({"x": spec.TensorSpec([spec.ShapeVar("rows"), 3])})
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    with pytest.raises(NotProvidedError, match=r"@dynamic_spec"):
+        make_fx(f, tracing_mode="fake")
 
 
 # --- modules as inputs ---------------------------------------------------------------------------------------------------

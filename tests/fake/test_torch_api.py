@@ -9,6 +9,7 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 from understudy import (
+    FakeTensor,
     FakeTensorMode,
     MixedTensorsError,
     TensorMetadata,
@@ -16,6 +17,12 @@ from understudy import (
     get_plain_tensors,
     is_fake,
     maybe_get_fake_mode,
+)
+from understudy.fake_tensor import (
+    is_fake_tensor,
+    maybe_get_fake_constant,
+    maybe_get_fake_device,
+    maybe_get_real_tensor,
 )
 
 
@@ -33,6 +40,23 @@ def test_plain(mode: FakeTensorMode) -> None:
     assert is_fake(x) and maybe_get_fake_mode(x) is mode
     for other in (torch.ones(2), 3, None, "x", [x]):
         assert not is_fake(other) and maybe_get_fake_mode(other) is None
+
+
+def test_what_a_stand_in_itself_says(mode: FakeTensorMode) -> None:
+    """Names of torch 2.14: they ask the tensor, and never what it wraps."""
+    real = torch.ones(2, 3)
+    with mode:
+        three = torch.tensor(3)
+        there = torch.empty(2, device="cuda:1")
+    x = FakeTensor(mode, torch.empty(2, 3, device="meta"), torch.device("cpu"), real_tensor=real)
+    assert is_fake_tensor(x) and is_fake_tensor(there) and maybe_get_fake_device(there) == torch.device("cuda:1")
+    assert maybe_get_real_tensor(x) is real and maybe_get_real_tensor(there) is None
+    constant = maybe_get_fake_constant(three)
+    assert constant is not None and not is_fake_tensor(constant) and constant.item() == 3
+    assert maybe_get_fake_constant(x) is None
+    for other in (real, TwoTensor(x, x), 3, None):
+        assert not is_fake_tensor(other)
+        assert maybe_get_fake_device(other) is maybe_get_fake_constant(other) is maybe_get_real_tensor(other) is None
 
 
 def test_wrapper_subclasses(mode: FakeTensorMode) -> None:

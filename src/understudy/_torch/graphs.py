@@ -340,3 +340,9 @@ def rename_nodes(graph: torch.fx.Graph, names: Mapping[torch.fx.Node, str]) -> N
     for node in graph.nodes:
         if node not in names:
             node.name = space.create_name(node.name, node)
+
+
+def has_declared_shapes(f: object) -> bool:
+    """Whether `@dynamic_spec` (torch 2.14) says of a function, or of the forward function of a module, which sizes vary."""
+    function = f.forward if isinstance(f, torch.nn.Module) else f
+    return getattr(function, "_dynamic_spec", None) is not None

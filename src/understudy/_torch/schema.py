@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
@@ -229,3 +230,27 @@ def group_norm_takes_any_strides() -> bool:
         except RuntimeError:
             return False
     return True
+
+
+@functools.cache
+def linear_gives_view() -> bool:
+    """Whether C++ makes the rows that a biased linear layer has multiplied as one matrix a batch again by `view`; torch 2.15
+    does it by `_unsafe_view`."""
+    given = (torch.Size((1, 1, 1)), torch.Size((1, 1)), torch.Size((1,)))
+    return _ask_eager(lambda: torch.ops.aten.linear.default(*map(torch.zeros, given))._is_view())
+
+
+@functools.cache
+def fourier_takes_empty() -> bool:
+    """The kernels of torch 2.13 and 2.14 refuse tensors without elements."""
+    try:
+        _ask_eager(lambda: torch.ops.aten._fft_c2c.default(torch.zeros(0, 2, dtype=torch.complex64), [1], 0, True))
+    except RuntimeError:
+        return False
+    return True
+
+
+def _ask_eager(ask: Callable[[], Answer]) -> Answer:
+    """In a thread of its own, where neither modes nor transforms are active."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(ask).result()

@@ -31,6 +31,7 @@ from understudy.capture.repeated_layers.layers import RepeatedLayers
 from understudy.capture.tracer import OPEN, SYMBOLIC, PythonKeyTracer
 from understudy.capture.unrecorded_effects.torch_functions import TorchFunctionMetadataMode
 from understudy.contexts import contextmanager, to_the_end
+from understudy.errors import NotProvidedError
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.torch_api import maybe_get_fake_mode
@@ -164,6 +165,7 @@ def make_fx(
     record_module_stack: bool = False, allow_non_fake_inputs: bool = False, _allow_fake_constant: bool = False,
     _error_on_data_dependent_ops: bool = True,
     record_stack_traces: bool = True, proxy_module_inputs: bool = False, _disable_torch_fn_metadata_mode: bool = False,
+    dynamic_shapes: object = None,
 ) -> Callable[..., GraphModule]:  # fmt: skip
     """A function that runs `f` once on its arguments and returns the graph of the operators that ran.
 
@@ -177,6 +179,12 @@ def make_fx(
     the function refers to, besides those of its modules, are constants of the graph; without it they are an error.
     `record_module_stack`: `node.meta["nn_module_stack"]` says which modules were being called.
     """
+    if dynamic_shapes is not None or _torch.has_declared_shapes(f):
+        raise NotProvidedError(
+            "make_fx does not read torch's declarations of dynamic sizes (dynamic_shapes=, @dynamic_spec). Use "
+            "tracing_mode='symbolic', which keeps every size open, or give it inputs that are made by "
+            "mode.from_tensor(x, symbolic_context=(dim, 'static', …)) with the dims of understudy.dims"
+        )
     if tracing_mode not in MODES:
         raise ValueError(f"tracing_mode is {tracing_mode!r}; it must be one of {', '.join(map(repr, MODES))}")
     options = Options(

@@ -6,7 +6,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping
 from contextvars import ContextVar
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -39,8 +39,11 @@ class PythonKeyTracer(torch.fx.Tracer):
     A stand-in carries the node that made it; every other tensor is remembered weakly. `root` holds the constants.
     """
 
-    def __init__(self, graph: Graph | None = None, root: torch.nn.Module | None = None) -> None:
-        super().__init__(autowrap_modules=())  # type: ignore[arg-type]
+    def __init__(
+        self, graph: Graph | None = None, root: torch.nn.Module | None = None, *,
+        autowrap_modules: tuple[ModuleType, ...] = (),
+    ) -> None:  # fmt: skip
+        super().__init__(autowrap_modules=autowrap_modules)  # type: ignore[arg-type]
         self.root = torch.nn.Module() if root is None else root
         self.graph = Graph(tracer_cls=type(self)) if graph is None else graph
         self.shape_env: Any = None

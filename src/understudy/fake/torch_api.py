@@ -53,6 +53,26 @@ def maybe_get_fake_mode(t: object) -> FakeTensorMode | None:
     return None if unwrapped is None else maybe_get_fake_mode(unwrapped)
 
 
+def is_fake_tensor(x: object) -> bool:
+    """Whether this is itself a stand-in: a wrapper around stand-ins is none."""
+    return isinstance(x, FakeTensor)
+
+
+def maybe_get_fake_device(x: object) -> torch.device | None:
+    """The device that a stand-in is on; None for everything else, wrappers too."""
+    return x.fake_device if isinstance(x, FakeTensor) else None
+
+
+def maybe_get_fake_constant(x: object) -> torch.Tensor | None:
+    """The value of a stand-in whose contents are determined; None for everything else."""
+    return x.constant if isinstance(x, FakeTensor) else None
+
+
+def maybe_get_real_tensor(x: object) -> torch.Tensor | None:
+    """The real tensor that `FakeTensor(..., real_tensor=)` was given; None for everything else."""
+    return x.real_tensor if isinstance(x, FakeTensor) else None
+
+
 def _inner(wrapper: torch.Tensor) -> list[Any]:
     """The tensors inside a wrapper. It may name other things as well, as a `DTensor` does its mesh."""
     names, _ = _torch.flatten_wrapper(wrapper)

@@ -30,17 +30,11 @@ from understudy.spec.tensor_spec import TensorSpec
 if TYPE_CHECKING:
     from understudy.shapes.node import Scalar, SymNode
 
+# Some releases of torch have a complex dtype whose parts are bfloat16.
 COMPLEX_OF = {
-    torch.float16: torch.complex32,
-    torch.bfloat16: torch.complex64,
-    torch.float32: torch.complex64,
-    torch.float64: torch.complex128,
+    dtype: dtype.to_complex() for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 }
-REAL_OF = {
-    torch.complex32: torch.float16,
-    torch.complex64: torch.float32,
-    torch.complex128: torch.float64,
-}
+REAL_OF = {dtype: dtype.to_real() for dtype in COMPLEX_OF.values()}
 
 
 def default_dtype() -> torch.dtype:

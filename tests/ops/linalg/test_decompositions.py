@@ -29,7 +29,7 @@ def well_behaved(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> 
 ON_SQUARE = [
     aten.linalg_cholesky_ex.default,
     aten.linalg_cholesky.default,
-    *([aten.cholesky.default] if hasattr(aten, "cholesky") else []),  # gone in torch 2.15
+    *([aten.cholesky.default] if hasattr(aten, "cholesky") else []),  # gone since torch 2.14
     aten.cholesky_inverse.default,
     aten.linalg_inv_ex.default,
     aten.linalg_inv.default,

@@ -70,6 +70,22 @@ def test_complex_to_real() -> None:
     every(calls())
 
 
+def test_no_elements() -> None:
+    """Whether they are taken depends on the release."""
+
+    def calls() -> Iterator[Any]:
+        for shape in ((0, 6), (4, 0), (0, 2, 6), (2, 0, 6)):
+            for dims in some_dims(len(shape)):
+                for x in (torch.zeros(shape), torch.zeros(shape[::-1]).permute(*range(len(shape))[::-1])):
+                    yield aten._fft_c2c.default, x.to(COMPLEX), dims, 0, True
+                    yield aten._fft_r2c.default, x, dims, 0, True
+                    yield aten._fft_r2c.default, x, dims, 0, False
+                    yield aten._fft_c2r.default, x.to(COMPLEX), dims, 0, 6
+                    yield aten._fft_c2r.default, x.to(COMPLEX), dims, 0, 20
+
+    every(calls())
+
+
 def test_on_cuda() -> None:
     x = spec_of(filled((4, 5, 6))).on(torch.device("cuda:0"))
     found = rule_of(aten._fft_r2c.default)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import decomposition
@@ -81,9 +82,20 @@ def _prepare(what: str, x: TensorSpec, dims: Dims) -> TensorSpec:
     if x.device.type == "cpu":
         if x.dtype in HALVES or x.dtype is torch.complex32:
             raise DtypeError(f"{what}: no CPU kernel for {x.dtype}, given as {x}")
-        if x.is_empty:
+        if x.is_empty and not _torch.fourier_takes_empty():
             raise ShapeMismatch(f"{what}: {x} has no elements")
     return preserved_copy(x) if x.conj or x.neg else x
+
+
+def _is_empty_on_cpu(x: TensorSpec) -> bool:
+    return x.device.type == "cpu" and x.is_empty
+
+
+def _transform_nothing(what: str, x: TensorSpec, shape: Shape, dtype: torch.dtype) -> TensorSpec:
+    """Of no elements no element can be made: a result that has some is refused. The layout of the other is the usual one."""
+    if all(size != 0 for size in shape):
+        raise ShapeMismatch(f"{what}: {x} has no elements")
+    return x.like(shape, dtype=dtype)
 
 
 def _without_rule(x: TensorSpec) -> bool:
@@ -102,6 +114,8 @@ def complex_to_complex(x: TensorSpec, dim: Dims, normalization: int, forward: bo
     if _without_rule(x):
         return NotImplemented
     x = _prepare("_fft_c2c", x, dim)
+    if _is_empty_on_cpu(x):
+        return _transform_nothing("_fft_c2c", x, x.shape, x.dtype)
     return x.like(stride=_complex_strides(x, dim))
 
 
@@ -124,6 +138,8 @@ def real_to_complex(x: TensorSpec, dim: Dims, normalization: int, onesided: bool
     half = (*x.shape[:last], x.shape[last] // 2 + 1, *x.shape[last + 1 :])
     shape = half if onesided else x.shape
     dtype = complex_type(x.dtype)
+    if _is_empty_on_cpu(x):
+        return _transform_nothing("_fft_r2c", x, shape, dtype)
     if x.device.type == "cpu":
         order = [*_by_stride(x.stride, others), last]
         return x.like(shape, stride=_strides_after(x.stride, shape, order), dtype=dtype)
@@ -147,10 +163,12 @@ def complex_to_real(x: TensorSpec, dim: Dims, normalization: int, last_dim_size:
     x = _prepare("_fft_c2r", x, dim)
     *others, last = dim
     given = x.shape[last]
-    if x.device.type == "cpu" and not is_any_of(given, last_dim_size // 2 + 1, last_dim_size):
-        raise ShapeMismatch(f"_fft_c2r: {given} values of {x} do not make {last_dim_size}")
     shape = (*x.shape[:last], last_dim_size, *x.shape[last + 1 :])
     dtype = real_type(x.dtype)
+    if _is_empty_on_cpu(x):
+        return _transform_nothing("_fft_c2r", x, shape, dtype)
+    if x.device.type == "cpu" and not is_any_of(given, last_dim_size // 2 + 1, last_dim_size):
+        raise ShapeMismatch(f"_fft_c2r: {given} values of {x} do not make {last_dim_size}")
     if x.device.type == "cuda" and _fits_cufft(dim):
         return x.like(shape, stride=_strides_after(x.like().stride, shape, dim), dtype=dtype)
     stride = _complex_strides(x, others) if others else x.stride

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from understudy import _torch
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import (
@@ -543,4 +544,5 @@ def decompose_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
         return NotImplemented
     transposed = weight.t()
     result = torch.addmm(bias, input.reshape(-1, input.shape[-1]), transposed)
-    return result.view(*input.shape[:-1], result.shape[1])
+    shape = [*input.shape[:-1], result.shape[1]]
+    return result.view(shape) if _torch.linear_gives_view() else aten._unsafe_view(result, shape)
