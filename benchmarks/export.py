@@ -19,7 +19,7 @@ import torch
 
 import understudy
 from tests.exporting.models import small_model
-from tests.exporting.test_models import DYNAMIC, inputs_of
+from tests.exporting.test_models import fixed_of, inputs_of, what_varies
 
 MODELS = (
     "llama", "gpt2", "bert", "distilbert", "roberta", "opt", "gpt_neox", "qwen2", "mistral", "phi", "t5", "vit", "bloom",
@@ -38,12 +38,9 @@ def least(run: Callable[[], Any], repeats: int) -> float:
 
 def measure(name: str, layers: int, repeats: int) -> dict[str, tuple[float, float]]:
     """Title → seconds of torch and of ours."""
-    changes = {"vit": {"num_hidden_layers": layers}, "t5": {"num_layers": layers}, "gpt2": {"n_layer": layers}}
-    model: Any = small_model(name, **changes.get(name, {"num_hidden_layers": layers}))
+    model: Any = small_model(name, layers=layers)
     inputs = inputs_of(model, 2, 8)
-    fixed = {} if "pixel_values" in inputs else {"use_cache": False}
-    varying = {0: DYNAMIC} if "pixel_values" in inputs else {0: DYNAMIC, 1: DYNAMIC}
-    dynamic = {**dict.fromkeys(inputs, varying), **dict.fromkeys(fixed)}
+    fixed, dynamic = fixed_of(model), what_varies(model)
     table = torch.export.default_decompositions()
     found = {}
     for title, shapes in (("static", None), ("dynamic", dynamic)):
@@ -66,18 +63,26 @@ def measure(name: str, layers: int, repeats: int) -> dict[str, tuple[float, floa
     return found
 
 
+def warm_up() -> None:
+    """Both import what they need, and torch's table of decompositions is made."""
+    model, args = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4)), (torch.randn(3, 4),)
+    torch.export.export(model, args).run_decompositions()
+    understudy.export(model, args).run_decompositions()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="three models, one run each")
+    parser.add_argument("--quick", action="store_true", help="three models, one or two runs each")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("models", nargs="*")
     options = parser.parse_args()
     names = options.models or (MODELS[:3] if options.quick else MODELS)
     ratios: dict[str, list[float]] = {}
+    warm_up()
     for name in names:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = measure(name, options.layers, 1 if options.quick else 4)
+            found = measure(name, options.layers, 2 if options.quick else 4)
         shown = []
         for title, (slow, quick) in found.items():
             ratios.setdefault(title, []).append(slow / quick)

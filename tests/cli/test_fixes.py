@@ -1,4 +1,4 @@
-"""`understudy fix` and `fit`: changes found in a source, rehearsals on executors, workers that are killed, the answers.
+"""`understudy fix`: changes found in a source, rehearsals on executors, workers that are killed, the answers.
 
 What a rehearsal itself says is tested elsewhere: here, most of them are answered by a function of the changed text.
 """
@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from tests.report.samples import make_rehearsal
-from understudy.cli import fixes, main
+from understudy.cli import fits, fixes, main
 from understudy.cli.changes import Change, apply_changes, find_changes, set_constant, write_patch
 from understudy.cli.rehearsals import (
     Outcome,
     Progress,
     Variant,
-    make_executor,
+    Workers,
     mirror,
     rehearse_all,
     rehearse_variant,
@@ -195,13 +195,13 @@ def die(variant: Variant, device: str | None) -> Outcome:
 
 def test_a_worker_that_is_killed_is_replaced(tmp_path: Path) -> None:
     variants = [Variant(str(i), environment={"mark": str(tmp_path / "mark")}) for i in range(5)]
-    outcomes = dict(rehearse_all(variants, "h100", lambda: make_executor(2), die_once))
+    outcomes = dict(rehearse_all(variants, "h100", Workers(2), die_once))
     assert {number: outcome.error for number, outcome in outcomes.items()} == {i: f"{i} on h100" for i in range(5)}
     assert (tmp_path / "mark").exists()
 
 
 def test_a_rehearsal_that_kills_every_worker_is_given_up() -> None:
-    ((_, outcome),) = rehearse_all([Variant("x")], None, lambda: make_executor(1), die)
+    ((_, outcome),) = rehearse_all([Variant("x")], None, Workers(1), die)
     assert outcome.error == "its worker was killed 3 times"
 
 
@@ -211,7 +211,7 @@ def test_a_cluster_loses_nothing_with_a_worker(tmp_path: Path) -> None:
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
     ) as cluster:
         variants = [Variant(str(i), environment={"mark": str(tmp_path / "mark")}) for i in range(6)]
-        outcomes = dict(rehearse_all(variants, "t4", lambda: make_executor(2, cluster.scheduler_address), die_once))
+        outcomes = dict(rehearse_all(variants, "t4", Workers(2, cluster.scheduler_address), die_once))
     assert sorted(outcomes) == list(range(6))
     assert (tmp_path / "mark").exists()
 
@@ -249,12 +249,13 @@ def answer(monkeypatch: pytest.MonkeyPatch, rule: object) -> list[Variant]:
     """Rehearsals are answered by a function of the variant's text."""
     seen: list[Variant] = []
 
-    def rehearse(variants: list[Variant], device: str, renew: object) -> object:
+    def rehearse(variants: list[Variant], device: str, workers: object) -> object:
         for number, variant in enumerate(variants):
             seen.append(variant)
             yield number, rule(variant, variant.files.get("train.py", SOURCE))  # type: ignore[operator]
 
     monkeypatch.setattr(fixes, "rehearse_all", rehearse)
+    monkeypatch.setattr(fits, "rehearse_all", rehearse)
     return seen
 
 
@@ -312,30 +313,6 @@ def test_a_script_that_fails(script: str, monkeypatch: pytest.MonkeyPatch, capsy
     error = capsys.readouterr().err
     assert "understudy fix: the script failed in its rehearsal" in error
     assert "NameError: x\\x1b[2J" in error
-
-
-def test_fit_finds_the_largest(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def rule(variant: Variant, text: str) -> Outcome:
-        batch = int(text.split("BATCH, LENGTH = ")[1].split(",")[0])
-        return Outcome(rehearsal_of(2 * GiB + batch * GiB // 4, 10 * GiB))
-
-    seen = answer(monkeypatch, rule)
-    assert main(["fit", "--device", "h100", "--vary", "batch=1..512", script]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("batch = 32 fits, 33 does not: ")
-    assert "about 2.00 GiB + 256.00 MiB x batch" in out
-    assert len(seen) < 20
-
-
-def test_fit_of_an_argument(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    answer(monkeypatch, lambda variant, text: Outcome(rehearsal_of(int(variant.arguments[1]) * GiB, 5 * GiB)))
-    command = ["fit", "--device", "h100", "--json", "--vary", "n=1..100", script, "--n", "{n}"]
-    assert main(command) == 0
-    record = json.loads(capsys.readouterr().out)
-    assert record["largest"] == 5
-    assert record["sizes"]["6"]["verdict"] == "does not fit"
-    answer(monkeypatch, lambda variant, text: Outcome(rehearsal_of(6 * GiB, 5 * GiB)))
-    assert main(command) == 3
 
 
 @pytest.mark.parametrize(

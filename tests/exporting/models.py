@@ -19,6 +19,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 """What makes a model small, under all of the names that configurations have for it."""
 
+NUMBERS_OF_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", "n_layers")
 _LIBRARIES = []
 
 
@@ -35,13 +36,14 @@ def prepare_transformers() -> None:
             _LIBRARIES.append(library)
 
 
-def small_config(model_type: str, **changes: Any) -> Any:
+def small_config(model_type: str, layers: int = 2, **changes: Any) -> Any:
     prepare_transformers()
     from transformers import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[model_type]
     default = kind()
     values = {name: value for name, value in SMALL.items() if hasattr(default, name)}
+    values.update((name, layers) for name in NUMBERS_OF_LAYERS if name in values)
     if values.get("num_key_value_heads") and getattr(default, "num_key_value_heads", None) == getattr(
         default, "num_attention_heads", None
     ):
@@ -52,6 +54,8 @@ def small_config(model_type: str, **changes: Any) -> Any:
 def small_model(model_type: str, kind: str = "AutoModel", **changes: Any) -> torch.nn.Module:
     """A model in evaluation mode with random weights."""
     config = small_config(model_type, **changes)
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
     import transformers
 
     torch.manual_seed(0)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tests.exporting.models import small_model
-from tests.exporting.test_models import DYNAMIC, SIZES, differences, export_small, inputs_of
+from tests.exporting.test_models import SIZES, differences, export_small, fixed_of, inputs_of, what_varies
 
 WIDEST = 30_000_000
 """Parameters of the largest model that is tried."""
@@ -65,12 +65,9 @@ def try_model(name: str, with_torch: bool) -> Result | None:
 
 
 def try_torch(model: Any) -> str:
-    inputs = inputs_of(model, *SIZES[0])
-    varying = {0: DYNAMIC} if model.main_input_name == "pixel_values" else {0: DYNAMIC, 1: DYNAMIC}
-    fixed = {"use_cache": False} if "use_cache" in model.config.to_dict() and "pixel_values" not in inputs else {}
+    inputs, fixed = inputs_of(model, *SIZES[0]), fixed_of(model)
     try:
-        asked = {**dict.fromkeys(inputs, varying), **dict.fromkeys(fixed)}
-        program = torch.export.export(model, (), {**inputs, **fixed}, dynamic_shapes=asked, strict=False)
+        program = torch.export.export(model, (), {**inputs, **fixed}, dynamic_shapes=what_varies(model), strict=False)
         return "ok" if differences(model, program.module(), fixed) <= 1e-6 else "differs"
     except Exception as error:
         return type(error).__name__

@@ -5,6 +5,7 @@ The sweep over more than a hundred model classes is a conformance test: `pytest 
 
 from __future__ import annotations
 
+import inspect
 import io
 import warnings
 from typing import Any
@@ -30,13 +31,20 @@ def inputs_of(model: Any, batch: int, length: int) -> dict[str, Any]:
     return inputs
 
 
-def export_small(model: Any, **options: Any) -> Any:
-    """With all that may vary: the batch of images, batch and length of text."""
-    inputs = inputs_of(model, *SIZES[0])
+def fixed_of(model: Any) -> dict[str, Any]:
+    """Other arguments that a model is called with."""
+    return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+
+
+def what_varies(model: Any) -> dict[str, Any]:
+    """All that may: the batch of images, batch and length of text."""
     varying = {0: DYNAMIC} if model.main_input_name == "pixel_values" else {0: DYNAMIC, 1: DYNAMIC}
-    fixed = {"use_cache": False} if "use_cache" in model.config.to_dict() and "pixel_values" not in inputs else {}
-    asked = {**dict.fromkeys(inputs, varying), **dict.fromkeys(fixed)}
-    program = understudy.export(model, (), {**inputs, **fixed}, dynamic_shapes=asked, **options)
+    return {**dict.fromkeys(inputs_of(model, *SIZES[0]), varying), **dict.fromkeys(fixed_of(model))}
+
+
+def export_small(model: Any, **options: Any) -> Any:
+    inputs, fixed = inputs_of(model, *SIZES[0]), fixed_of(model)
+    program = understudy.export(model, (), {**inputs, **fixed}, dynamic_shapes=what_varies(model), **options)
     return program, fixed
 
 
@@ -84,14 +92,21 @@ def test_a_batch_that_the_program_excludes_is_refused() -> None:
     model = small_model("llama")
     kwargs = {**text_inputs(2, 8), "use_cache": False}
     asked = {"input_ids": {0: batch, 1: seq}, "use_cache": None}
-    program = understudy.export(model, (), kwargs, dynamic_shapes=asked)
+    program = understudy.export(model, (), kwargs, dynamic_shapes=asked, guard_zero_one=True)
     if not understudy.guards_of(program):
         pytest.skip("this version of the model does not look at its batch")
     with pytest.raises(AssertionError, match="masking_utils"):
         program.module()(**text_inputs(1, 8), use_cache=False)
-    relaxed = understudy.export(model, (), kwargs, dynamic_shapes=asked, guard_zero_one=False).module()
-    one = text_inputs(1, 8)
-    assert torch.equal(relaxed(**one, use_cache=False)[0], model(**one, use_cache=False)[0])
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+def test_a_batch_of_one_and_a_length_of_one_as_in_torch(model_type: str) -> None:
+    model = small_model(model_type)
+    program, fixed = export_small(model)
+    with torch.no_grad():
+        for size in ((1, 8), (2, 1), (1, 1)):
+            inputs = text_inputs(*size)
+            assert torch.equal(program.module()(**inputs, **fixed)[0], model(**inputs, **fixed)[0])
 
 
 def sweep_types() -> list[str]:

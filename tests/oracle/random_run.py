@@ -48,8 +48,8 @@ OUTCOMES = {
 }
 SILENT = ("mismatch", "unsound", "wrong", "crash")
 HANDLERS = (RuntimeError, NotImplementedError, IndexError, ValueError, TypeError, AttributeError, OverflowError)
-ABOUT_VALUES = ("is zero and using it on lu_solve", "INTERNAL ASSERT FAILED")
-"A matrix that is singular; and what eager itself calls a bug of its own."
+ABOUT_VALUES = ("is zero and using it on lu_solve", "INTERNAL ASSERT FAILED", "ZeroDivisionError")
+"A matrix that is singular; a divisor that is 0; and what eager itself calls a bug of its own."
 NO_MEMORY = ("DefaultCPUAllocator", "can't allocate memory", "not enough memory")
 
 

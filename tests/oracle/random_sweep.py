@@ -134,6 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=10_000, help="operators, at least")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--block", type=int, default=0, help="the first block: a long sweep can be made in pieces")
+    parser.add_argument("--programs", type=int, default=150, help="programs in a block: few go through more operators")
     parser.add_argument("--groups", type=int, default=60, help="how many kinds of findings are printed")
     parser.add_argument("--ops", nargs="+", help="names of operators; all, if not given")
     parser.add_argument("--program", help="seed/block/number")
@@ -146,7 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     total = Tally()
     operators = tuple(options.ops) if options.ops else None
-    for tally in sweep(Plan(options.kind, options.seed, options.block, operators=operators), options.count):
+    plan = Plan(options.kind, options.seed, options.block, options.programs, operators)
+    for tally in sweep(plan, options.count):
         total.merge(tally)
     print_report(total, time.monotonic() - started, options.groups)
     return int(any(total.counts[outcome] for outcome in SILENT))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from typing import Any
 
 import pytest
@@ -313,3 +314,13 @@ def test_many_sizes_are_added_in_one_step() -> None:
     made = sum(len(expr.terms) for expr in env.algebra._interned.values())
     assert len(joined.spec.shape[0].value.terms) == 200
     assert made < 20 * len(rows)
+
+
+def test_the_facade_is_thin_and_has_names_of_torch_only() -> None:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv as TorchShapeEnv
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some of torch's names are deprecated
+        env = TorchShapeEnv()
+        assert {name for name in DELEGATES if not hasattr(env, name)} == {"to_sympy", "from_sympy"}
+    assert len(DELEGATES) <= 60

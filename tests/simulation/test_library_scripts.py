@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from understudy.cli import main
+from understudy.simulation import offline_data
 
 SCRIPTS = Path(__file__).parent / "scripts"
 LLAMA = {
@@ -101,3 +103,135 @@ def test_a_missing_configuration_is_named(capsys: pytest.CaptureFixture[str]) ->
     said = capsys.readouterr().err
     assert "its config.json is not here, and a rehearsal downloads nothing" in said
     assert "hf download meta-llama/not-here config.json" in said
+
+
+# data that is not here, or not the longest
+
+
+LENGTHS = """import torch
+
+texts = [torch.zeros(length, dtype=torch.int64) for length in (3, 5, 40, 7, 2, 9)]
+
+
+def collate(part):
+    return {"ids": torch.nn.utils.rnn.pad_sequence(part, batch_first=True), "labels": torch.zeros(len(part))}
+
+
+loader = torch.utils.data.DataLoader(texts, batch_size=2, collate_fn=collate)
+model = torch.nn.Sequential(torch.nn.Embedding(16, 8), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for batch in loader:
+    labels = batch.pop("labels")
+    print("batch of", tuple(batch["ids"].shape))
+    (model(batch["ids"]).sum(1)[:, 0] - labels).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_the_longest_batch_is_taken(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "lengths.py").write_text(LENGTHS)
+    assert main(["run", "lengths.py"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("batch of (2, 5)\nbatch of (2, 40)\n")
+    assert main(["run", "--longest", "--steps", "3", "lengths.py"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("batch of (2, 40)\n" * 3)
+    assert "--longest: every batch is the longest of 3: [2, 40], [2]" in said
+
+
+LANGUAGE_MODEL = """from datasets import load_dataset
+from transformers import AutoTokenizer, DataCollatorForLanguageModeling, GPT2Config, GPT2LMHeadModel
+from transformers import Trainer, TrainingArguments
+
+tokenizer = AutoTokenizer.from_pretrained("gpt2")
+tokenizer.pad_token = tokenizer.eos_token
+data = load_dataset("wikitext", "wikitext-2-raw-v1")
+data = data.map(lambda rows: tokenizer(rows["text"], truncation=True, max_length=96), batched=True, remove_columns=["text"])
+model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=128, n_positions=128))
+arguments = TrainingArguments("out", per_device_train_batch_size=4, report_to=[], max_steps=10)
+collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+Trainer(model=model, args=arguments, train_dataset=data["train"], data_collator=collator).train()
+"""
+
+
+def test_data_that_is_not_here_is_made_up(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "train.py").write_text(LANGUAGE_MODEL)
+    assert main(["run", "--quiet", "--device", "t4", "--offline-data", "--json", "out.json", "train.py"]) == 0
+    record = json.loads(Path("out.json").read_text())
+    notes = "\n".join(record["assumptions"])
+    assert "the tokenizer of 'gpt2': not here" in notes
+    assert "load_dataset('wikitext/wikitext-2-raw-v1'): not here; 512 rows were made up, with the columns text" in notes
+    assert record["steps"] == 2
+    # Texts are longer than the 96 tokens to which they are cut: the logits of 4 of them are at the peak.
+    assert record["categories"]["activations"] >= 4 * 95 * 128 * 4
+
+
+def test_data_that_is_not_here_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "train.py").write_text("from datasets import load_dataset\nload_dataset('imdb')\n")
+    assert main(["run", "--quiet", "train.py"]) == 1
+    error = capsys.readouterr().err
+    assert "load_dataset('imdb'): the data set is not here, and a rehearsal downloads nothing" in error
+    assert "--offline-data makes up rows" in error
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "classes"),
+    [("cifar10", ["img", "label"], 10), ("stanfordnlp/imdb", ["text", "label"], 2), ("tatsu-lab/alpaca", ["instruction", "input", "output"], None)],
+)
+def test_kinds_of_data(name: str, columns: list[str], classes: int | None) -> None:
+    datasets = pytest.importorskip("datasets")
+    made = offline_data._make_data(name, "train", is_streamed=False)
+    assert made.column_names == columns
+    if classes is not None:
+        assert made.features["label"].num_classes == classes
+    assert isinstance(offline_data._make_data(name, None, is_streamed=True), datasets.IterableDatasetDict)
+
+
+# quantised weights
+
+QLORA = """import torch
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+config = BitsAndBytesConfig(BITS)
+model = AutoModelForCausalLM.from_pretrained("tiny", quantization_config=config, device_map={"": 0})
+print(type(model.model.layers[0].mlp.up_proj).__name__, tuple(model.model.layers[0].mlp.up_proj.weight.shape))
+model = get_peft_model(prepare_model_for_kbit_training(model), LoraConfig(r=8, target_modules="all-linear"))
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+for step in range(3):
+    ids = torch.randint(0, 128, (2, 32), device="cuda")
+    model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+"""
+FOUR_BITS = 'load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True'
+
+
+@pytest.mark.parametrize(("bits", "layer"), [(FOUR_BITS, "Linear4bit (4096, 1)"), ("load_in_8bit=True", "Linear8bitLt (128, 64)")])
+def test_qlora(bits: str, layer: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("bitsandbytes")
+    (folder / "qlora.py").write_text(QLORA.replace("BITS", bits))
+    assert main(["run", "--device", "t4", "--json", "out.json", "qlora.py"]) == 0
+    assert layer in capsys.readouterr().out
+    record = json.loads(Path("out.json").read_text())
+    assert record["steps"] == 2
+    assert any("14 linear layers quantised by bitsandbytes" in note for note in record["assumptions"])
+
+
+def test_quantisation_without_its_library_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "bitsandbytes" else find(name, *rest))
+    (folder / "tiny" / "config.json").write_text(
+        json.dumps({**LLAMA, "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}})
+    )
+    script = "from transformers import AutoModelForCausalLM\nAutoModelForCausalLM.from_pretrained('tiny')\n"
+    (folder / "quantised.py").write_text(script)
+    assert main(["run", "--quiet", "quantised.py"]) == 1
+    assert "its weights are quantised by bitsandbytes, which is not installed" in capsys.readouterr().err
+    (folder / "tiny" / "config.json").write_text(
+        json.dumps({**LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 4}})
+    )
+    assert main(["run", "--quiet", "quantised.py"]) == 1
+    assert "weights quantised by 'gptq' are not rehearsed; bitsandbytes (4 and 8 bits) is" in capsys.readouterr().err

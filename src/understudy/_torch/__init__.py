@@ -2,6 +2,7 @@
 
 The rest of the library says `_torch.name`; which module here has the name is the subject that it belongs to.
 
+    releases     which releases of torch are known
     tensors      tensors without data, storages, wrappers
     modes        the modes of a thread: entered, left, taken out for a moment
     dispatch     dispatch keys, and what is set for the operators of a thread
@@ -12,9 +13,7 @@ The rest of the library says `_torch.name`; which module here has the name is th
     identity     classes that are asked for by isinstance; sympy types of torch
 """
 
-import warnings as _warnings
-
-import torch as _pytorch
+from understudy._torch.releases import *  # isort: skip  -- before what an older torch does not have
 from torch._C import DispatchKey as DispatchKey
 from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
@@ -35,20 +34,3 @@ from understudy._torch.identity import *
 from understudy._torch.modes import *
 from understudy._torch.schema import *
 from understudy._torch.tensors import *
-
-NEWEST_RELEASE = (2, 15)
-"""The newest release of torch that this package was written for."""
-
-
-def warn_of_newer_release(version: str) -> None:
-    major, minor = (int(part) for part in version.split(".")[:2])
-    if (major, minor) > NEWEST_RELEASE:
-        known = ".".join(map(str, NEWEST_RELEASE))
-        _warnings.warn(
-            f"torch {version} is newer than {known}, the newest release that this version of understudy knows: most things "
-            "will work; if something does not, look for a newer understudy",
-            stacklevel=2,
-        )
-
-
-warn_of_newer_release(_pytorch.__version__)

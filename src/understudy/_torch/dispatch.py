@@ -20,6 +20,7 @@ from understudy._torch.identity import is_module_conversion
 from understudy._torch.modes import (
     FAKE,
     active_fake_mode,
+    active_recorder,
     count_function_modes,
     is_recorded_above_autograd,
     no_modes,
@@ -154,20 +155,21 @@ def is_heard_alone(mode: Any) -> bool:
     )
 
 
-def is_function_heard() -> bool:
-    """Whether there is a mode for torch functions that does more than count them."""
+def is_function_heard(harmless: str = "only_counts") -> bool:
+    """Whether there is a mode for torch functions that does more than count them. `harmless`: what it is known by."""
     stack = range(torch._C._len_torch_function_stack())
-    return not all(getattr(torch._C._get_function_stack_at(i), "only_counts", False) for i in stack)
+    return not all(getattr(torch._C._get_function_stack_at(i), harmless, False) for i in stack)
 
 
 def is_recorded_alone(mode: Any, recorder: Any) -> bool:
     """Whether a call reaches this recorder and this fake mode and nothing else: no other mode, transform, cast or hook of
     all modules."""
+    count = 2 - is_recorded_above_autograd()  # a recorder above autograd has a place of its own
     return (
-        torch._C._len_torch_dispatch_stack() == 2
+        torch._C._len_torch_dispatch_stack() == count
         and torch._C._get_dispatch_mode(FAKE) is mode
-        and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is recorder
-        and not is_function_heard()
+        and active_recorder() is recorder
+        and not is_function_heard("only_records")
         and not torch.nn.modules.module._has_any_global_hook()
         and not any(map(torch.is_autocast_enabled, _CASTING_DEVICES))
         and torch._C._functorch.peek_interpreter_stack() is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -67,8 +68,8 @@ class MemoryAsked:
             self._flag.value = False
 
     def __exit__(self, *exception: object) -> None:
-        if self._before:
-            self._flag.value = True
+        if self._flag is not None:
+            self._flag.value = self._before
 
 
 def resize_handed_out(kind: type[Tensor], storage: torch.UntypedStorage, size: int) -> None:
@@ -301,3 +302,30 @@ def collect_device_constructors() -> None:
     from torch.utils._device import _device_constructors  # why: only where a mode is active
 
     _device_constructors()
+
+
+# --- who holds a tensor -----------------------------------------------------------------------------------------------
+
+
+def _count_references(reference: weakref.ref[Any]) -> int:
+    held = reference()
+    return 0 if held is None else sys.getrefcount(held)
+
+
+class _HeldOnce:
+    """An object to count with."""
+
+
+_held_once = _HeldOnce()
+_OF_COUNTING = _count_references(weakref.ref(_held_once)) - 1
+"""References that are there because they are counted."""
+
+
+def is_held_by_python(reference: weakref.ref[Tensor]) -> bool:
+    """Whether somebody besides C++ holds a tensor. What autograd saves for a backward pass is held by C++ alone."""
+    tensor = reference()
+    if tensor is None:
+        return False
+    of_native_code = tensor._use_count() > 1 if hasattr(tensor, "_use_count") else 0
+    del tensor
+    return _count_references(reference) - _OF_COUNTING - of_native_code > 0

@@ -160,10 +160,14 @@ class BorrowedModules:
         self._mode = mode
         self._borrowed: BorrowedState | None = None
 
-    def lend(self, modules: list[Named], constants: Constants, waiting: Container[int] = ()) -> None:
-        """`waiting`: modules, by identity, whose stand-ins are made when somebody asks for them."""
+    def lend(
+        self, modules: list[Named], constants: Constants, waiting: Container[int] = (), with_gradients: bool = False
+    ) -> None:
+        """`waiting`: modules, by identity, whose stand-ins are made when somebody asks for them. `with_gradients`: also
+        those of parameters that gradients may go to."""
         if self._mode is not None:
-            self._borrowed = LazyBorrowedState(self._mode, LazyParameters(self._mode, constants), waiting)
+            lender = LazyParameters(self._mode, constants, with_gradients)
+            self._borrowed = LazyBorrowedState(self._mode, lender, waiting)
         for module, is_root in modules:
             named = named_parts(module) if self._borrowed is None else self._borrowed.borrow_parts(module)
             for path, part in named:

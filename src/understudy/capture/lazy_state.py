@@ -188,10 +188,10 @@ class LazyParameterDict(LazyDict):
 class LazyParameters:
     """Says for the tensors of a trace which of them can wait."""
 
-    def __init__(self, mode: FakeTensorMode, constants: Constants) -> None:
+    def __init__(self, mode: FakeTensorMode, constants: Constants, allows_gradients: bool) -> None:
         self._mode = mode
         self._constants: Constants | None = constants
-        self._is_grad = torch.is_grad_enabled()
+        self._is_grad = torch.is_grad_enabled() and not allows_gradients
         self._by_storage: dict[int, LazyParameter] = {}
         self._lent: dict[int, LazyParameter] = {}
 

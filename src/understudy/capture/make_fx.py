@@ -367,15 +367,16 @@ class Capture:
 
         with to_the_end(state.give_back), to_the_end(nothing if layers is None else layers.release):
             if self.outer is None:
-                state.lend(modules, self.tracer.constants, waiting=() if layers is None else layers.later)
+                waiting = () if layers is None else layers.later
+                state.lend(modules, self.tracer.constants, waiting, with_gradients=self.options.pre_dispatch)
             if layers is not None:
                 layers.watch(self.tracer, self.stand_ins, self.recorder)
             yield state
 
     def _may_repeat_layers(self) -> bool:
-        """Whether a layer may be written down without being run: not where there is more to record than operators."""
-        is_recorded_in_full = self.options.pre_dispatch or self.options.record_module_stack
-        return self.outer is None and self.fake_mode is not None and not is_recorded_in_full
+        """Whether a layer may be written down without being run: not where what operators consist of is recorded, too."""
+        has_parts = self.options.pre_dispatch and self.options.keeps_parts
+        return self.outer is None and self.fake_mode is not None and not has_parts
 
     # --- the run ---------------------------------------------------------------------------------------------
 

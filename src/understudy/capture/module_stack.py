@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -72,6 +73,64 @@ class ModuleStack:
                 if path.startswith(f"{around}." if around else ""):
                     return path
         return paths[0]
+
+    # --- layers that are written down without being called ---------------------------------------------------
+
+    def place_of(self, layer: Module) -> LayerPlace | None:
+        """Where a layer is being called; None if it can be reached by several paths."""
+        paths = self._paths.get(id(layer), ())
+        if self.is_ambiguous or len(paths) != 1:
+            return None
+        return LayerPlace(paths[0], self._entries.copy(), self._calls.copy())
+
+    def count_calls(self, place: LayerPlace, calls: dict[str, int]) -> None:
+        """The modules inside of a layer have been called so often, though nobody did."""
+        for inner, count in calls.items():
+            path = place.path + inner
+            self._calls[path] = self._calls.get(path, 0) + count
+
+
+RelativeStack = tuple[tuple[str, int, str], ...]
+"""For each module inside of a layer: its path below the layer, how often it had been called there, its class."""
+
+
+@dataclass(frozen=True)
+class LayerPlace:
+    """Where a layer was called: its path, the modules around it, and how often each module had been called before."""
+
+    path: str
+    around: Stack
+    calls: dict[str, int]
+
+    def relative(self, stack: Stack) -> RelativeStack | None:
+        """The modules of a stack that are inside of the layer; None if there are others that are not around it."""
+        entries = list(stack.items())
+        if entries[: len(self.around)] != list(self.around.items()):
+            return None
+        inner = entries[len(self.around) :]
+        if not all(path.startswith(f"{self.path}.") for _, (path, _) in inner):
+            return None
+        return tuple(
+            (path[len(self.path) :], int(key.rpartition("@")[2]) - self.calls.get(path, 0) if "@" in key else 0, kind)
+            for key, (path, kind) in inner
+        )
+
+    def absolute(self, relative: RelativeStack) -> Stack:
+        """The same in this place."""
+        stack = self.around.copy()
+        for inner, number, kind in relative:
+            path = self.path + inner
+            count = self.calls.get(path, 0) + number
+            stack[f"{path}@{count}" if count else path] = (path, kind)
+        return stack
+
+    def calls_inside(self, after: LayerPlace) -> dict[str, int]:
+        """How often each module inside of the layer was called in between, by its path below the layer."""
+        return {
+            path[len(self.path) :]: count - self.calls.get(path, 0)
+            for path, count in after.calls.items()
+            if path.startswith(f"{self.path}.") and count != self.calls.get(path, 0)
+        }
 
 
 # --- calls ----------------------------------------------------------------------------------------------------------

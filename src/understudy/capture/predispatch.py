@@ -31,6 +31,9 @@ class PreDispatchTorchFunctionMode(TorchFunctionMode):
     They are no operators, so the recorder does not hear of them; functions of torch they are.
     """
 
+    only_records = True
+    """What it would do in a layer that is written down again is in the nodes of that layer."""
+
     def __init__(self, tracer: PythonKeyTracer) -> None:
         self.tracer = tracer
         self.enter_autocast_nodes: list[Node] = []

@@ -4,7 +4,7 @@
     run         understudy run [--device D] script.py …: rehearse a script
     devices     understudy devices [--json] [--cards FILE]: the cards that can be simulated
     fixes       understudy fix --device D script.py …: the cheapest changes that make a script fit
-                understudy fit --device D --vary batch=1..512 script.py …: the largest size that fits
+    fits        understudy fit --device D --vary batch=1..512 script.py …: the largest size that fits
     models      understudy model TARGET, check TARGET, graph TARGET: layers, output for every size, operators
     reports     understudy report RUN.json [--html FILE], diff A.json B.json: saved rehearsals
     snapshots   understudy replay SNAPSHOT, calibrate SNAPSHOT --device D: memory snapshots of real runs
@@ -14,6 +14,7 @@
     targets     models by name, inputs as specs
     layer_table what each module takes, gives and keeps
     tables      plain text for terminals and pipes
+    completion  of commands, options and cards, in shells
     __main__    python -m understudy.cli
 
 argparse serves: it answers in 30 ms, and an option parser of another kind would be one more thing to install. A command is
@@ -36,7 +37,7 @@ from understudy.errors import UnderstudyError
 COMMANDS = (
     ("run", "Rehearse a script on a card that is not here.", "run"),
     ("fix", "The cheapest changes that make a script fit.", "fixes"),
-    ("fit", "The largest batch, or length, that fits.", "fixes"),
+    ("fit", "The largest batch, or length, that fits.", "fits"),
     ("report", "Show a saved rehearsal, or write it for other tools.", "reports"),
     ("diff", "Compare two rehearsals.", "reports"),
     ("model", "List the layers of a model.", "models"),
@@ -49,6 +50,15 @@ COMMANDS = (
 """Name, summary, and the module that has the command: it is imported when it is asked for, so that --help is quick."""
 
 
+EXAMPLES = """\
+examples:
+    understudy run --device h100 train.py --batch 8        does it fit, and where does the memory go?
+    understudy fix --device 4090 train.py --batch 32       what would make it fit?
+    understudy fit --device h100 --vary batch=1..512 train.py
+    understudy model model.py:Net --input "x: f32[8, 3, 224, 224]"
+    understudy run --help                                  the options of a command"""
+
+
 def find_command(name: str, module: str) -> Command:
     found = importlib.import_module(f"understudy.cli.{module}")
     commands: tuple[Command, ...] = getattr(found, "COMMANDS", None) or (found.COMMAND,)
@@ -56,13 +66,18 @@ def find_command(name: str, module: str) -> Command:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parse(list(sys.argv[1:] if arguments is None else arguments))
-    command: Command = options.command
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    name = "understudy"
     try:
-        code = command.run(options)
+        if words and words[0] in ("--complete", "--show-completion", "--install-completion"):
+            code = _answer_completion(words)
+        else:
+            options = _parse(words)
+            name = f"understudy {options.command.name}"
+            code = options.command.run(options)
         sys.stdout.flush()
     except UnderstudyError as error:
-        print(f"understudy {command.name}: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return USAGE
     except BrokenPipeError:
         # The reader of a pipe has gone (`| head`). What Python would still flush at its end goes nowhere.
@@ -71,9 +86,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+def _answer_completion(words: list[str]) -> int:
+    from understudy.cli.completion import answer_completion  # why: only shells ask
+
+    modules = {name: module for name, _, module in COMMANDS}
+    return answer_completion(
+        words, lambda name: find_command(name, modules[name]) if name in modules else None, list(modules)
+    )
+
+
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = Parser(prog="understudy", description="Rehearse PyTorch programs on hardware that is not here.")
+    parser.epilog = EXAMPLES
     parser.add_argument("--version", action="version", version=f"understudy {__version__}")
+    for option, text in (("--show-completion", "print"), ("--install-completion", "install")):
+        parser.add_argument(option, metavar="SHELL", help=f"{text} completion for bash, zsh or fish")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     program: list[str] = []
     for name, summary, module in COMMANDS:

@@ -43,6 +43,8 @@ class Change:
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     arguments: tuple[str, ...] = ()
     """Options of the script, added to its command line: a later value of an option wins."""
+    repeats: int = 1
+    """How many steps do the work of one step before."""
 
     def is_compatible(self, other: Change) -> bool:
         """Whether both can be made: they touch different text and different settings."""
@@ -124,7 +126,7 @@ def _argument_changes(arguments: tuple[str, ...]) -> Iterator[Change]:
         if option.startswith("--") and _is_named(option, "batch") and value.isdecimal() and int(value) >= 2:
             half = int(value) // 2
             name = f"batch {value} -> {half} (accumulate 2 to keep the effective batch)"
-            yield Change(name, "command line", 3, arguments=(option, str(half)))
+            yield Change(name, "command line", 3, arguments=(option, str(half)), repeats=2)
 
 
 @dataclass(slots=True)
@@ -260,7 +262,7 @@ def _batch_changes(source: _Source) -> Iterator[Change]:
         size = constant.value
         if isinstance(size, int) and size >= 2:
             name = f"batch {size} -> {size // 2} (accumulate 2 to keep the effective batch)"
-            yield Change(name, source.place(constant), 3, (source.replace(constant, str(size // 2)),))
+            yield Change(name, source.place(constant), 3, (source.replace(constant, str(size // 2)),), repeats=2)
 
 
 def _relu_changes(source: _Source) -> Iterator[Change]:

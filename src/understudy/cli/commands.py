@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 USAGE = 2
 """The exit code for wrong input."""
@@ -22,8 +24,22 @@ class Command:
     takes_program: bool = False
 
 
+class HelpFormatter(argparse.HelpFormatter):
+    """Prose is wrapped to the width of the terminal; indented lines, which are examples, stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines: list[str] = []
+        for is_example, part in itertools.groupby(text.splitlines(), lambda line: line[:1] in (" ", "")):
+            words = list(part)
+            lines += words if is_example else textwrap.wrap(" ".join(words), max(width, 20))
+        return "\n".join(lines)
+
+
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"formatter_class": HelpFormatter, **kwargs})
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")

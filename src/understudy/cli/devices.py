@@ -7,10 +7,15 @@ import json
 from dataclasses import asdict
 
 from understudy.cli.commands import Command
+from understudy.cli.tables import terminal_width
 from understudy.simulation.catalogue import GB, TERA, Card, GiB, list_cards, read_cards, read_software
 
 
 def _add_device_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = """\
+examples:
+    understudy devices
+    understudy devices --cards mine.toml --json"""
     parser.add_argument("--json", action="store_true", help="all figures with their sources, sizes in bytes")
     parser.add_argument("--cards", metavar="FILE", help="a TOML file with cards of your own, listed first")
 
@@ -23,8 +28,11 @@ def _list_devices(options: argparse.Namespace) -> int:
         return 0
     rows = [DEVICE_COLUMNS, *(_device_row(card) for card in cards)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(DEVICE_COLUMNS))]
+    limit = terminal_width()
+    while limit is not None and len(widths) > 3 and sum(widths) + 2 * (len(widths) - 1) > limit:
+        widths.pop()  # a narrow terminal: the last column goes
     for row in rows:
-        columns = zip(row, widths, _LEFT, strict=True)
+        columns = zip(row, widths, _LEFT, strict=False)
         cells = [cell.ljust(width) if is_left else cell.rjust(width) for cell, width, is_left in columns]
         print("  ".join(cells).rstrip())
     print(DEVICE_NOTES.format(software=read_software()))

@@ -1,4 +1,4 @@
-"""`understudy fix` and `understudy fit`: the cheapest changes that make a script fit, and the largest size that does."""
+"""`understudy fix`: the cheapest changes that make a script fit."""
 
 from __future__ import annotations
 
@@ -6,43 +6,44 @@ import argparse
 import ast
 import itertools
 import json
+import math
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from understudy.cli.changes import Change, apply_changes, find_changes, set_constant, write_patch
+from understudy.cli.changes import Change, apply_changes, find_changes, write_patch
 from understudy.cli.commands import Command
-from understudy.cli.rehearsals import Outcome, Progress, Variant, make_executor, rehearse_all
+from understudy.cli.rehearsals import Outcome, Progress, Variant, Workers, rehearse_all
 from understudy.cli.tables import clean, format_count, format_size, print_table
 from understudy.errors import UnderstudyError
-from understudy.simulation.catalogue import Card, list_cards, parse_devices
+from understudy.simulation.catalogue import Card, list_cards, parse_devices, read_cards
 
 FAILED = 1
 NOTHING_FITS = 3
+ENOUGH = 3
+"""Changes that fit: combinations are tried only where there are fewer."""
 MOST_FILES = 40
 """Files of the user's own that are looked through for changes."""
 
 
-def _add_script(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+def add_script(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", required=True, metavar="CARD", help="the card (see `understudy devices`)")
+    parser.add_argument("--cards", metavar="FILE", help="a TOML file with cards of your own")
     parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps of each rehearsal (default: that of `run`)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="rehearsals at a time")
     parser.add_argument("--dask", metavar="ADDRESS", help="rehearse on the workers of this Dask cluster")
     parser.add_argument("--json", action="store_true", help="as data, sizes in bytes")
 
 
-def _check_words(options: argparse.Namespace) -> tuple[Card, dict[str, str]]:
+def check_words(options: argparse.Namespace) -> tuple[Card, dict[str, str]]:
     """The card and the files of the script, before anything runs."""
     if not options.program or options.program[0] == "-m":
         raise UnderstudyError("no script is named: a file has to follow the options")
     options.script, *options.arguments = options.program
-    card, _ = parse_devices(options.device)
+    card, _ = parse_devices(options.device, read_cards(options.cards) if options.cards else ())
     if options.workers < 1:
         raise UnderstudyError(f"--workers {options.workers}: at least 1")
     return card, read_sources(options.script)
@@ -80,19 +81,13 @@ def _imported_names(tree: ast.Module) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _run_options(options: argparse.Namespace) -> tuple[str, ...]:
-    return ("--steps", str(options.steps)) if options.steps is not None else ()
+def run_options(options: argparse.Namespace) -> tuple[str, ...]:
+    """What each rehearsal is told."""
+    given = (("--steps", options.steps), ("--cards", options.cards and os.path.abspath(options.cards)))
+    return tuple(str(part) for pair in given if pair[1] is not None for part in pair)
 
 
-def _renew(options: argparse.Namespace) -> Callable[[], Executor]:
-    return lambda: make_executor(options.workers, options.dask)
-
-
-def _rehearse_one(variant: Variant, options: argparse.Namespace) -> Outcome:
-    return next(outcome for _, outcome in rehearse_all([variant], options.device, _renew(options)))
-
-
-def _report_failure(command: str, outcome: Outcome) -> int:
+def report_failure(command: str, outcome: Outcome) -> int:
     for line in outcome.error.splitlines():
         print(clean(line), file=sys.stderr)
     print(f"understudy {command}: the script failed in its rehearsal", file=sys.stderr)
@@ -103,7 +98,7 @@ def _report_failure(command: str, outcome: Outcome) -> int:
 
 
 def add_fix_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_script(parser)
+    add_script(parser)
     parser.usage = "understudy fix --device D [options] script.py [arguments]"
     parser.add_argument("--most", type=int, default=40, metavar="N", help="rehearsals in all (default: 40)")
     parser.epilog = """\
@@ -126,16 +121,23 @@ class Trial:
         """Cheapest first: what fits, with the least loss and the least work added, and few changes."""
         assert self.outcome.rehearsal is not None
         rank = max(change.rank for change in self.changes)
-        return (not self.outcome.fits, rank, self.outcome.rehearsal.flops, len(self.changes), self.outcome.needed)
+        return (not self.outcome.fits, rank, self.flops, len(self.changes), self.outcome.needed)
+
+    @property
+    def flops(self) -> int:
+        """For as many samples as before: a step of half of the batch is done twice."""
+        assert self.outcome.rehearsal is not None
+        return self.outcome.rehearsal.flops * math.prod(change.repeats for change in self.changes)
 
 
 def fix_script(options: argparse.Namespace) -> int:
-    card, files = _check_words(options)
-    plain = Variant(options.script, tuple(options.arguments), options=_run_options(options))
-    base = _rehearse_one(plain, options)
-    if base.rehearsal is None:
-        return _report_failure("fix", base)
-    trials, failed = _try_changes(plain, base, files, options)
+    card, files = check_words(options)
+    plain = Variant(options.script, tuple(options.arguments), options=run_options(options))
+    with Workers(options.workers, options.dask) as workers:
+        ((_, base),) = rehearse_all([plain], options.device, workers)
+        if base.rehearsal is None:
+            return report_failure("fix", base)
+        trials, failed = _try_changes(_Search(plain, files, options.device, workers), base, options.most)
     trials.sort(key=lambda trial: trial.cost)
     best = next((trial for trial in trials if trial.outcome.fits), None)
     if options.json:
@@ -145,51 +147,54 @@ def fix_script(options: argparse.Namespace) -> int:
     return 0 if base.fits or best else NOTHING_FITS
 
 
-def _try_changes(
-    plain: Variant, base: Outcome, files: dict[str, str], options: argparse.Namespace
-) -> tuple[list[Trial], list[tuple[Change, str]]]:
-    """Each change; then, while too little fits, combinations of two and of three of those that save most."""
-    singles = find_changes(files, tuple(options.arguments))[: options.most]
-    progress = Progress(len(singles))
+@dataclass(slots=True)
+class _Search:
+    """What the rehearsals of one `fix` share."""
+
+    plain: Variant
+    files: dict[str, str]
+    device: str
+    workers: Workers
+    progress: Progress = field(default_factory=lambda: Progress(0))
+
+    def rehearse(self, groups: Sequence[tuple[Change, ...]]) -> Iterator[Trial]:
+        plain = self.plain
+        variants = []
+        for changes in groups:
+            environment = {name: value for change in changes for name, value in change.environment.items()}
+            texts = apply_changes(changes, self.files)
+            added = tuple(part for change in changes for part in change.arguments)
+            variants.append(Variant(plain.script, (*plain.arguments, *added), texts, environment, plain.options))
+        self.progress.total += len(groups)
+        self.progress.show("rehearsing")
+        for number, outcome in rehearse_all(variants, self.device, self.workers):
+            self.progress.advance(" + ".join(change.name for change in groups[number]))
+            yield Trial(groups[number], outcome)
+
+
+def _try_changes(search: _Search, base: Outcome, most: int) -> tuple[list[Trial], list[tuple[Change, str]]]:
+    """Each change; then, while too little fits, combinations of two and of three of those that save most.
+
+    What fits by itself is not combined: the other change would be a cost without a gain."""
+    singles = find_changes(search.files, search.plain.arguments)[:most]
     trials: list[Trial] = []
     failed: list[tuple[Change, str]] = []
-    for trial in _rehearse_changes([(change,) for change in singles], plain, files, options, progress):
+    for trial in search.rehearse([(change,) for change in singles]):
         if trial.outcome.rehearsal is None:
             failed.append((trial.changes[0], trial.outcome.error.rpartition("\n")[2]))
         else:
             trials.append(trial)
     for size in (2, 3):
-        if base.fits or sum(trial.outcome.fits for trial in trials) >= 3:
+        if base.fits or sum(trial.outcome.fits for trial in trials) >= ENOUGH:
             break
         saving = sorted((t for t in trials if len(t.changes) == 1), key=lambda trial: trial.outcome.needed)
-        saving = [trial for trial in saving if trial.outcome.needed < base.needed][:6]
+        saving = [trial for trial in saving if trial.outcome.needed < base.needed and not trial.outcome.fits][:6]
         groups = itertools.combinations((trial.changes[0] for trial in saving), size)
         wanted = [group for group in groups if all(a.is_compatible(b) for a, b in itertools.combinations(group, 2))]
-        wanted = wanted[: max(0, options.most - progress.done)]
-        progress.total += len(wanted)
-        found = _rehearse_changes(wanted, plain, files, options, progress)
+        found = search.rehearse(wanted[: max(0, most - search.progress.done)])
         trials += [trial for trial in found if trial.outcome.rehearsal is not None]
-    progress.clear()
+    search.progress.clear()
     return trials, failed
-
-
-def _rehearse_changes(
-    groups: Sequence[tuple[Change, ...]],
-    plain: Variant,
-    files: dict[str, str],
-    options: argparse.Namespace,
-    progress: Progress,
-) -> Iterator[Trial]:
-    variants = []
-    for changes in groups:
-        environment = {name: value for change in changes for name, value in change.environment.items()}
-        texts = apply_changes(changes, files)
-        added = tuple(part for change in changes for part in change.arguments)
-        variants.append(Variant(plain.script, (*plain.arguments, *added), texts, environment, plain.options))
-    progress.show("rehearsing")
-    for number, outcome in rehearse_all(variants, options.device, _renew(options)):
-        progress.advance(" + ".join(change.name for change in groups[number]))
-        yield Trial(groups[number], outcome)
 
 
 def _fix_record(base: Outcome, trials: Sequence[Trial], files: dict[str, str]) -> dict[str, Any]:
@@ -204,7 +209,7 @@ def _fix_record(base: Outcome, trials: Sequence[Trial], files: dict[str, str]) -
                 "verdict": trial.outcome.rehearsal.verdict if trial.outcome.rehearsal else "",
                 "reserved_bytes": trial.outcome.needed,
                 "saved_bytes": base.needed - trial.outcome.needed,
-                "added_flops": trial.outcome.rehearsal.flops - base.rehearsal.flops if trial.outcome.rehearsal else 0,
+                "added_flops": trial.flops - base.rehearsal.flops,
                 "patch": write_patch(trial.changes, files),
             }
             for trial in trials
@@ -235,8 +240,9 @@ def _print_fixes(
 def _fix_row(trial: Trial, base: Outcome) -> tuple[str, ...]:
     rehearsal, before = trial.outcome.rehearsal, base.rehearsal
     assert rehearsal is not None and before is not None
-    added = rehearsal.flops - before.flops
-    work = f"{added / before.flops:+.0%}" if before.flops and added else format_count(added) if added else "same"
+    added = trial.flops - before.flops
+    part = round(100 * added / before.flops) if before.flops else 0
+    work = f"{part:+d}%" if part else "same" if before.flops or not added else format_count(added)
     names, lines = (list(dict.fromkeys(part)) for part in zip(*((c.name, c.line) for c in trial.changes), strict=True))
     saved = base.needed - trial.outcome.needed
     sizes = format_size(trial.outcome.needed), format_size(saved)
@@ -254,138 +260,4 @@ def _explain_nothing(base: Outcome, trials: Sequence[Trial], card: Card) -> str:
     return f"{text} It would fit on {larger[0]}."
 
 
-# understudy fit
-
-
-def add_fit_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_script(parser)
-    parser.usage = "understudy fit --device D --vary NAME=LOW..HIGH [options] script.py [arguments]"
-    parser.add_argument("--vary", required=True, metavar="NAME=LOW..HIGH", help="the number to vary: batch=1..512")
-    parser.epilog = """\
-The number is an argument of the script, written as {batch}, or a number that the script calls by that name (BATCH = 8,
-batch_size=8, an option's default). The answer is found by rehearsals, and so is that the next one does not fit.
-
-examples:
-    understudy fit --device h100 --vary batch=1..512 train.py
-    understudy fit --device h100 --vary length=128..8192 train.py --length {length}"""
-
-
-def parse_range(text: str) -> tuple[str, int, int]:
-    found = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*(\d+)\s*\.\.\s*(\d+)\s*", text)
-    if found is None or not 1 <= int(found[2]) <= int(found[3]):
-        raise UnderstudyError(f"--vary is written as batch=1..512, not {text!r}")
-    return found[1], int(found[2]), int(found[3])
-
-
-def fit_script(options: argparse.Namespace) -> int:
-    name, low, high = parse_range(options.vary)
-    _, files = _check_words(options)
-    make = _make_varied(options, files, name)
-    outcomes: dict[int, Outcome] = {}
-    progress = Progress((high - low).bit_length() + 2)
-
-    def rehearse(sizes: Sequence[int]) -> None:
-        new = [size for size in dict.fromkeys(sizes) if size not in outcomes]
-        for number, outcome in rehearse_all([make(size) for size in new], options.device, _renew(options)):
-            outcomes[new[number]] = outcome
-            progress.advance(f"{name}={new[number]}")
-
-    largest = _find_largest(low, high, outcomes, rehearse)
-    progress.clear()
-    first = outcomes[low]
-    if first.rehearsal is None:
-        return _report_failure("fit", first)
-    _print_fit(name, low, high, largest, outcomes, as_json=options.json)
-    return 0 if largest is not None else NOTHING_FITS
-
-
-def _make_varied(options: argparse.Namespace, files: dict[str, str], name: str) -> Callable[[int], Variant]:
-    mark = "{" + name + "}"
-    more = _run_options(options)
-    if any(mark in argument for argument in options.arguments):
-        return lambda size: Variant(
-            options.script, tuple(part.replace(mark, str(size)) for part in options.arguments), options=more
-        )
-    if set_constant(files, name, 1) is None:
-        raise UnderstudyError(
-            f"{options.script} has no number named {name!r}: write {mark} in the place of an argument, as in --{name} {mark}"
-        )
-    arguments = tuple(options.arguments)
-    return lambda size: Variant(options.script, arguments, set_constant(files, name, size) or {}, options=more)
-
-
-def _find_largest(
-    low: int, high: int, outcomes: dict[int, Outcome], rehearse: Callable[[Sequence[int]], None]
-) -> int | None:
-    """Bisecting, two sizes at a time; what fails without a rehearsal counts as too large."""
-    rehearse([low, high])
-    if not outcomes[low].fits:
-        return None
-    if outcomes[high].fits:
-        return high
-    fits, fails = low, high
-    while fails - fits > 1:
-        third = (fails - fits) // 3
-        rehearse(sorted({fits + max(1, third), min(fails - 1, fits + max(1, 2 * third))}))
-        known = sorted(size for size in outcomes if fits <= size <= fails)
-        fits = max(size for size in known if outcomes[size].fits and size < fails)
-        fails = min(size for size in known if not outcomes[size].fits and size > fits)
-    return fits
-
-
-def _print_fit(name: str, low: int, high: int, largest: int | None, outcomes: dict[int, Outcome], as_json: bool) -> None:
-    formula = fit_line({size: o.rehearsal.peak.allocated_bytes for size, o in outcomes.items() if o.rehearsal is not None})
-    if as_json:
-        sizes = {
-            size: {"verdict": o.rehearsal.verdict, "reserved_bytes": o.needed} if o.rehearsal else {"error": o.error}
-            for size, o in sorted(outcomes.items())
-        }
-        record: dict[str, Any] = {"name": name, "largest": largest, "sizes": sizes}
-        record |= {"fixed_bytes": formula[0], "bytes_each": formula[1], "deviation": formula[2]} if formula else {}
-        print(json.dumps(record, indent=2))
-        return
-    if largest is None:
-        print(f"No {name} from {low} to {high} fits: {clean(_headline(outcomes[low]))}")
-    elif largest == high:
-        print(f"{name} = {high} fits, the largest that was asked about: {clean(_headline(outcomes[high]))}")
-    else:
-        print(f"{name} = {largest} fits, {largest + 1} does not: {clean(_headline(outcomes[largest]))}")
-    print()
-    rows = [
-        (str(size), format_size(o.needed) if o.rehearsal else "-", o.rehearsal.verdict if o.rehearsal else _headline(o))
-        for size, o in sorted(outcomes.items())
-    ]
-    print_table((name, "reserved", "verdict"), rows, (False, False, True))
-    if formula:
-        fixed, each, deviation = formula
-        print(
-            f"\nallocated at the peak: about {format_size(fixed)} + {format_size(each)} x {name}, a line through "
-            f"{len(rows)} rehearsals; the largest deviation is {deviation:.1%}"
-        )
-
-
-def _headline(outcome: Outcome) -> str:
-    return outcome.rehearsal.headline if outcome.rehearsal else outcome.error.rpartition("\n")[2]
-
-
-MOST_DEVIATION = 0.05
-"""A line that misses a rehearsal by more says nothing."""
-
-
-def fit_line(sizes: dict[int, int]) -> tuple[float, float, float] | None:
-    """(fixed, for each, largest deviation) of the best line through at least three points; None if there is no good one."""
-    if len(sizes) < 3:
-        return None
-    count = len(sizes)
-    mean_x, mean_y = sum(sizes) / count, sum(sizes.values()) / count
-    spread = sum((x - mean_x) ** 2 for x in sizes)
-    each = sum((x - mean_x) * (y - mean_y) for x, y in sizes.items()) / spread
-    fixed = mean_y - each * mean_x
-    deviation = max(abs(fixed + each * x - y) / y for x, y in sizes.items() if y)
-    return (fixed, each, deviation) if deviation <= MOST_DEVIATION else None
-
-
-COMMANDS = (
-    Command("fix", "The cheapest changes that make a script fit.", add_fix_arguments, fix_script, takes_program=True),
-    Command("fit", "The largest batch, or length, that fits.", add_fit_arguments, fit_script, takes_program=True),
-)
+COMMAND = Command("fix", "The cheapest changes that make a script fit.", add_fix_arguments, fix_script, takes_program=True)

@@ -45,7 +45,6 @@ is guessed from the configuration or the first layer."""
 
 
 def _add_target(parser: argparse.ArgumentParser, examples: str) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"{TARGETS}\n\nexamples:\n{examples}"
     parser.add_argument("target", metavar="TARGET", help="the model")
     parser.add_argument("--input", action="append", default=[], metavar="SPEC", help="an input, as `x: f32[batch, 3, 224]`")

@@ -1,21 +1,28 @@
 """Many rehearsals of variants of one script, on any executor of `concurrent.futures`.
 
     variant = Variant("train.py", ("--steps", "2"), {"model.py": "… changed text …"}, {"PYTORCH_CUDA_ALLOC_CONF": "…"})
-    for variant, outcome in rehearse_all([variant, …], "h100", make_executor(workers=2)): …
+    with Workers(count=2) as workers:
+        for number, outcome in rehearse_all([variant, …], "h100", workers): …
 
-Each rehearsal is a process of its own. The user's files are never changed: a variant runs in a folder of links to them, in
-which the changed files are its own. A worker that is killed is replaced, and its rehearsal runs again.
+Each rehearsal is a process of its own; those of a pool are forks of a worker that has imported torch once. The user's files
+are never changed: a variant runs in a folder of links to them, in which the changed files are its own. A worker that is
+killed is replaced, and its rehearsal runs again.
 """
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
+import threading
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +45,8 @@ class Variant:
     files: Mapping[str, str] = field(default_factory=dict, hash=False)
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     options: tuple[str, ...] = ()
+    keeps_requests: bool = False
+    """Whether the outcome has every request of memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,8 @@ class Outcome:
 
     rehearsal: Rehearsal | None
     error: str = ""
+    requests: Sequence[int] = ()
+    """Of the first card, in order: bytes that were asked for, and, negative, that were given back."""
 
     @property
     def fits(self) -> bool:
@@ -64,18 +75,73 @@ def rehearse_variant(variant: Variant, device: str | None) -> Outcome:
         script = variant.script
         if variant.files:
             script = str(mirror(Path(variant.script), variant.files, Path(folder) / "script"))
-        result = Path(folder) / "rehearsal.json"
-        command = [sys.executable, "-m", "understudy.cli", "run", "--json", str(result), *variant.options]
-        command += [*(["--device", device] if device else []), script, *variant.arguments]
-        environment = {**os.environ, **variant.environment}
-        try:
-            ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=SECONDS)
-        except subprocess.TimeoutExpired:
+        moved = os.path.join(os.path.dirname(script), ""), os.path.join(os.path.dirname(variant.script), "")
+        result, requests, output = (Path(folder) / name for name in ("rehearsal.json", "requests", "output"))
+        words = ["run", "--quiet", "--json", str(result), *variant.options]
+        words += ["--requests", str(requests)] if variant.keeps_requests else []
+        words += [*(["--device", device] if device else []), script, *variant.arguments]
+        run = _run_in_fork if _can_fork() else _run_anew
+        code = run(words, variant.environment, output)
+        if code is None:
             return Outcome(None, f"no result after {SECONDS} seconds")
-        if ended.returncode in (0, 3) and result.exists():
-            return Outcome(Rehearsal.from_json(result.read_text()))
-        lines = [line for line in ended.stderr.strip().splitlines() if line.strip()]
-        return Outcome(None, "\n".join(lines[-12:]) or f"exit code {ended.returncode}")
+        if code in (0, 3) and result.exists():
+            sizes = array("q", requests.read_bytes()) if requests.exists() else ()
+            copied, original = (json.dumps(place)[1:-1] for place in moved)
+            text = result.read_text(encoding="utf-8").replace(copied, original)
+            return Outcome(Rehearsal.from_json(text), requests=sizes)
+        said = output.read_text(encoding="utf-8", errors="replace").replace(moved[0], moved[1])
+        lines = [line for line in said.splitlines() if line.strip()]
+        return Outcome(None, "\n".join(lines[-12:]) or f"exit code {code}")
+
+
+def _can_fork() -> bool:
+    """In a worker of a pool that does nothing else. A fork of a process with threads may wait forever for one of them."""
+    return hasattr(os, "fork") and multiprocessing.parent_process() is not None and threading.active_count() == 1
+
+
+def _run_in_fork(words: list[str], environment: Mapping[str, str], output: Path) -> int | None:
+    """The exit code of `understudy` with these words; None after too long a time."""
+    import torch  # why: what a rehearsal imports, once for all of this worker's
+
+    import understudy.report.runs  # why: as above
+    import understudy.simulation.scripts  # noqa: F401  # why: as above
+
+    torch.compiler.reset()  # imports the compiler, which optimizers ask for
+    process = multiprocessing.get_context("fork").Process(target=_run_as_child, args=(words, environment, str(output)))
+    process.start()
+    process.join(SECONDS)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return None
+    return process.exitcode
+
+
+def _run_as_child(words: list[str], environment: Mapping[str, str], output: str) -> None:
+    from understudy.cli import main  # why: it imports this module's users
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.environ.update(environment)
+    with os.fdopen(file, "w", encoding="utf-8", errors="replace") as both, redirect_stdout(both), redirect_stderr(both):
+        code = main(words)
+    sys.exit(code)
+
+
+def _run_anew(words: list[str], environment: Mapping[str, str], output: Path) -> int | None:
+    """As `_run_in_fork`, by another interpreter."""
+    with output.open("w") as file:
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-m", "understudy.cli", *words],
+                stdin=subprocess.DEVNULL, stdout=file, stderr=file, env={**os.environ, **environment}, timeout=SECONDS,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return None
+    return ended.returncode
 
 
 def mirror(script: Path, files: Mapping[str, str], folder: Path) -> Path:
@@ -123,6 +189,31 @@ def make_executor(workers: int, dask: str | None = None) -> Executor:
     return _ClusterExecutor(client)
 
 
+class Workers:
+    """An executor for all rehearsals of a command, made when it is first needed, and anew where it breaks."""
+
+    def __init__(self, count: int, dask: str | None = None) -> None:
+        self.count = count
+        self._dask = dask
+        self._executor: Executor | None = None
+
+    def executor(self) -> Executor:
+        if self._executor is None:
+            self._executor = make_executor(self.count, self._dask)
+        return self._executor
+
+    def end(self) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+            self._executor = None
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.end()
+
+
 class _ClusterExecutor(Executor):
     """The workers of a Dask cluster, which begins the rehearsals of a lost worker again by itself."""
 
@@ -141,29 +232,27 @@ class _ClusterExecutor(Executor):
 def rehearse_all(
     variants: Sequence[Variant],
     device: str | None,
-    renew: Callable[[], Executor],
+    workers: Workers,
     work: Callable[[Variant, str | None], Outcome] = rehearse_variant,
 ) -> Iterator[tuple[int, Outcome]]:
-    """(number of the variant, outcome), as they come. `renew` makes the executor, and another one where a pool breaks."""
+    """(number of the variant, outcome), as they come."""
     waiting = dict.fromkeys(range(len(variants)), 0)
     while waiting:
-        executor = renew()
-        try:
-            futures: dict[Future[Any], int] = {executor.submit(work, variants[i], device): i for i in waiting}
-            for future in as_completed(futures):
-                number = futures[future]
-                try:
-                    outcome = future.result()
-                except BrokenProcessPool:
-                    # All of the pool's rehearsals end with it; those that were not done are begun again.
-                    waiting[number] += 1
-                    if waiting[number] < MOST_ATTEMPTS:
-                        continue
-                    outcome = Outcome(None, f"its worker was killed {MOST_ATTEMPTS} times")
-                del waiting[number]
-                yield number, outcome
-        finally:
-            executor.shutdown(wait=False, cancel_futures=True)
+        executor = workers.executor()
+        futures: dict[Future[Any], int] = {executor.submit(work, variants[i], device): i for i in waiting}
+        for future in as_completed(futures):
+            number = futures[future]
+            try:
+                outcome = future.result()
+            except BrokenProcessPool:
+                # All of the pool's rehearsals end with it; those that were not done are begun again.
+                workers.end()
+                waiting[number] += 1
+                if waiting[number] < MOST_ATTEMPTS:
+                    continue
+                outcome = Outcome(None, f"its worker was killed {MOST_ATTEMPTS} times")
+            del waiting[number]
+            yield number, outcome
 
 
 @dataclass(slots=True)
@@ -189,5 +278,3 @@ class Progress:
         if self.stream.isatty():
             self.stream.write("\r\x1b[K")
             self.stream.flush()
-
-

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from understudy.cli.commands import Command
 from understudy.cli.tables import clean, print_table
 from understudy.errors import UnderstudyError
-from understudy.report.comparison import (
-    RehearsalComparison,
-    compare,
-    format_bytes,
-    read_rehearsal,
-    signed_bytes,
-    write_markdown,
-)
-from understudy.report.exports import write_folded, write_speedscope, write_trace
-from understudy.report.page import make_page
-from understudy.report.rehearsal import DOES_NOT_FIT, Rehearsal
+
+if TYPE_CHECKING:
+    from understudy.report.comparison import RehearsalComparison
+    from understudy.report.rehearsal import Rehearsal
 
 GREW = 3
 """The exit code where memory grew by more than is allowed, or the run no longer fits: that of `run` over its budget."""
@@ -40,27 +33,33 @@ def parse_size(text: str, whole: int = 0) -> int:
 # understudy report
 
 
-def _write_html(rehearsal: Rehearsal, path: str) -> None:
-    Path(path).write_text(make_page(rehearsal, Path(path).stem).to_html(), encoding="utf-8")
-
-
-FORMATS: dict[str, tuple[Callable[[Rehearsal, str], None], str]] = {
-    "html": (_write_html, "a page with everything: open it in a browser"),
-    "trace": (write_trace, "for Perfetto and chrome://tracing (.json or .json.gz)"),
-    "speedscope": (write_speedscope, "the peak, for speedscope"),
-    "folded": (write_folded, "the peak as folded stacks"),
+FORMATS = {
+    "html": "a page with everything: open it in a browser",
+    "trace": "for Perfetto and chrome://tracing (.json or .json.gz)",
+    "speedscope": "the peak, for speedscope",
+    "folded": "the peak as folded stacks",
 }
 
 
+def _write_file(rehearsal: Rehearsal, name: str, path: str) -> None:
+    from understudy.report import exports  # why: --help and completion are quick
+    from understudy.report.page import make_page  # why: as above
+
+    if name == "html":
+        Path(path).write_text(make_page(rehearsal, Path(path).stem).to_html(), encoding="utf-8")
+        return
+    writers = {"trace": exports.write_trace, "speedscope": exports.write_speedscope, "folded": exports.write_folded}
+    writers[name](rehearsal, path)
+
+
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = """\
 examples:
     understudy run --device h100 --json run.json train.py
     understudy report run.json
     understudy report run.json --html run.html --trace run.json.gz"""
     parser.add_argument("rehearsal", metavar="RUN.json", help="a file of `understudy run --json`")
-    for name, (_, text) in FORMATS.items():
+    for name, text in FORMATS.items():
         parser.add_argument(f"--{name}", metavar="FILE", help=text)
 
 
@@ -69,13 +68,15 @@ def write_files(rehearsal: Rehearsal, options: argparse.Namespace) -> bool:
     wanted = {name: getattr(options, name) for name in FORMATS if getattr(options, name)}
     try:
         for name, path in wanted.items():
-            FORMATS[name][0](rehearsal, path)
+            _write_file(rehearsal, name, path)
     except OSError as error:
         raise UnderstudyError(f"{error.filename}: {error.strerror or error}") from None
     return bool(wanted)
 
 
 def show_report(options: argparse.Namespace) -> int:
+    from understudy.report.comparison import read_rehearsal  # why: as above
+
     rehearsal = read_rehearsal(options.rehearsal)
     if not write_files(rehearsal, options):
         for line in str(rehearsal).splitlines():
@@ -87,7 +88,6 @@ def show_report(options: argparse.Namespace) -> int:
 
 
 def add_diff_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = """\
 Exit code 0: no more than before, within --allow. 3: it grew by more, or it does not fit any more.
 
@@ -102,6 +102,9 @@ examples:
 
 
 def diff_rehearsals(options: argparse.Namespace) -> int:
+    from understudy.report.comparison import compare, read_rehearsal, write_markdown  # why: as above
+    from understudy.report.rehearsal import DOES_NOT_FIT  # why: as above
+
     parse_size(options.allow)
     comparison = compare(read_rehearsal(options.before), read_rehearsal(options.after))
     allowed = parse_size(options.allow, comparison.before.peak.reserved_bytes)
@@ -115,6 +118,8 @@ def diff_rehearsals(options: argparse.Namespace) -> int:
 
 
 def _print_comparison(comparison: RehearsalComparison, top: int) -> None:
+    from understudy.report.comparison import format_bytes, signed_bytes  # why: as above
+
     before, after = comparison.before, comparison.after
     if before.device.key != after.device.key:
         print(clean(f"Two devices: {before.device.name}, then {after.device.name}."))

@@ -35,21 +35,30 @@ class UsageError(UnderstudyError, ValueError):
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "understudy run [options] script.py [arguments]  |  understudy run [options] -m module [arguments]"
-    parser.epilog = "Exit code: 0 fits or tight, 3 does not fit, 1 the script failed, 130 interrupted, 2 wrong input."
+    parser.epilog = """\
+Exit code: 0 fits or tight, 3 does not fit, 1 the script failed, 130 interrupted, 2 wrong input.
+
+examples:
+    understudy run --device h100 train.py --batch 8
+    understudy run --device h100,4090 -m package.train --config small
+    understudy run --device l40s --budget 40GiB --json run.json --html run.html train.py"""
     add = parser.add_argument
     add("--device", metavar="D", help='cards ("h100", "8xa100-80g", "h100,4090"), or all; without it, the CPU')
     add("--cards", metavar="FILE", help="a TOML file with cards of your own")
     add("--steps", metavar="N", type=_count, default=2, help="optimizer steps after which the script is ended (2)")
     add("--budget", metavar="SIZE", type=_size, help="what the run may reserve, as in 40GiB; over it is exit code 3")
     add("--json", metavar="FILE", help="all that was measured, as JSON")
-    for name, (_, text) in FORMATS.items():
+    for name, text in FORMATS.items():
         add(f"--{name}", metavar="FILE", help=text)
     add("--snapshot", metavar="FILE", help="torch's memory snapshot of the card, for its viewer and `understudy replay`")
+    add("--requests", metavar="FILE", help=argparse.SUPPRESS)  # for `understudy fit`: signed 64-bit numbers
     add("--answers", metavar="POLICY", default="plausible", help=f"for reads of data: {', '.join(ANSWERS)} (plausible)")
     add("--oom", choices=("record", "raise"), default="record", help="raise: the script gets the card's error")
     add("--strict", action="store_true", help="tight is exit code 3, too")
     add("--margin", metavar="PART", type=_part, help="of reserved memory within which a run is tight (0.02)")
     add("--context", metavar="SIZE", type=_size, help="memory outside of the allocator, instead of the catalogue's")
+    add("--longest", action="store_true", help="take the longest batch of each data loader instead of the first ones")
+    add("--offline-data", action="store_true", help="make up data sets and tokenizers that are not on this machine")
     add("--write", action="store_true", help="let the script write files and use the network")
     add("--quiet", action="store_true", help="the verdict alone, without the script's output")
 
@@ -95,7 +104,7 @@ def _check(options: argparse.Namespace) -> list[tuple[Card | None, int]]:
         raise UsageError(f"can't run {options.program[0]!r}: {what}{_near_files(options.program[0])}")
     if options.answers not in ANSWERS:
         raise UsageError(f"--answers {options.answers!r}: there are {', '.join(ANSWERS)}")
-    for name in ("json", "snapshot", *FORMATS):
+    for name in ("json", "snapshot", "requests", *FORMATS):
         path = getattr(options, name)
         if path and not os.path.isdir(os.path.dirname(os.path.abspath(path))):
             raise UsageError(f"--{name} {path!r}: there is no such folder")
@@ -164,8 +173,12 @@ def _rehearse(options: argparse.Namespace, card: Card | None, count: int) -> tup
     script = Script(name, tuple(arguments), is_module)
     with recorder, _progress(options, recorder), _output(options), _history(options, recorder):
         result = run_script(
-            script, mode=recorder.mode, steps=options.steps, allow_writes=options.write, notes=recorder.facts.assumptions
-        )
+            script, mode=recorder.mode, steps=options.steps, allow_writes=options.write, notes=recorder.facts.assumptions,
+            takes_longest=options.longest, makes_data=options.offline_data,
+        )  # fmt: skip
+    if options.requests:
+        with open(options.requests, "wb") as file:
+            recorder.measurement.list_requests().tofile(file)
     recorder.facts.steps = result.steps
     recorder.facts.writes = [write.to_record() for write in result.writes]
     return recorder.rehearsal(), result

@@ -44,7 +44,6 @@ examples:
     understudy replay oom.pickle
     understudy replay oom.pickle --settings expandable_segments:True,max_split_size_mb:256
     understudy replay oom.pickle --device h100        would it have lived on that card?"""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("snapshot", help="a file of torch.cuda.memory._dump_snapshot; nothing in it is run")
     parser.add_argument("--gpu", type=int, metavar="N", help="the device (default: the one that ran out of memory)")
     parser.add_argument("--device", metavar="CARD", help="replay with the memory of this card (see `understudy devices`)")
@@ -191,7 +190,6 @@ memory: what the card has, less what the driver had free, less what torch had re
 examples:
     understudy calibrate oom.pickle --device 4090
     understudy calibrate --device 4090 --context 0.52     as read from nvidia-smi, in GiB"""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("snapshot", nargs="?", help="a file of torch.cuda.memory._dump_snapshot; nothing in it is run")
     parser.add_argument("--device", required=True, metavar="CARD", help="the card of the run (see `understudy devices`)")
     parser.add_argument("--gpu", type=int, metavar="N", help="the device in the snapshot")

@@ -130,6 +130,8 @@ def _request_for(leaf: Any, asked: Any) -> Any:
 # --- guards ---------------------------------------------------------------------------------------------------------
 
 BECAUSE = " or (not 'because "
+TO_ADMIT = "; to run it on the path of its example: "
+"""Before what can be done about a guard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +148,12 @@ class GuardRecord:
 
 
 def guard_code(
-    env: ShapeEnv | None, vals: Sequence[Any], paths: Sequence[str], guard_zero_one: bool = True
+    env: ShapeEnv | None, vals: Sequence[Any], paths: Sequence[str], guard_zero_one: bool = False
 ) -> list[GuardRecord]:
     """What the program assumed of its inputs, besides the sizes and ranges that their values tell themselves.
 
     Operators look at sizes of 0 and 1 by themselves whenever they run: what was asked about their results is no guard of
-    the program, as far as it tells nothing but these apart. What the program asks is one, unless `guard_zero_one` is off.
+    the program, as far as it tells nothing but these apart. What the program asks is one if `guard_zero_one` is on.
     """
     if env is None:
         return []
@@ -160,10 +162,12 @@ def guard_code(
     code = InputCode(read_symbols(bind_inputs(inputs)), env.definitions)
     records = []
     for required in env.checks.choose_requirements(inputs, _simplified=True):
-        if (required.is_of_operator or not guard_zero_one) and _tells_zero_one_apart(required.condition):
+        is_of_zero_one = _tells_zero_one_apart(required.condition)
+        if is_of_zero_one and (required.is_of_operator or not guard_zero_one):
             continue
         text = required.write_code(code)
-        records.append(GuardRecord(_condition_of(text), required.why, _with_line(text, required.why)))
+        what_to_do = f"{TO_ADMIT}export(…, guard_zero_one=False)" if is_of_zero_one else ""
+        records.append(GuardRecord(_condition_of(text), required.why, _with_line(text, required.why + what_to_do)))
     return list(dict.fromkeys(records))
 
 
@@ -199,7 +203,8 @@ def guards_of(program: ExportedProgram) -> list[GuardRecord]:
     records = []
     for code in program._guards_code:
         condition, _, line = code.partition(BECAUSE)
-        records.append(GuardRecord(_condition_of(condition), line.removesuffix("')"), code))
+        line = line.removesuffix("')").partition(TO_ADMIT)[0]
+        records.append(GuardRecord(_condition_of(condition), line, code))
     return records
 
 

@@ -19,7 +19,7 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from understudy import _torch
-from understudy.capture.lazy_state import LazyDict
+from understudy.capture.lazy_state import LazyDict, LazyMeta, Pending
 from understudy.errors import UnderstudyError
 from understudy.fake.tensor import FakeTensor
 from understudy.shapes.node import SymNode
@@ -206,12 +206,33 @@ class TorchMeta(LazyDict):
         return other
 
 
+class ReplayedTorchMeta(LazyMeta):
+    """The same for a node of a layer that was not run: what it says is made when it is read, in torch's words."""
+
+    __slots__ = ("values_of_torch",)
+    values_of_torch: TorchValues
+
+    def _make(self, pending: Pending) -> Any:
+        made = super()._make(pending)
+        return self.values_of_torch.convert(made) if pending.kind == "val" else made
+
+    def copy(self) -> Any:
+        other = ReplayedTorchMeta()
+        for key in self:
+            dict.__setitem__(other, key, dict.__getitem__(self, key))
+        other.source, other.values_of_torch = self.source, self.values_of_torch
+        return other
+
+
 def convert_values(graph_module: GraphModule, values: TorchValues) -> None:
     """From now on, the nodes of a graph and of those inside say what they give in torch's words."""
     for module in graph_module.modules():
         if not isinstance(module, GraphModule):
             continue
         for node in module.graph.nodes:
+            if type(node.meta) is LazyMeta:
+                _torch.set_node_meta(node, _convert_replayed(node.meta, values))
+                continue
             meta = TorchMeta()
             meta.values_of_torch = values
             val = node.meta.get("val")
@@ -226,3 +247,15 @@ def convert_values(graph_module: GraphModule, values: TorchValues) -> None:
             _torch.set_node_meta(node, meta)
             if is_bound:
                 values.bind_unbacked(node)
+
+
+def _convert_replayed(meta: LazyMeta, values: TorchValues) -> ReplayedTorchMeta:
+    made = ReplayedTorchMeta()
+    made.source, made.values_of_torch = meta.source, values
+    for name in meta:
+        value = dict.__getitem__(meta, name)
+        if name == "val" and type(value) is not Pending:
+            value = values.convert(value)
+        if name != "tensor_meta":
+            dict.__setitem__(made, name, value)
+    return made

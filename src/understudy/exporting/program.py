@@ -12,7 +12,7 @@ import copy
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +25,7 @@ from torch.fx import GraphModule, Node
 
 from understudy import _torch
 from understudy.capture.make_fx import Capture, Options, TracingMode
+from understudy.capture.repeated_layers.layers import GradientOfReplay, run_every_layer
 from understudy.exporting.functionalisation import FunctionalTable, functionalise
 from understudy.exporting.inputs import GuardRecord, Inputs, check_requests, guard_code, read_inputs
 from understudy.exporting.interop import TorchValues, convert_values
@@ -49,7 +50,7 @@ def export(
     model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, *,
     dynamic_shapes: Any = None, decompositions: Table | None = None, strict: bool = False,
     preserve_module_call_signature: Sequence[str] = (), prefer_deferred_runtime_asserts_over_guards: bool = False,
-    guard_zero_one: bool = True,
+    guard_zero_one: bool = False,
 ) -> ExportedProgram:  # fmt: skip
     """The program that `torch.export.export` gives for a model, much sooner.
 
@@ -59,8 +60,9 @@ def export(
     `dynamic_shapes`: in any of torch's forms; `understudy.Dim` and names are taken as well.
     `decompositions`: a table such as `torch.export.default_decompositions()`. The program is captured straight in the
     decomposed dialect, without writes; without a table it is in torch's training dialect.
-    `guard_zero_one`: a program that asks whether a size is 0 or 1 is not run where the answer is another one. torch.export
-    runs it, on the path of its example; `False` does the same.
+    `guard_zero_one`: a program that asks whether a size is 0 or 1 (`if batch != 1:`) runs for these sizes, too, on the
+    path of its example, as torch.export has it. `True` makes a guard of it: where the answer is another one, the program
+    is not run.
     Everything else is as in `torch.export.export`. `strict=True` asks for TorchDynamo's analysis, and is refused.
     """
     _check_arguments(model, args, strict)
@@ -156,10 +158,18 @@ class Recording:
         given = [fake for fake in self.fakes if isinstance(fake, (torch.Tensor, torch.SymInt))]
         is_grad_enabled = torch.is_grad_enabled()
         with active(EXPORTING), torch.set_grad_enabled(is_grad_enabled and is_training):
-            capture = Capture(self._program(), options)
-            module = capture.run(tuple(given))
+            module = self._run(options, tuple(given))
         check_requests(self.mode.shape_env, self.inputs)
         return Captured(self, module, is_training, is_grad_enabled)
+
+    def _run(self, options: Options, given: tuple[Any, ...]) -> GraphModule:
+        """Layers that repeat are not run again, unless it is asked what they are called with, or for their gradients."""
+        with run_every_layer() if self.preserved else nullcontext():
+            try:
+                return Capture(self._program(), options).run(given)
+            except GradientOfReplay:
+                with run_every_layer():
+                    return Capture(self._program(), options).run(given)
 
     def _program(self) -> Callable[..., Any]:
         """The model as a function of the inputs that vary, which gives the leaves of the result."""
@@ -329,9 +339,11 @@ def _complete_metadata(module: GraphModule) -> None:
                 node.meta.pop("nn_module_stack", None)
                 node.meta.pop("stack_trace", None)
             else:
-                node.meta.setdefault("nn_module_stack", root)
-                if node.op == "call_function":
-                    node.meta.setdefault("val", None)
+                # Not by `setdefault`, which would make all that nobody may ever read.
+                if "nn_module_stack" not in node.meta:
+                    node.meta["nn_module_stack"] = root
+                if node.op == "call_function" and "val" not in node.meta:
+                    node.meta["val"] = None
 
 
 def _range_constraints(values: TorchValues, user_vals: Sequence[Any]) -> dict[Any, Any]:
@@ -463,7 +475,7 @@ def capture_quickly(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(mod, args, kwargs, **options)
         token = ACCELERATED.set(False)
         try:
-            return export(mod, args, kwargs, guard_zero_one=False, **options)
+            return export(mod, args, kwargs, **options)
         except Exception as error:  # whatever it is, torch may still be able to export the program
             reason = str(error).partition("\n")[0]
             warnings.warn(

@@ -60,6 +60,8 @@ make_wrapper = _torch.make_wrapper
 Module = TypeVar("Module", bound=torch.nn.Module)
 
 
+FACTS_NUMBERS: dict[Hashable, int] = {}
+"""What stands in keys for facts of devices, whose hashes cost."""
 UNUSUAL_ARGUMENT = Plan(())
 """Stands for the plan of a call with such an argument."""
 
@@ -112,8 +114,10 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         self.crosscheck = crosscheck
         self.cache_enabled = True
         self.epoch = 0
-        # What is known of simulated devices: a plan that was made for one card is not replayed on another.
-        self.device_facts: Hashable | None = None
+        self._device_facts: Hashable | None = None
+        self._facts_number = 0
+        # For modes that observe: that of the latest call, None if it was not found in the cache.
+        self.last_plan: Plan | None = None
         # Plans with symbols in their keys must not outlive their environment.
         self._cache = cache if shape_env is None else Cache(counters=cache)
         # Where sizes are plain, nearly every plan is one that every mode can use.
@@ -140,6 +144,16 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         return _torch.torch_fake_mode_class()
 
     __class__ = property(_claimed_class)
+
+    @property
+    def device_facts(self) -> Hashable | None:
+        """What is known of simulated devices: a plan that was made for one card is not replayed on another."""
+        return self._device_facts
+
+    @device_facts.setter
+    def device_facts(self, facts: Hashable) -> None:
+        self._device_facts = facts
+        self._facts_number = FACTS_NUMBERS.setdefault(facts, len(FACTS_NUMBERS) + 1)
 
     @property
     def allow_scalar_outputs(self) -> bool:
@@ -201,8 +215,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                 for name, value in kwargs.items():
                     add(name)
                     is_known = self._extend(key, type(value), value) or is_known
-            full = (*key, default_dtype(), self.device_facts)
-            plan = self._find_plan(full)
+            full = (*key, default_dtype(), self._facts_number)
+            plan = self.last_plan = self._find_plan(full)
         except (UnusualArgument, TypeError):
             plan = UNUSUAL_ARGUMENT
         if plan is UNUSUAL_ARGUMENT:
@@ -379,7 +393,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         for name, value in kwargs.items():
             key.append(name)
             is_known = self._extend(key, type(value), value) or is_known
-        return (*key, default_dtype(), self.device_facts), is_known
+        return (*key, default_dtype(), self._facts_number), is_known
 
     # --- the stage on which registered fakes and decompositions perform --------------------------------------
 

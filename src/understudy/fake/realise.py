@@ -11,7 +11,7 @@ from understudy.fake.native import WITHOUT_INDEX, canonical, prepare
 from understudy.fake.templates import make_symbolic
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.determined import DeterminedContents
-from understudy.shapes.sizes import to_torch
+from understudy.shapes.sizes import at_least_one, to_torch
 from understudy.spec import Changed, New, Same, TensorSpec, View
 from understudy.spec.sparse import sparse_on, spec_of_sparse
 
@@ -116,15 +116,17 @@ def make_zeros(mode: FakeTensorMode, spec: TensorSpec, known: DeterminedContents
 def make_again(mode: FakeTensorMode, spec: TensorSpec, base: FakeTensor | None) -> FakeTensor:
     """A stand-in of a spec that `make_new` has made before, on a storage of its own or on that of another one: in
     strided layout, outside of inference mode, where nothing is known of values."""
-    if spec.is_symbolic:
-        fake = make_symbolic(spec, base, is_asked=False)
-    else:
-        fake = make_wrapper(FakeTensor, *spec.prepared)
-        if base is not None:
-            try:
+    try:
+        if spec.is_symbolic:
+            fake = make_symbolic(spec, base, is_asked=False)
+        else:
+            fake = make_wrapper(FakeTensor, *spec.prepared)
+            if base is not None:
                 give_storage(fake, base)
-            except RuntimeError:  # as in `make_view`
-                fake = _view_handed_out(base, spec, is_asked=False)
+    except RuntimeError:  # as in `make_view`
+        if base is None:
+            raise
+        fake = _view_handed_out(base, spec, is_asked=False)
     fake._spec = spec
     fake.fake_mode = mode
     return fake
@@ -217,6 +219,14 @@ def extent(spec: TensorSpec) -> Any:
         if size == 0:
             return spec.offset
         last = last + (size - 1) * step
+    return last + 1
+
+
+def extent_if_filled(spec: TensorSpec) -> Any:
+    """The same of a tensor that has elements, with no question asked of its sizes."""
+    last = spec.offset
+    for size, step in zip(spec.shape, spec.stride, strict=True):
+        last = last + (at_least_one(size) - 1) * step
     return last + 1
 
 

@@ -21,7 +21,7 @@ from understudy.errors import (
 )
 from understudy.fake.inputs import handler, real_handler
 from understudy.fake.native import canonical
-from understudy.fake.realise import extent, make_new, make_zeros, realise
+from understudy.fake.realise import extent, extent_if_filled, make_new, make_zeros, realise
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.answers import answer_equal, answer_item, answer_values
 from understudy.fake.values.data_dependent import symbolic_item, symbolic_list
@@ -30,7 +30,7 @@ from understudy.fake.values.sizes_in_tensors import values_of
 from understudy.infer.kernels import CPU, run_on_zeros, strided_on
 from understudy.infer.plan import Plan
 from understudy.lines import user_line
-from understudy.shapes.sizes import from_torch
+from understudy.shapes.sizes import at_hand, from_torch, has_room_for, lies_in_data
 from understudy.spec import TensorSpec, same_shape
 from understudy.spec.call import Call, flat, map_structure
 from understudy.spec.error_context import hint_for, with_line
@@ -265,7 +265,7 @@ def by_higher_order(mode: FakeTensorMode, func: object, args: tuple[object, ...]
 # --- views within their storage --------------------------------------------------------------------------------
 
 
-@handler("aten::as_strided", "aten::as_strided_", "aten::as_strided_copy")
+@handler("aten::as_strided", "aten::as_strided_", "aten::as_strided_copy", "aten::as_strided_copy.out")
 def within_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     fake, shape, stride = args[:3]
     offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
@@ -286,20 +286,44 @@ def scattered_within_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs:
 
 
 def _checked_view(func: Any, fake: FakeTensor, shape: Any, stride: Any, offset: Any, held: int) -> Any:
-    """Only the storage tells whether a view ends within it. Where sizes are symbols, it has no size of its own."""
+    """Only the storage tells whether a view ends within it."""
     numbers = (*shape, *stride, 0 if offset is None else offset)
-    if fake._spec.is_symbolic or fake._spec.sparse is not None or any(type(number) is not int for number in numbers):
+    if fake._spec.sparse is not None or len(shape) != len(stride):
         return NotImplemented
-    if len(shape) != len(stride) or any(number < 0 for number in numbers):
+    if fake._spec.is_symbolic or any(type(number) is not int for number in numbers):
+        return _check_symbolic_view(func, fake, (shape, stride, offset), held)
+    if any(number < 0 for number in numbers):
         return NotImplemented  # the rule says what is wrong
     view = fake._spec.as_view(shape, stride, offset)
     if extent(fake._spec) * view.itemsize <= held < extent(view) * view.itemsize and view.numel != 0:
-        error = ArgumentError(
-            f"{func.overloadpacket.__name__}: {view} is out of bounds: it reaches to byte {extent(view) * view.itemsize:,}, "
-            f"the storage of {fake._spec} has {held:,}"
-        )
-        raise with_line(error, str(func), f"{fake._spec}, {list(shape)}, {list(stride)}, {offset}")
+        raise _beyond_storage(func, fake, view, held)
     return NotImplemented
+
+
+def _check_symbolic_view(func: Any, fake: FakeTensor, geometry: tuple[Any, Any, Any], held: int) -> Any:
+    """The storage of a stand-in with symbolic sizes has no size of its own, that of an input its size at hand: a guard
+    keeps the view within the tensor that all others on the storage are views of."""
+    shape, stride = ([from_torch(size) for size in sizes] for sizes in geometry[:2])
+    offset = from_torch(geometry[2])
+    base: Any = fake._base if fake._is_view() else fake
+    if lies_in_data(*shape, *stride, offset or 0, *fake._spec.shape) or type(base) is not FakeTensor:
+        return NotImplemented
+    view = fake._spec.as_view(shape, stride, offset)
+    needed, own = extent_if_filled(view) * view.itemsize, extent_if_filled(base._spec) * base._spec.itemsize
+    is_empty = 0 in map(at_hand, shape)
+    if is_empty or (at_hand(needed) <= at_hand(own) and 0 not in map(at_hand, base._spec.shape)):
+        has_room_for(needed, view.shape, own, base._spec.shape)
+    elif at_hand(needed) > held > 0:
+        raise _beyond_storage(func, fake, view, held)
+    return NotImplemented
+
+
+def _beyond_storage(func: Any, fake: FakeTensor, view: TensorSpec, held: int) -> Exception:
+    error = ArgumentError(
+        f"{func.overloadpacket.__name__}: {view} is out of bounds: it reaches to byte "
+        f"{at_hand(extent_if_filled(view)) * view.itemsize:,}, the storage of {fake._spec} has {held:,}"
+    )
+    return with_line(error, str(func), f"{fake._spec}, {list(view.shape)}, {list(view.stride)}, {view.offset}")
 
 
 @handler("aten::_sparse_mm_reduce_impl_backward")

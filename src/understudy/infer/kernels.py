@@ -248,15 +248,17 @@ def check_against_eager(call: Call, outcomes: Outcomes, is_by_rule: bool) -> Out
     """What eager says of a call that is out of the ordinary, where our answer may not know all of its kernel's whims."""
     if is_by_rule and not _is_unusual(call):
         return outcomes
-    if any(spec.is_symbolic for spec in call.inputs) or flat(SymNode, call.args, call.kwargs) or not can_ask(call):
+    if not can_ask(call):
         return outcomes
+    is_symbolic = any(spec.is_symbolic for spec in call.inputs) or bool(flat(SymNode, call.args, call.kwargs))
     try:
-        answer = run_on_zeros_or_ones(call, lambda: strided_zeros)
+        answer = run_on_zeros_or_ones(with_sizes_at_hand(call) if is_symbolic else call, lambda: strided_zeros)
     except (*NOT_EAGERS, torch.linalg.LinAlgError):
         return outcomes
     except BUILT_IN as refusal:
         raise translate(refusal, call) from None
-    return outcomes if isinstance(outcomes, Changed) else answer
+    # Of symbolic sizes, eager's answer holds at those at hand only, while its refusal refuses the example.
+    return outcomes if is_symbolic or isinstance(outcomes, Changed) else answer
 
 
 def run_on_zeros_or_ones(call: Call, new_maker: Callable[[], Callable[[TensorSpec], torch.Tensor]]) -> Outcomes:

@@ -7,17 +7,18 @@ through the events again when all is known (`summary`). A `Birth` holds no tenso
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from understudy._torch import OpOverload
+from understudy._torch import OpOverload, native_storage
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.registry import record_of
 from understudy.ops.traits.flops import Work, work_of
-from understudy.report.places import LinePlace, ModulePlace, Places, find_user_line
-from understudy.simulation.storages import Listener, ObservedMode, StorageRecord
+from understudy.report.places import FORWARD, LinePlace, ModulePlace, Places, find_user_line
+from understudy.simulation.storages import AfterCall, Listener, ObservedMode, StorageRecord
 from understudy.spec.call import Call, flat, map_structure
 
 BLOCK = 512
@@ -33,7 +34,8 @@ class Birth:
     __slots__ = (
         "category",
         "device",
-        "died_in",
+        "died_in_forward",
+        "is_alive",
         "is_updated",
         "line",
         "module",
@@ -59,7 +61,8 @@ class Birth:
     shape: tuple[int, ...] | None
     device: DeviceTotals
     root_calls: int
-    died_in: str | None
+    is_alive: bool
+    died_in_forward: bool
     survived: bool
     """Whether a module was called from outside since, before it died."""
     is_updated: bool
@@ -119,15 +122,11 @@ class Measurement(Listener):
         self.devices: dict[torch.device, DeviceTotals] = {}
         self.calls: dict[Any, CallTotals] = {}
         self.phases: dict[tuple[int, str], PhaseTotals] = {}
-        self.operators = 0
         self.has_backward = False
         self.parameter_shapes: set[tuple[int, ...]] = set()
-        self._by_key: dict[Any, CallTotals] = {}
-        self._operator: Any = None
         self._phase = PhaseTotals(0, "")
 
     def __enter__(self) -> Measurement:
-        self.mode.keep_keys()
         self.mode.places = self.places
         self.mode.add_listener(self)
         self.places.__enter__()
@@ -146,7 +145,7 @@ class Measurement(Listener):
     # --- storages
 
     def on_birth(self, storage: StorageRecord) -> None:
-        storage.label = self._add(storage.nbytes, storage.device, storage.spec.numbers.shape, self._operator)
+        storage.label = self._add(storage.nbytes, storage.device, storage.spec.numbers.shape, self.mode.operator)
 
     def on_death(self, storage: StorageRecord) -> None:
         birth = storage.label
@@ -188,16 +187,17 @@ class Measurement(Listener):
         birth.nbytes = nbytes
         birth.shape = shape
         birth.operator = operator
-        birth.category = birth.owner = birth.died_in = None
-        birth.survived = birth.is_updated = False
-        birth.phase = phase = places.phase()
+        birth.category = birth.owner = None
+        birth.survived = birth.is_updated = birth.died_in_forward = False
+        birth.is_alive = True
+        birth.phase = phase = places.phase
         birth.module = places.module_of(phase)
         birth.step = places.step
         birth.root_calls = places.root_calls
         birth.line = find_user_line()
-        birth.device = totals = self.totals_of(device)
+        birth.device = totals = self.devices.get(device) or self.totals_of(device)
         self.events.append(birth)
-        self.event_operators.append(self.operators)
+        self.event_operators.append(self.mode.calls)
         totals.live += (nbytes + BLOCK - 1) & -BLOCK if totals.is_card else nbytes
         if totals.live > totals.peak:
             totals.peak = totals.live
@@ -206,66 +206,74 @@ class Measurement(Listener):
         return birth
 
     def _end(self, birth: Birth) -> None:
-        birth.died_in = self.places.phase()
-        birth.survived = self.places.root_calls > birth.root_calls
+        places = self.places
+        birth.is_alive = False
+        birth.died_in_forward = places.phase is FORWARD
+        birth.survived = places.root_calls > birth.root_calls
         self.events.append(birth)
-        self.event_operators.append(self.operators)
+        self.event_operators.append(self.mode.calls)
         totals = birth.device
         totals.live -= (birth.nbytes + BLOCK - 1) & -BLOCK if totals.is_card else birth.nbytes
 
     end_scratch = _end
 
+    def list_requests(self) -> array[int]:
+        """Of the first card, or of the CPU, in order: bytes that were asked for, and, negative, that were given back."""
+        cards = [totals for totals in self.devices.values() if totals.is_card] or list(self.devices.values())
+        sizes = array("q")
+        alive: set[Birth] = set()
+        for birth in self.events:
+            if birth.device is cards[0]:
+                sizes.append(-birth.nbytes if birth in alive else birth.nbytes)
+                alive.add(birth)
+        return sizes
+
     # --- operators
 
-    def before_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.operators += 1
-        self._operator = func
+    @property
+    def operators(self) -> int:
+        """How many were called."""
+        return self.mode.calls
 
-    def after_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        self._operator = None
-        key = self.mode.last_key
-        totals = self._by_key.get(key) if key is not None else None
+    def follow_plan(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> AfterCall:
+        """Counts all calls that are alike. No work depends on a float: a step size that changes is no other call."""
+        key = self.mode.key_of(func, args, kwargs)
+        alike = object() if key is None else tuple([part for part in key if type(part) is not float])
+        totals = self.calls.get(alike)
         if totals is None:
-            totals = self._find_totals(key, func, args, kwargs, result)
-        totals.count += 1
-        places = self.places
-        phase = places.phase()
-        current = self._phase
-        if current.phase is not phase or current.step != places.step:
-            current = self._phase = self.phases.setdefault((places.step, phase), PhaseTotals(places.step, phase))
+            totals = self.calls[alike] = CallTotals(func, _work_of(func, args, kwargs, result))
+        return self._make_counter(totals)
+
+    def _make_counter(self, totals: CallTotals) -> AfterCall:
+        """Called after each operator: nothing is done here that can be done once for a plan."""
         _, macs, operations, bytes_moved = totals.work
-        current.operators += 1
-        if bytes_moved:
-            current.operations += operations
-            current.bytes_moved += bytes_moved
-            if macs:
-                current.macs += macs
-                places.module_of(phase).macs += macs
-        if totals.is_mutable and not torch.is_grad_enabled():
-            self._mark_updated(args, kwargs)
+        is_mutable = totals.is_mutable
+        places, is_grad_enabled = self.places, torch.is_grad_enabled
 
-    def _find_totals(self, key: Any, func: Any, args: Any, kwargs: Any, result: Any) -> CallTotals:
-        """No work depends on a float: a step size that changes all the time is no other call."""
-        if key is None:
-            return self._learn(object(), func, args, kwargs, result)
-        alike = tuple([part for part in key if type(part) is not float])
-        totals = self.calls.get(alike) or self._learn(alike, func, args, kwargs, result)
-        self._by_key[key] = totals
-        return totals
+        def count(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+            totals.count += 1
+            phase = places.phase
+            current = self._phase
+            if current.phase is not phase or current.step != places.step:
+                current = self._phase = self.phases.setdefault((places.step, phase), PhaseTotals(places.step, phase))
+            current.operators += 1
+            if bytes_moved:
+                current.operations += operations
+                current.bytes_moved += bytes_moved
+                if macs:
+                    current.macs += macs
+                    places.module_of(phase).macs += macs
+            if is_mutable and not is_grad_enabled():
+                self._mark_updated(args)
 
-    def _learn(self, key: Any, func: Any, args: Any, kwargs: Any, result: Any) -> CallTotals:
-        args, kwargs = map_structure(lambda fake: fake._spec, FakeTensor, (args, kwargs))
-        results = [fake._spec for fake in flat(FakeTensor, (result,), {})]
-        totals = CallTotals(func, work_of(Call.of(func, tuple(args), kwargs), results))
-        self.calls[key] = totals
-        return totals
+        return count
 
-    def _mark_updated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        targets = args[0] if args and type(args[0]) in (list, tuple) else args[:1]
-        for target in targets:
-            birth = self.birth_of(target)
-            if birth is not None:
-                birth.is_updated = True
+    def _mark_updated(self, args: tuple[Any, ...]) -> None:
+        storages = self.mode.storages
+        for target in args[0] if args and type(args[0]) in (list, tuple) else args[:1]:
+            record = storages.get(id(native_storage(target))) if type(target) is FakeTensor else None
+            if record is not None and record.label is not None:
+                record.label.is_updated = True
 
     # --- what storages are for
 
@@ -339,6 +347,12 @@ class Measurement(Listener):
             for parameter in module._parameters.values()
             if parameter is not None
         }
+
+
+def _work_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Work:
+    args, kwargs = map_structure(lambda fake: fake._spec, FakeTensor, (args, kwargs))
+    results = [fake._spec for fake in flat(FakeTensor, (result,), {})]
+    return work_of(Call.of(func, tuple(args), kwargs), results)
 
 
 def _gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:

@@ -28,27 +28,30 @@ SETUP, FORWARD, BACKWARD, AFTER_BACKWARD, OPTIMIZER, BETWEEN = (
 )  # fmt: skip
 
 active_fake_mode = _torch.active_fake_mode
-running_backward = _torch.running_backward
 running_node = _torch.running_node
 count_autograd_nodes = _torch.count_autograd_nodes
 
 LinePlace = tuple[CodeType, int]
-_users_code: dict[CodeType, bool] = {}
-_lines: dict[LinePlace, LinePlace] = {}
-"""Each line is one object: there are many births on a line."""
+_users_files: dict[str, bool] = {}
+_lines: dict[tuple[int, int], LinePlace] = {}
+"""Each line is one object: there are many births on a line. By the identity of the code, which has a hash that costs."""
 
 
 def find_user_line() -> LinePlace | None:
     """The innermost line of code that is neither torch's nor ours, as a code object and a number: text comes later."""
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(4)  # up to there, it is ours
+    is_users = _users_files.get
     while frame is not None:
         code = frame.f_code
-        is_users = _users_code.get(code)
-        if is_users is None:
-            is_users = _users_code[code] = is_the_users(code.co_filename)
-        if is_users:
-            line = code, frame.f_lineno
-            return _lines.setdefault(line, line)
+        answer = is_users(code.co_filename)
+        if answer is None:
+            answer = _users_files[code.co_filename] = is_the_users(code.co_filename)
+        if answer:
+            number = frame.f_lineno
+            line = _lines.get((id(code), number))
+            if line is None:
+                line = _lines[id(code), number] = code, number
+            return line
         frame = frame.f_back
     return None
 
@@ -82,8 +85,11 @@ class Places:
         self.on_optimizer: Callable[[torch.optim.Optimizer, bool], None] | None = None
         self.on_backward_end: Callable[[], None] | None = None
         self.on_real_tensor: Callable[[torch.Tensor], None] | None = None
+        self.phase = SETUP
+        """Asked for at every operator: kept, not found."""
         self._idle = SETUP
         self._in_optimizer = False
+        self._backward_passes = 0
         self._by_module: dict[int, ModulePlace] = {}
         self._marks: list[int] = []
         self._marked: list[ModulePlace] = []
@@ -103,18 +109,24 @@ class Places:
 
     # --- where are we
 
-    def phase(self) -> str:
-        """Also moves on where a backward pass has begun or ended since."""
+    def _find_phase(self) -> str:
         if self._in_optimizer:
             return OPTIMIZER
-        if running_backward() != -1:
-            self._idle = BACKWARD
+        if self._backward_passes:
             return BACKWARD
-        if self._idle is BACKWARD:
+        return FORWARD if self.module is not self.outside else self._idle
+
+    def begin_backward(self) -> None:
+        self._backward_passes += 1
+        self.phase = self._find_phase()
+
+    def end_backward(self) -> None:
+        self._backward_passes -= 1
+        if not self._backward_passes:
             self._idle = AFTER_BACKWARD
             if self.on_backward_end is not None:
                 self.on_backward_end()
-        return FORWARD if self.module is not self.outside else self._idle
+        self.phase = self._find_phase()
 
     def module_of(self, phase: str) -> ModulePlace:
         """The module that what happens now belongs to."""
@@ -136,9 +148,8 @@ class Places:
             place = self._add_module(module)
         if before is self.outside:
             self.root_calls += 1
-            if running_backward() == -1 and not self._in_optimizer:
-                self.phase()
-                self._idle = FORWARD
+            if not self._backward_passes and not self._in_optimizer:
+                self.phase = self._idle = FORWARD
             if self.on_root_call is not None:
                 self.on_root_call(module, args, kwargs)
         place.calls += 1
@@ -149,6 +160,8 @@ class Places:
     def leave_module(self, before: ModulePlace) -> None:
         self.module = before
         self._mark(before)
+        if before is self.outside:
+            self.phase = self._find_phase()
 
     def _mark(self, place: ModulePlace) -> None:
         number = count_autograd_nodes()
@@ -182,8 +195,8 @@ class Places:
 
     def _enter_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if getattr(active_fake_mode(), "places", None) is self:
-            self.phase()
             self._in_optimizer = True
+            self.phase = OPTIMIZER
             if self.on_optimizer is not None:
                 self.on_optimizer(optimizer, False)
 
@@ -191,6 +204,7 @@ class Places:
         if self._in_optimizer and getattr(active_fake_mode(), "places", None) is self:
             self._in_optimizer = False
             self._idle = BETWEEN
+            self.phase = self._find_phase()
             if self.on_optimizer is not None:
                 self.on_optimizer(optimizer, True)
             self.step += 1
@@ -211,3 +225,20 @@ def follow_modules(original: Callable[..., Any]) -> Callable[..., Any]:
             places.leave_module(before)
 
     return __call__
+
+
+@patch("torch.autograd._engine_run_backward", "torch.autograd.graph._engine_run_backward", during=OBSERVATION)
+def follow_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A report says in which phase memory is allocated."""
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        places = getattr(active_fake_mode(), "places", None)
+        if places is None:
+            return original(*args, **kwargs)
+        places.begin_backward()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            places.end_backward()
+
+    return run_backward

@@ -134,12 +134,12 @@ def category_of(birth: Birth, measurement: Measurement) -> str:
     """What a storage was for. What nothing has claimed is told apart by the phases in which it was born and died."""
     if birth.category is not None:
         return birth.category
-    lives_on = birth.survived or birth.died_in is None
+    lives_on = birth.survived or birth.is_alive
     if birth.is_updated and lives_on and birth.shape in measurement.parameter_shapes:
         return "optimizer_state"  # of an optimizer written by hand
     if birth.phase in (SETUP, BETWEEN):
         return "inputs"
-    if birth.phase == FORWARD and (birth.died_in != FORWARD or not measurement.has_backward):
+    if birth.phase == FORWARD and (not birth.died_in_forward or not measurement.has_backward):
         return "activations"
     return "temporaries"
 

@@ -92,7 +92,9 @@ def _write_lines(rehearsal: Rehearsal, width: int) -> str:
     shown = [row for row in rehearsal.lines if row.bytes][:ROWS]
     if not shown:
         return ""
-    table = [(row.line or "(no line)", _size(row.bytes), _share(row.bytes, total), row.source) for row in shown]
+    table = [
+        (_shorten_place(row.line) or "(no line)", _size(row.bytes), _share(row.bytes, total), row.source) for row in shown
+    ]
     return _table("By line of the program (at the peak)", ("", "bytes", "", ""), table, width)
 
 
@@ -269,4 +271,13 @@ def _least(widths: Sequence[int], width: int) -> int:
 
 
 def _cut(text: str, size: int) -> str:
-    return text if len(text) <= size else text[: max(1, size - 1)] + "…"
+    """The end of a path says more than its beginning."""
+    if len(text) <= size:
+        return text
+    kept = max(1, size - 1)
+    return "…" + text[len(text) - kept :] if os.sep in text and " " not in text else text[:kept] + "…"
+
+
+def _shorten_place(line: str) -> str:
+    """Lines of installed packages without the place where they are installed."""
+    return line.rpartition(f"site-packages{os.sep}")[2]

@@ -247,14 +247,16 @@ class ShapeEnv:
         return self.torch_api.from_sympy(expression)
 
 
+OUR_NAMES = frozenset({"merge_symbols", "_choose_inputs", "_replace_known", "_evaluate_like"})
+"""What the façade has for itself and for our rooms."""
 DELEGATES: dict[str, str] = {
-    **{name: "torch_api" for name in vars(TorchFacade) if not name.startswith("__")},
+    **{name: "torch_api" for name in vars(TorchFacade) if not name.startswith("__") and name not in OUR_NAMES},
     **dict.fromkeys((f.name for f in fields(Settings)), "settings"),
-    **dict.fromkeys(("error_on_new_guards", "specialise"), "decisions"),
+    "error_on_new_guards": "decisions",
     **dict.fromkeys(
         (
             "create_symintnode", "create_symfloatnode", "create_symboolnode", "create_unspecified_symbol",
-            "create_symbolic_sizes_strides_storage_offset", "create_unspecified_symint_and_symbol", "rename_unbacked",
+            "create_symbolic_sizes_strides_storage_offset", "create_unspecified_symint_and_symbol",
         ),
         "symbols",
     ),

@@ -215,11 +215,25 @@ def is_not_one_unless(size: Size, a: Size, b: Size) -> bool:
     return bool(env.decisions.decide(condition, fallback=False))
 
 
-def is_filled_or_not_one(size: Size, inner: Size) -> bool:
-    """Whether size != 0, or inner != 1, as one question. At least one of these is a symbol."""
-    env = _env_of(size, inner)
-    condition = conditions.either(conditions.ne(value_of(size), 0), conditions.ne(value_of(inner), 1))
-    return bool(env.decisions.decide(condition, fallback=True))
+def is_filled_or_not_one(size: Size, inner: Size, step: Size, inner_step: Size) -> bool:
+    """Whether size != 0, or inner != 1, or inner_step < step, as one question."""
+    if not is_symbolic((size, inner, step, inner_step)):
+        return size != 0 or inner != 1 or inner_step < step
+    env = next(number.shape_env for number in (size, inner, step, inner_step) if type(number) is SymNode)
+    values = [value_of(number) for number in (size, inner, step, inner_step)]
+    ways = [conditions.ne(values[0], 0), conditions.ne(values[1], 1), conditions.lt(values[3], values[2])]
+    return bool(env.decisions.decide(conditions.join("or", ways), fallback=True))
+
+
+def has_room_for(needed: Size, shape: Sequence[Size], held: Size, held_shape: Sequence[Size]) -> bool:
+    """Whether a view that needs so many bytes lies within what a tensor holds, or has no elements, as one question."""
+    if not is_symbolic((needed, held, *shape, *held_shape)):
+        return 0 in shape or (needed <= held and 0 not in held_shape)
+    env = next(size.shape_env for size in (needed, held, *shape, *held_shape) if type(size) is SymNode)
+    is_filled = [conditions.ne(value_of(size), 0) for size in held_shape]
+    is_within = conditions.join("and", [conditions.le(value_of(needed), value_of(held)), *is_filled])
+    is_empty = [conditions.eq(value_of(size), 0) for size in shape]
+    return bool(env.decisions.decide(conditions.join("or", [is_within, *is_empty]), fallback=True))
 
 
 def is_symbolic(sizes: Sequence[Size]) -> bool:

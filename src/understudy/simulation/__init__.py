@@ -10,6 +10,8 @@
     scripts          a script as `python script.py` runs it, ended after some steps
     overlay          files that a script writes, kept away from the disk
     libraries        transformers, safetensors, trackers, the network, while a script is rehearsed
+    offline_data     data sets and tokenizers that are not here
+    quantised        weights in 4 and 8 bits, by bitsandbytes
     workspaces       memory besides that of tensors: workspaces of cuBLAS, scratch memory of kernels
     machine          a simulated machine: its devices and streams
     cuda_objects     streams, events, generators, properties

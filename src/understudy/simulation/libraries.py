@@ -472,24 +472,6 @@ def _missing(name: Any, files: str) -> MissingFileError:
     )
 
 
-@when_imported("datasets.load", "load_dataset")
-def name_missing_data(original: Function) -> Function:
-    """As for configurations."""
-
-    def load_dataset(path: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(path, *args, **kwargs)
-        except (OSError, ConnectionError) as error:
-            if _torch.active_fake_mode() is None:
-                raise
-            raise MissingFileError(
-                f"load_dataset({str(path)!r}): the data set is not here, and a rehearsal downloads nothing. A few rows are "
-                "enough: fetch it once, or name a local file with the same columns"
-            ) from error
-
-    return load_dataset
-
-
 HUB_OPTIONS = ("cache_dir", "revision", "subfolder", "token", "trust_remote_code", "proxies")
 LOADING_OPTIONS = frozenset(
     {*HUB_OPTIONS, "device_map", "max_memory", "offload_folder", "low_cpu_mem_usage", "use_safetensors", "variant",
@@ -500,13 +482,19 @@ LOADING_OPTIONS = frozenset(
 )  # fmt: skip
 
 
+QUANTISATION_OPTIONS = ("quantization_config", "load_in_4bit", "load_in_8bit")
+
+
 def _build(cls: Any, name: Any, args: Any, config: Any, options: dict[str, Any]) -> Any:
     """A model as `from_pretrained` gives it: in eval mode, of the dtype and on the device that were asked for."""
-    if options.get("quantization_config") is not None or getattr(config, "quantization_config", None) is not None:
-        raise UnderstudyError(f"from_pretrained({str(name)!r}): quantised weights are not rehearsed yet")
+    # why: it imports this module
+    from understudy.simulation.quantised import find_quantisation, quantise_model
+
     dtype = options.pop("dtype", options.pop("torch_dtype", "auto"))
     options.pop("torch_dtype", None)
+    asked = {key: options.pop(key, None) for key in QUANTISATION_OPTIONS}
     config = _configuration(cls, name, config, options)
+    quantisation = find_quantisation(name, config, asked)
     if isinstance(dtype, str):
         found = getattr(config, "dtype", None) or _dtype_of_weights(name)
         dtype = found if dtype == "auto" else getattr(torch, dtype)
@@ -514,6 +502,9 @@ def _build(cls: Any, name: Any, args: Any, config: Any, options: dict[str, Any])
     _read_generation_config(model, name)
     model.name_or_path = str(name)
     device = _device_of(options.get("device_map"))
+    if quantisation is not None:
+        device = device if device is not None else _device_of("auto")
+        quantise_model(model, quantisation, device, dtype or torch.float32)
     if device is not None:
         model.to(device)
     model.eval()
@@ -571,4 +562,4 @@ def _device_of(device_map: Any) -> Any:
         device_map = next(iter(device_map.values()), "cpu")
     if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
         return "cuda" if torch.cuda.is_available() else "cpu"
-    return device_map
+    return torch.device("cuda", device_map) if isinstance(device_map, int) else device_map

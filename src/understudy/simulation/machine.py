@@ -20,7 +20,7 @@ from understudy.fake import native
 from understudy.simulation.allocator_parts import AllocatorSettings
 from understudy.simulation.catalogue import Card, read_software
 from understudy.simulation.memory import DeviceMemory, MachineMemory, OnOOM
-from understudy.simulation.storages import ObservedMode, StorageRecord
+from understudy.simulation.storages import ObservedMode
 from understudy.simulation.workspaces import ScratchMemory, Workspaces
 from understudy.spec.error_context import with_line
 
@@ -39,16 +39,15 @@ class InvalidDeviceError(UnderstudyError, RuntimeError):
 class CardMemory(MachineMemory):
     """As MachineMemory, and refuses devices that the machine does not have."""
 
-    def on_birth(self, storage: StorageRecord) -> None:
-        if storage.device.type == "cuda" and storage.device not in self._by_device:
+    def check_device(self, device: torch.device) -> None:
+        if device.type == "cuda":
             count = len(self.devices)
             error = InvalidDeviceError(
-                f"CUDA error: invalid device ordinal: {storage.device} was named, and the simulated machine has {count} "
+                f"CUDA error: invalid device ordinal: {device} was named, and the simulated machine has {count} "
                 f"device{'s' * (count != 1)}: cuda:0{f' to cuda:{count - 1}' if count > 1 else ''}"
             )
-            hint = f'name another device, or simulate more of them: understudy.simulate("{storage.device.index + 1}x...")'
-            raise with_line(error, "a tensor on", storage.device, hint)
-        super().on_birth(storage)
+            hint = f'name another device, or simulate more of them: understudy.simulate("{device.index + 1}x...")'
+            raise with_line(error, "a tensor on", device, hint)
 
 
 class Machine:

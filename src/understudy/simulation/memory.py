@@ -180,6 +180,11 @@ class MachineMemory(Listener):
                 storage.address = memory.allocate(storage.nbytes, storage.stream)
         elif storage.device.type == "cpu":
             self.host.allocate(storage.nbytes)
+        else:
+            self.check_device(storage.device)
+
+    def check_device(self, device: torch.device) -> None:
+        """Asked for devices that have no memory here."""
 
     def on_death(self, storage: StorageRecord) -> None:
         memory = self._by_device.get(storage.device)

@@ -10,6 +10,7 @@ optimizers, the one that steps most seldom counts. After so many steps the scrip
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import runpy
@@ -17,18 +18,22 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from types import ModuleType, TracebackType
 from typing import Any
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+import understudy.simulation.quantised  # noqa: F401  # registers what bitsandbytes needs
 from understudy import _torch
 from understudy.fake.mode import FakeTensorMode
 from understudy.patching import REHEARSAL, active, patch
 from understudy.simulation.libraries import adapt_libraries, add_note
+from understudy.simulation.offline_data import make_missing_data
 from understudy.simulation.overlay import Overlay, Write
 
 Function = Callable[..., Any]
@@ -73,9 +78,8 @@ class EndOfScript(BaseException):
 class StepCounter:
     """Counts the steps of all optimizers, and ends the script after `most`."""
 
-    def __init__(self, most: int | None, on_step: Callable[[int], None] | None = None) -> None:
+    def __init__(self, most: int | None) -> None:
         self.most = most
-        self.on_step = on_step
         self.counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.steps = 0
 
@@ -89,8 +93,6 @@ class StepCounter:
         steps = min(count for count in counts if count or is_waiting)
         if steps > self.steps:
             self.steps = steps
-            if self.on_step is not None:
-                self.on_step(steps)
             if self.most is not None and steps >= self.most:
                 raise EndOfScript
 
@@ -120,6 +122,67 @@ def label_compilation(original: Function) -> Function:
         return original(*args, **kwargs)
 
     return compile
+
+
+# --- data ------------------------------------------------------------------------------------------------------------
+
+MOST_BATCHES = 1000
+"""That are looked at for the longest one."""
+_takes_longest: list[bool] = []
+
+
+@patch("torch.utils.data.DataLoader.__iter__", during=REHEARSAL)
+def take_longest_batch(original: Function) -> Function:
+    """With `--longest`, every batch is the one with the most numbers in it: a rehearsal takes only the first few."""
+
+    def __iter__(self: Any) -> Iterator[Any]:
+        if not _takes_longest or not _takes_longest[-1]:
+            return original(self)
+        return _repeat_longest(original(self))
+
+    return __iter__
+
+
+def _repeat_longest(batches: Iterator[Any]) -> Iterator[Any]:
+    longest, most, count = None, -1, 0
+    for batch in islice(batches, MOST_BATCHES):
+        count += 1
+        size = sum(tensor.numel() for tensor in find_tensors(batch))
+        if size > most:
+            longest, most = batch, size
+    if not count:
+        return
+    shapes = ", ".join(str(list(tensor.shape)) for tensor in find_tensors(longest))
+    of = f"the first {count:,}" if count == MOST_BATCHES else f"{count:,}"
+    add_note(f"--longest: every batch is the longest of {of}: {shapes}")
+    for _ in range(count):
+        # Programs take entries out of a batch (`batch.pop("labels")`).
+        yield copy_containers(longest)
+
+
+def find_tensors(batch: Any) -> list[torch.Tensor]:
+    """Those of a batch, whatever it is made of."""
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    if isinstance(batch, Mapping):
+        return [tensor for part in batch.values() for tensor in find_tensors(part)]
+    if isinstance(batch, (list, tuple)):
+        return [tensor for part in batch for tensor in find_tensors(part)]
+    return [value for value in getattr(batch, "__dict__", {}).values() if isinstance(value, torch.Tensor)]
+
+
+def copy_containers(batch: Any) -> Any:
+    """The same tensors in new containers."""
+    if isinstance(batch, torch.Tensor) or (isinstance(batch, tuple) and hasattr(batch, "_fields")):
+        return batch
+    if isinstance(batch, Mapping):
+        new = copy.copy(batch)
+        if isinstance(new, MutableMapping):
+            new.update({key: copy_containers(part) for key, part in batch.items()})
+        return new
+    if type(batch) in (list, tuple):
+        return type(batch)(copy_containers(part) for part in batch)
+    return copy.copy(batch)
 
 
 # --- threads and exits -----------------------------------------------------------------------------------------------
@@ -176,17 +239,20 @@ def _run_exit_functions(functions: list[tuple[Function, Any, Any]]) -> None:
 
 def run_script(
     script: Script, *, mode: FakeTensorMode, steps: int | None = 2, allow_writes: bool = False,
-    notes: list[str] | None = None, on_step: Callable[[int], None] | None = None,
+    notes: list[str] | None = None, takes_longest: bool = False, makes_data: bool = False,
 ) -> ScriptResult:  # fmt: skip
-    """Run it inside of a mode that the caller has entered. `notes` is a list to add to."""
+    """Run it inside of a mode that the caller has entered. `notes` is a list to add to. `takes_longest`: batches of loaders
+    are the longest one. `makes_data`: data sets that are not here are made up."""
     result = ScriptResult(notes=[] if notes is None else notes)
-    counter = StepCounter(steps, on_step)
+    counter = StepCounter(steps)
     with ExitStack() as stack:
         overlay = None if allow_writes else stack.enter_context(Overlay())
         stack.enter_context(_as_main(script))
         hold = stack.enter_context(active(REHEARSAL))
         stack.enter_context(_entry(_counters, counter))
         stack.enter_context(_entry(_modes, mode))
+        stack.enter_context(_entry(_takes_longest, takes_longest))
+        stack.enter_context(make_missing_data(makes_data))
         stack.enter_context(adapt_libraries(hold, result.notes, allow_writes))
         handle = register_optimizer_step_post_hook(counter.count)
         stack.callback(handle.remove)

@@ -11,6 +11,7 @@ operator (`ops/traits/scratch.py`). What is not known from shapes, and what is a
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from understudy import _torch
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.traits.scratch import may_need_scratch, scratch_of, uses_blas
 from understudy.simulation.catalogue import Card
-from understudy.simulation.storages import Listener
+from understudy.simulation.storages import AfterCall, Listener
 from understudy.spec.call import Call, flat, map_structure
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ def workspace_size(card: Card) -> int:
 
 
 class Workspaces(Listener):
-    """Takes a workspace before the first product of each (device, stream, direction). They are never freed."""
+    """Takes a workspace in the first product of each (device, stream, direction), when its result is there. They are never
+    freed."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -56,21 +58,19 @@ class Workspaces(Listener):
         """By device, stream, and whether it belongs to backward passes."""
         self.on_workspace: Callable[[int, torch.device, _torch.OpOverload], object] | None = None
         """Called with size, device and operator."""
-        self._uses_blas: dict[int, bool] = {}
 
-    def before_operator(self, func: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        uses = self._uses_blas.get(id(func))
-        if uses is None:
-            is_operator = isinstance(func, _torch.OpOverload)
-            uses = self._uses_blas[id(func)] = is_operator and uses_blas.of(func) is not None
-        if uses:
-            self._take(func, args, kwargs)
-
-    def _take(self, func: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def follow_plan(
+        self, func: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> AfterCall | None:
+        if not isinstance(func, _torch.OpOverload) or uses_blas.of(func) is None:
+            return None
         tensor = next((fake for fake in flat(FakeTensor, args, kwargs)), None)
         device: torch.device | None = None if tensor is None else tensor._spec.device
         if device is None or device.type != "cuda" or device.index is None:
-            return
+            return None
+        return functools.partial(self._take, func, device)
+
+    def _take(self, func: _torch.OpOverload, device: torch.device, *call: object) -> None:
         stream = self._machine.current_stream(device.index)
         place = (device.index, stream, _torch.is_in_backward())
         if place not in self.addresses:
@@ -92,32 +92,18 @@ class ScratchMemory(Listener):
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._mode = machine.mode
-        self._mode.keep_keys()
         self._facts = machine.card.facts()
-        self._may_need: dict[int, bool] = {}
-        self._needs: dict[Any, tuple[torch.device | None, Sizes]] = {}
         self.on_scratch: Callable[[torch.device, Sizes, _torch.OpOverload], None] | None = None
         self.unknown: dict[str, int] = {}
         self.estimated: set[str] = set()
 
-    def after_operator(
+    def follow_plan(
         self, func: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> None:
-        may_need = self._may_need.get(id(func))
-        if may_need is None:
-            may_need = self._may_need[id(func)] = isinstance(func, _torch.OpOverload) and may_need_scratch(func)
-        if not may_need:
-            return
-        key = self._mode.last_key
-        need = self._needs.get(key) if key is not None else None
-        if need is None:
-            need = self._find_need(func, args, kwargs, result)
-            if key is not None:
-                self._needs[key] = need
-        device, sizes = need
-        if sizes and device is not None:
-            self._take(device, sizes, func)
+    ) -> AfterCall | None:
+        if not isinstance(func, _torch.OpOverload) or not may_need_scratch(func):
+            return None
+        device, sizes = self._find_need(func, args, kwargs, result)
+        return functools.partial(self._take, device, sizes, func) if sizes and device is not None else None
 
     def _find_need(self, func: Any, args: Any, kwargs: Any, result: Any) -> tuple[torch.device | None, Sizes]:
         args, kwargs = map_structure(lambda fake: fake._spec, FakeTensor, (args, kwargs))
@@ -134,7 +120,7 @@ class ScratchMemory(Listener):
             self.estimated.add(name)
         return device, tuple(size for size in found.sizes if size)
 
-    def _take(self, device: torch.device, sizes: Sizes, func: _torch.OpOverload) -> None:
+    def _take(self, device: torch.device, sizes: Sizes, func: _torch.OpOverload, *call: object) -> None:
         memory = self._machine.memory.devices[device.index or 0]
         stream = self._machine.current_stream(device.index or 0)
         addresses: list[int] = []

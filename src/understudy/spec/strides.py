@@ -12,7 +12,6 @@ An elementwise operator keeps the order of dimensions of its operands in memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from understudy.shapes.node import Shape
@@ -117,7 +116,7 @@ def elementwise_strides(shape: Shape, operands: Sequence[TensorSpec], numbers: b
         return _elementwise_strides(shape, operands, numbers)
     if all(is_surely_row_major(operand.shape, operand.stride) for operand in operands):
         is_sorted = numbers or not all(operand.shape is shape for operand in operands)
-        if not is_sorted or _keeps_order(shape):
+        if not is_sorted or _keeps_order(shape, operands):
             return contiguous_strides(shape)
     strides = weakly(_elementwise_strides, shape, operands, numbers)
     assert strides is not None
@@ -134,14 +133,34 @@ def _elementwise_strides(shape: Shape, operands: Sequence[TensorSpec], numbers: 
     return _sorted_strides(shape, operands)
 
 
-def _keeps_order(shape: Shape) -> bool:
-    """Whether eager's sort leaves the dimensions of row-major operands as they are: a size of 0 goes inside of a 1."""
-    return all(
-        surely_differ(size, 0)
-        or surely_differ(inner, 1)
-        or (is_symbolic((size, inner)) and is_filled_or_not_one(size, inner))
-        for size, inner in pairwise(shape)
-    )
+def _keeps_order(shape: Shape, operands: Sequence[TensorSpec]) -> bool:
+    """Whether eager's sort leaves the dimensions of row-major operands as they are: of two with one stride, a size of 0
+    goes inside of a 1. Where strides leave a gap, there is nothing to ask."""
+    for outer in range(len(shape) - 1):
+        size, inner = shape[outer], shape[outer + 1]
+        if surely_differ(size, 0) or surely_differ(inner, 1):
+            continue
+        steps = _steps_that_decide(shape, operands, outer)
+        if steps is not None and not is_filled_or_not_one(size, inner, *steps):
+            return False
+    return True
+
+
+def _steps_that_decide(shape: Shape, operands: Sequence[TensorSpec], outer: int) -> tuple[Any, Any] | None:
+    """The strides of a dimension and of the next one in the first operand that is not expanded in either; None if all are.
+    (1, 1) if it is open whether that one is."""
+    for operand in operands:
+        dim = outer - len(shape) + operand.ndim
+        if dim < 0:
+            continue
+        steps = operand.stride[dim], operand.stride[dim + 1]
+        sizes = operand.shape[dim], operand.shape[dim + 1]
+        # Where the result has the sizes 0 and 1, an operand has 1 and 1, which is expanded, or 0 and 1.
+        if surely_equal(sizes[0], 1) or any(surely_equal(step, 0) for step in steps):
+            continue
+        is_whole = surely_equal(sizes[0], shape[outer]) and surely_equal(sizes[1], shape[outer + 1])
+        return steps if is_whole else (1, 1)
+    return None
 
 
 def _are_row_major_if_not_empty(operands: Sequence[TensorSpec]) -> bool:

@@ -49,7 +49,9 @@ def flatten_call(args: tuple[object, ...], kwargs: dict[str, Any]) -> tuple[list
     return leaves, str(structure)
 
 
-def key_of(tracer: PythonKeyTracer, mode: FakeTensorMode, leaves: list[Any], structure: Any) -> Key:
+def key_of(
+    tracer: PythonKeyTracer, mode: FakeTensorMode, leaves: list[Any], structure: Any, allows_gradients: bool
+) -> Key:
     """Equal for calls that a layer can't tell apart but by what its tensors hold."""
     is_grad = torch.is_grad_enabled()
     parts: list[Any] = [structure, is_grad, *_torch.settings()]
@@ -58,10 +60,12 @@ def key_of(tracer: PythonKeyTracer, mode: FakeTensorMode, leaves: list[Any], str
         kind = type(leaf)
         if kind is FakeTensor:
             node, needs_grad = tracer.find_node(leaf), leaf.requires_grad
-            if node is None or leaf.fake_mode is not mode or (needs_grad and is_grad) or is_marked(leaf):
+            if node is None or leaf.fake_mode is not mode or is_marked(leaf):
                 raise NotComparable
             if leaf._known is not None:  # the layer may look at its values
                 parts += [id(leaf), leaf._version]
+            if needs_grad and is_grad and not allows_gradients:
+                raise NotComparable
             # Which of them are the same, and which share memory.
             parts += [
                 leaf._spec, needs_grad, first.setdefault(-_torch.storage_id(leaf), len(first)),

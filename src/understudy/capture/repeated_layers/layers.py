@@ -27,6 +27,7 @@ from torch.fx.node import map_aggregate
 
 from understudy import _torch
 from understudy.capture.lazy_state import LazyParameter, resolve_parameters
+from understudy.capture.module_stack import ACTIVE, LayerPlace
 from understudy.capture.repeated_layers.comparison import (
     ComparedState,
     Key,
@@ -38,6 +39,7 @@ from understudy.capture.repeated_layers.comparison import (
 )
 from understudy.capture.repeated_layers.interception import InterceptedCalls, LayerFamily
 from understudy.capture.repeated_layers.object_state import COMPARED, NotComparable
+from understudy.capture.repeated_layers.replay import GradientOfReplay as GradientOfReplay
 from understudy.capture.repeated_layers.replay import LayerPlan, describe_function
 from understudy.contexts import contextmanager
 from understudy.fake.mode import FakeTensorMode
@@ -157,6 +159,8 @@ class LayerRecording:
 
     nodes: list[Node]
     inputs: list[Node]
+    inputs_after: list[Node]
+    """By which nodes they are known when it has run: above autograd, `x.to(dtype)` is a call, and may give `x`."""
     own: list[Node | None]
     tensors: list[Any]
     result: Any
@@ -167,6 +171,11 @@ class LayerRecording:
     """How often torch functions had been called before, and are called in it."""
     held: list[Any]
     appender: _torch.NodeAppender
+    gradients: list[bool]
+    """Which of the results need a gradient."""
+    place: LayerPlace | None
+    """Where it was called, if nodes say in which modules they were made."""
+    calls_inside: dict[str, int]
 
     @functools.cached_property
     def outside(self) -> list[FakeTensor]:
@@ -225,6 +234,7 @@ class LayerRun:
     counts: dict[Any, int]
     prefix: str
     made: list[weakref.ref[Any]]
+    place: LayerPlace | None
 
 
 @dataclass(frozen=True)
@@ -237,6 +247,8 @@ class LayerCall:
     arguments: Any
     leaves: list[Any]
     structure: Any
+    nodes: list[Node]
+    """Of the tensors among the leaves."""
 
 
 class LayerHandlers:
@@ -246,6 +258,8 @@ class LayerHandlers:
         self._tracer = tracer
         self._mode = mode
         self._recorder = recorder
+        self._allows_gradients = recorder.pre_dispatch
+        """Above autograd, nothing that is recorded depends on gradients."""
         self._likeness = LayerComparison()
         self._groups: dict[Key, LayerGroup] = {}
 
@@ -253,24 +267,27 @@ class LayerHandlers:
         """Runs the layer, or writes down again what one like it has recorded."""
 
         def handle(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if family.misses >= TRIES or not _torch.is_recorded_alone(self._mode, self._recorder):
+            if family.misses >= TRIES or not self._can_be_repeated():
                 return forward(*args, **kwargs)
             try:
                 with _torch.NoFunctionModes():
                     signature, seen = self._signature(layer, family)
                     leaves, structure = flatten_call(args, kwargs)
-                    key = key_of(self._tracer, self._mode, leaves, structure)
-                    if _is_trained(seen.tensors):
+                    key = key_of(self._tracer, self._mode, leaves, structure, self._allows_gradients)
+                    place = self._place_of(layer)
+                    if _is_trained(seen.tensors) and not self._allows_gradients:
                         raise NotComparable
             except (NotComparable, TypeError):  # the latter: something that has no hash
                 family.misses += 1
                 return forward(*args, **kwargs)
             known = self._groups[signature].known.get(key)
+            given = [leaf for leaf in leaves if type(leaf) is FakeTensor]
             if known is None:
-                run, (reads, result) = self._observe(lambda: family.run(layer, lambda: forward(*args, **kwargs)))
+                nodes = list(map(self._node, given))
+                run, (reads, result) = self._observe(lambda: family.run(layer, lambda: forward(*args, **kwargs)), place)
                 try:
                     family.check_unread(reads)
-                    call = LayerCall(layer, signature, seen, (args, kwargs), leaves, structure)
+                    call = LayerCall(layer, signature, seen, (args, kwargs), leaves, structure, nodes)
                     recording = self._check_run(run, result, call, family)
                 except (NotComparable, TypeError):
                     family.misses += 1
@@ -278,18 +295,33 @@ class LayerHandlers:
                     self._groups[signature].keep(key, recording, family)
                 return result
             family.misses = 0
-            given = [leaf for leaf in leaves if type(leaf) is FakeTensor]
             with _torch.NoFunctionModes():
-                result = known.plan.follow(self._tracer, self._mode, given, seen.tensors)
+                result = known.plan.follow(self._tracer, self._mode, given, seen.tensors, place)
+            stack = ACTIVE.get()
+            if place is not None and stack is not None:
+                stack.count_calls(place, known.calls_inside)
             return _torch.tree_unflatten(result, known.structure)
 
         return handle
+
+    def _can_be_repeated(self) -> bool:
+        return self._tracer.keep_in_step is None and _torch.is_recorded_alone(self._mode, self._recorder)
+
+    def _place_of(self, layer: torch.nn.Module) -> LayerPlace | None:
+        """Where it is called, if nodes say in which modules they were made."""
+        stack = ACTIVE.get()
+        if stack is None or self._tracer.node_meta.module_stack is None:
+            return None
+        place = stack.place_of(layer)
+        if place is None:
+            raise NotComparable
+        return place
 
     def _signature(self, layer: torch.nn.Module, family: LayerFamily) -> tuple[Key, ComparedState]:
         seen = ComparedState()
         signature = self._likeness.signature(layer, seen, family.watched)
         if signature not in self._groups:
-            if family.is_recorded and family.watch(self._likeness.names_of(type(layer))):
+            if family.watch(self._likeness.names_of(type(layer))):
                 seen = ComparedState()
                 signature = self._likeness.signature(layer, seen, family.watched)
             self._groups.setdefault(signature, LayerGroup())
@@ -297,12 +329,12 @@ class LayerHandlers:
 
     # --- running and comparing ---------------------------------------------------------------------------------
 
-    def _observe(self, forward: Callable[[], Any]) -> tuple[LayerRun, Any]:
+    def _observe(self, forward: Callable[[], Any], place: LayerPlace | None) -> tuple[LayerRun, Any]:
         """Run a layer, and look at what happens meanwhile."""
         tracer = self._tracer
         run = LayerRun(
             next(iter(reversed(tracer.graph.nodes))), random.getstate(), _settings(), dict(tracer.torch_fn_counts),
-            tracer.node_meta.stack_trace(), [],
+            tracer.node_meta.stack_trace(), [], place,
         )  # fmt: skip
         around, tracer.made = tracer.made, run.made
         try:
@@ -334,15 +366,22 @@ class LayerHandlers:
         own = [tracer.constants.existing(tensor) for tensor in seen.tensors]
         nodes = _after(run.before)
         recording = LayerRecording(
-            [node for node in nodes if not _is_shared(node, own)], list(map(self._node, given)), own,
+            [node for node in nodes if not _is_shared(node, own)], called.nodes, list(map(self._node, given)), own,
             [*given, *seen.tensors],
             [self._node(leaf) if isinstance(leaf, torch.Tensor) else _plain(leaf) for leaf in leaves],
             structure, run.prefix, run.counts, _advance(run.counts, tracer.torch_fn_counts), seen.held,
-            tracer.appender(),
+            tracer.appender(), [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves], run.place,
+            {} if run.place is None else run.place.calls_inside(self._place_after(called.layer)),
         )  # fmt: skip
         _check_pure(recording, nodes)
+        _check_modules(recording)
         _check_calls(recording)
         return recording
+
+    def _place_after(self, layer: torch.nn.Module) -> LayerPlace:
+        place = self._place_of(layer)
+        assert place is not None, "there was one before it ran"
+        return place
 
     def _node(self, tensor: Any) -> Node:
         """Of an input or a result."""
@@ -394,9 +433,9 @@ def _plain(leaf: Any) -> Any:
 def _is_kept_elsewhere(made: list[weakref.ref[Any]], expected: list[Any]) -> bool:
     """Whether somebody holds on to a tensor that was made inside."""
     known = {id(tensor) for tensor in expected}
-    return any(
-        tensor is not None and id(tensor) not in known for tensor in (reference() for reference in made)
-    )
+    alive = [reference for reference in made if id(reference()) not in known]
+    with _torch.NoFunctionModes():
+        return any(map(_torch.is_held_by_python, alive))
 
 
 def _check_pure(recording: LayerRecording, nodes: list[Node]) -> None:
@@ -422,6 +461,15 @@ def _check_pure(recording: LayerRecording, nodes: list[Node]) -> None:
                 before = {_torch.storage_id(tensor) for tensor in (*tensors, *recording.outside)}
             if not before.isdisjoint(_written_storages(node)):
                 raise NotComparable
+
+
+def _check_modules(recording: LayerRecording) -> None:
+    """That all calls were made in modules of the layer."""
+    place = recording.place
+    for node in recording.nodes if place is not None else ():
+        stack = node.meta.get("nn_module_stack")
+        if place is not None and stack is not None and place.relative(stack) is None:
+            raise NotComparable
 
 
 def _check_calls(recording: LayerRecording) -> None:

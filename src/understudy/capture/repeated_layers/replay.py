@@ -17,6 +17,7 @@ from torch.fx.node import map_aggregate
 
 from understudy import _torch
 from understudy.capture.lazy_state import LazyMeta, LazyParameter, Pending
+from understudy.capture.module_stack import LayerPlace, RelativeStack
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import can_be_made_again, make_again, make_new, make_view
 from understudy.fake.tensor import FakeTensor
@@ -133,6 +134,8 @@ class ReplayedValues:
 # --- A recorded layer as a plan: what it takes to write it into the graph once more, prepared once ----------
 
 NONE = -1
+DIFFERING = frozenset({"val", "stack_trace", "torch_fn", "nn_module_stack"})
+"""What nodes say that differs from layer to layer."""
 set_meta = _torch.set_node_meta
 AGGREGATES = (list, tuple, dict, slice)
 PLAIN = frozenset({int, bool, float, type(None)})
@@ -178,23 +181,25 @@ class ReplayStep(NamedTuple):
 class ReplayedLayer:
     """One run of a layer that was not run: knows what its nodes say, for the time when somebody reads it."""
 
-    __slots__ = ("_calls", "_counts", "_prefix", "_traces", "_values")
+    __slots__ = ("_calls", "_counts", "_place", "_plan", "_prefix", "_values")
 
     def __init__(
-        self, values: ReplayedValues, traces: list[str], prefix: str, calls: list[FunctionCall], counts: dict[Any, int]
+        self, plan: LayerPlan, values: ReplayedValues, prefix: str, counts: dict[Any, int], place: LayerPlace | None
     ) -> None:
+        self._plan = plan
         self._values = values
-        self._traces = traces
         self._prefix = prefix
-        self._calls = calls
         self._counts = counts
+        self._place = place
 
     def make(self, pending: Pending) -> Any:
         if pending.kind == "val":
             return self._values.make(pending.number)
         if pending.kind == "stack_trace":  # the lines around a layer are its own, those inside are the same each time
-            return self._prefix + self._traces[pending.number]
-        call = self._calls[pending.number]
+            return self._prefix + self._plan.lines_inside[pending.number]
+        if pending.kind == "nn_module_stack" and self._place is not None:
+            return self._place.absolute(self._plan.stacks_inside[pending.number])
+        call = self._plan.call_list[pending.number]
         return f"{call.name}_{self._counts.get(call.func, 0) + call.before}", call.kind
 
 
@@ -209,14 +214,16 @@ class LayerPlan:
         self._values: list[Any] = [None] * len(nodes)  # behind them, arguments that are the same in every run
         self._gives = StepValues(known.tensors, known.outside)
         self._traces: dict[str, Pending] = {}
+        self._stacks: dict[Any, Pending] = {}
         self._calls: dict[tuple[str, str], Pending] = {}
         self._functions = {describe_function(func): func for func in known.advance}
         self._own_of = {node: i for i, node in enumerate(known.own) if node is not None}
         inside = set(known.nodes)
         self._read_before = [(self._slots[node].slot, i) for node, i in self._own_of.items() if node not in inside]
         self._steps = list(map(self._step, known.nodes))
-        self._lines_inside = [trace[len(known.prefix) :] for trace in self._traces]
-        self._call_list = list(map(self._call, self._calls))
+        self.lines_inside = [trace[len(known.prefix) :] for trace in self._traces]
+        self.stacks_inside: list[RelativeStack] = list(self._stacks)
+        self.call_list = list(map(self._call, self._calls))
 
     # --- preparing -----------------------------------------------------------------------------------------------
 
@@ -259,11 +266,16 @@ class LayerPlan:
 
     def _pending(self, name: str, value: Any, number: int) -> Any:
         """What a node says, or what stands for it if that differs from run to run."""
-        if value is None or name not in ("val", "stack_trace", "torch_fn"):
+        if value is None or name not in DIFFERING:
             return value
         if name == "val":
             return Pending(name, number)
-        known = self._traces if name == "stack_trace" else self._calls
+        if name == "nn_module_stack":
+            value = None if self._known.place is None else self._known.place.relative(value)
+        tables: dict[str, dict[Any, Pending]] = {
+            "stack_trace": self._traces, "torch_fn": self._calls, "nn_module_stack": self._stacks,
+        }  # fmt: skip
+        known = tables[name]
         found = known.get(value)
         if found is None:
             found = known[value] = Pending(name, len(known))
@@ -277,8 +289,9 @@ class LayerPlan:
     # --- following -----------------------------------------------------------------------------------------------
 
     def follow(
-        self, tracer: PythonKeyTracer, mode: FakeTensorMode, given: list[FakeTensor], tensors: list[Any]
-    ) -> list[Any]:
+        self, tracer: PythonKeyTracer, mode: FakeTensorMode, given: list[FakeTensor], tensors: list[Any],
+        place: LayerPlace | None,
+    ) -> list[Any]:  # fmt: skip
         """Write the layer down for these inputs and tensors of its own; gives the leaves of its result."""
         slots = self._values.copy()
         for node, fake in zip(self._known.inputs, given, strict=True):
@@ -292,9 +305,7 @@ class LayerPlan:
             slots[slot] = node_of(tensors[i])
         values = ReplayedValues(self._gives, mode, given, tensors)
         counts = tracer.torch_fn_counts
-        written = ReplayedLayer(
-            values, self._lines_inside, tracer.node_meta.stack_trace(), self._call_list, counts.copy()
-        )
+        written = ReplayedLayer(self, values, tracer.node_meta.stack_trace(), counts.copy(), place)
         for func, count in self._known.advance.items():
             counts[func] = counts.get(func, 0) + count
         add = self._appender.add
@@ -310,19 +321,60 @@ class LayerPlan:
             if value != NONE:
                 meta["val"] = values.make(value)
             set_meta(node, meta)
-        return self._results(tracer, mode, slots, given)
+        return self._results(tracer, mode, slots, given, tensors)
 
     def _results(
-        self, tracer: PythonKeyTracer, mode: FakeTensorMode, slots: list[Any], given: list[FakeTensor]
+        self, tracer: PythonKeyTracer, mode: FakeTensorMode, slots: list[Any], given: list[FakeTensor], tensors: list[Any]
     ) -> list[Any]:
-        made: dict[Node, Any] = dict(zip(self._known.inputs, given, strict=True))
-        for leaf in self._known.result:
+        known = self._known
+        made: dict[Node, Any] = dict(zip(known.inputs, given, strict=True))
+        for before, after, tensor in zip(known.inputs, known.inputs_after, given, strict=True):
+            if before is not after:
+                made[after] = tensor
+                tracer.remember(tensor, slots[self._slots[after].slot])
+        for leaf, needs_gradient in zip(known.result, known.gradients, strict=True):
             if isinstance(leaf, Node) and leaf not in made:
                 node = slots[self._slots[leaf].slot]
                 val = node.meta["val"]
                 made[leaf] = make_view(mode, val, val._spec)
+                if needs_gradient:
+                    made[leaf] = add_gradient(made[leaf], _source_of_gradient(given, tensors))
                 tracer.remember(made[leaf], node)
-        return [made[leaf] if isinstance(leaf, Node) else leaf for leaf in self._known.result]
+        return [made[leaf] if isinstance(leaf, Node) else leaf for leaf in known.result]
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+class GradientOfReplay(RuntimeError):
+    """A backward pass came to a layer that was written down without being run: it has to be run."""
+
+
+class ReplayedGradient(torch.autograd.Function):
+    """What tells autograd that the result of a layer needs a gradient. There is nothing to compute one from."""
+
+    @staticmethod
+    def forward(ctx: object, result: list[FakeTensor], source: torch.Tensor) -> FakeTensor:
+        return result.pop()  # in a list: it is no input, which could not be written to afterwards
+
+    @staticmethod
+    def backward(ctx: object, *gradients: object) -> Any:
+        raise GradientOfReplay(
+            "a backward pass inside of the program came to a layer that was written into the graph without being run: "
+            "trace it inside of `with understudy.run_every_layer():`"
+        )
+
+
+def add_gradient(result: FakeTensor, source: torch.Tensor) -> FakeTensor:
+    """A result that needs a gradient because `source` does."""
+    with _torch.no_modes():
+        made: FakeTensor = _torch.apply_function(ReplayedGradient, [result], source)
+    return made
+
+
+def _source_of_gradient(given: list[FakeTensor], tensors: list[Any]) -> torch.Tensor:
+    source: Any = next(tensor for tensor in (*given, *tensors) if tensor.requires_grad)
+    return source.stand_in() if type(source) is LazyParameter else source
 
 
 def _fill_slots(arguments: Any, slots: list[Any]) -> Any:

@@ -195,7 +195,7 @@ SPECIAL = {
 class TorchFunctionMetadataMode(TorchFunctionMode):
     """Numbers the calls of each torch function: `("linear_2", "builtin_function_or_method.linear")`."""
 
-    only_counts = True
+    only_counts = only_records = True
     """What it would hear of a call can be told without it."""
 
     def __init__(self, tracer: PythonKeyTracer) -> None:

@@ -1,0 +1,40 @@
+"""Which releases of torch this package is written for. It is loaded before anything of torch's private API is."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import torch
+
+OLDEST_RELEASE = (2, 13)
+"""The oldest release of torch that has the private API of this package; `pyproject.toml` says the same."""
+NEWEST_RELEASE = (2, 15)
+"""The newest release of torch that the tests were run on."""
+
+
+def check_release(version: str) -> None:
+    """Refuse what is too old to work, by its number: what would fail first differs from release to release. What is newer
+    than this package is warned of."""
+    major, minor = (int(part) for part in version.split(".")[:2])
+    if (major, minor) < OLDEST_RELEASE:
+        place = os.path.dirname(torch.__file__ or "")
+        raise ImportError(
+            f"understudy needs torch {_show(OLDEST_RELEASE)} or newer, and torch {version} is installed (in {place}): "
+            f"pip install 'torch>={_show(OLDEST_RELEASE)}'",
+            name="torch",
+            path=place,
+        )
+    if (major, minor) > NEWEST_RELEASE:
+        warnings.warn(
+            f"torch {version} is newer than {_show(NEWEST_RELEASE)}, the newest release that this version of understudy "
+            "knows: most things will work; if something does not, look for a newer understudy",
+            stacklevel=2,
+        )
+
+
+def _show(release: tuple[int, int]) -> str:
+    return ".".join(map(str, release))
+
+
+check_release(torch.__version__)
