@@ -122,18 +122,19 @@ def test_a_size_of_one_that_the_program_asks_about() -> None:
         def forward(self, x: Any) -> Any:
             return x * 2 if x.shape[0] == 1 else x * 3
 
-    strict = export(Asks(), (torch.ones(4),), dynamic_shapes=({0: "n"},), guard_zero_one=True)
+    strict = export(Asks(), (torch.ones(4),), dynamic_shapes=({0: "n"},))
     (guard,) = guards_of(strict)
     assert guard.condition == "x.size(0) != 1"
     assert guard.line.endswith("return x * 2 if x.shape[0] == 1 else x * 3")
     with pytest.raises(AssertionError, match=r"x.size\(0\) != 1 .*else x \* 3; to run it .*: export\(…, guard_zero_one=False\)"):
         strict.module()(torch.ones(1))
     asked = ({0: "n"},)
-    ours, theirs = export(Asks(), (torch.ones(4),), dynamic_shapes=asked), torch.export.export
+    ours = export(Asks(), (torch.ones(4),), dynamic_shapes=asked, guard_zero_one=False)
+    theirs = torch.export.export
     assert guards_of(ours) == []
     wanted = theirs(Asks(), (torch.ones(4),), dynamic_shapes=({0: Dim("n")},)).module()(torch.ones(1))
     assert torch.equal(ours.module()(torch.ones(1)), wanted), "on the path of the example"
-    relu = export(nn.Linear(3, 3), (torch.ones(4, 3),), dynamic_shapes=({0: "n"},), guard_zero_one=True)
+    relu = export(nn.Linear(3, 3), (torch.ones(4, 3),), dynamic_shapes=({0: "n"},))
     assert guards_of(relu) == []
     assert relu.module()(torch.ones(1, 3)).shape == (1, 3)
 

@@ -148,7 +148,7 @@ class GuardRecord:
 
 
 def guard_code(
-    env: ShapeEnv | None, vals: Sequence[Any], paths: Sequence[str], guard_zero_one: bool = False
+    env: ShapeEnv | None, vals: Sequence[Any], paths: Sequence[str], guard_zero_one: bool = True
 ) -> list[GuardRecord]:
     """What the program assumed of its inputs, besides the sizes and ranges that their values tell themselves.
 

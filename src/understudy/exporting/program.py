@@ -50,7 +50,7 @@ def export(
     model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, *,
     dynamic_shapes: Any = None, decompositions: Table | None = None, strict: bool = False,
     preserve_module_call_signature: Sequence[str] = (), prefer_deferred_runtime_asserts_over_guards: bool = False,
-    guard_zero_one: bool = False,
+    guard_zero_one: bool = True,
 ) -> ExportedProgram:  # fmt: skip
     """The program that `torch.export.export` gives for a model, much sooner.
 
@@ -60,9 +60,9 @@ def export(
     `dynamic_shapes`: in any of torch's forms; `understudy.Dim` and names are taken as well.
     `decompositions`: a table such as `torch.export.default_decompositions()`. The program is captured straight in the
     decomposed dialect, without writes; without a table it is in torch's training dialect.
-    `guard_zero_one`: a program that asks whether a size is 0 or 1 (`if batch != 1:`) runs for these sizes, too, on the
-    path of its example, as torch.export has it. `True` makes a guard of it: where the answer is another one, the program
-    is not run.
+    `guard_zero_one`: what the program asks about sizes of 0 and 1 (`if batch != 1:`) is a guard: where the answer is
+    another one, the program is not run. `False`: it runs for these sizes, too, on the path of its example, as torch.export
+    has it.
     Everything else is as in `torch.export.export`. `strict=True` asks for TorchDynamo's analysis, and is refused.
     """
     _check_arguments(model, args, strict)
