@@ -548,3 +548,18 @@ def test_interrupts_at_random_moments_leave_nothing() -> None:
     finally:
         signal.signal(signal.SIGALRM, before)
     assert hits > 10
+
+
+def test_devices_by_their_number() -> None:
+    with understudy.simulate("2xh100"):
+        model = torch.nn.Linear(3, 3).to(1)
+        assert model.weight.device == torch.device("cuda", 1)
+        assert model.to(device=0).weight.device == torch.device("cuda", 0)
+        x = torch.ones(2, 3, device=1)
+        assert x.device == torch.device("cuda", 1)
+        assert x.to(device=0).device == x.to(0, torch.float16).device == torch.device("cuda", 0)
+        assert torch.zeros_like(x, device=0).device == torch.tensor([1.0], device=0).device == torch.device("cuda", 0)
+        with torch.device("cuda:1"):
+            assert torch.empty(2).device == torch.device("cuda", 1)
+    with torch.device("meta"):
+        assert torch.empty(2).is_meta

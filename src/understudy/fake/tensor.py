@@ -200,8 +200,8 @@ class FakeTensor(torch.Tensor):
 
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         args = tuple([_native_argument(a) for a in args])
-        if "device" in kwargs and kwargs["device"] is not None:
-            kwargs["device"] = native(torch.device(kwargs["device"]))
+        if "device" in kwargs:
+            kwargs["device"] = _native_argument(kwargs["device"])
         return torch.Tensor.to(self, *args, **kwargs)
 
     def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +10,32 @@ from typing import Any
 import torch
 
 from understudy import _torch
+from understudy.fake.patches.modules import name_device
 from understudy.fake.tensor import FakeTensor
 from understudy.patching import SIMULATION, patch
 from understudy.simulation.machine import machine
 
 Function = Callable[..., Any]
+CONSTRUCTORS = (
+    "arange", "as_tensor", "asarray", "empty", "empty_like", "empty_strided", "eye", "full", "full_like", "linspace",
+    "logspace", "ones", "ones_like", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm",
+    "tensor", "zeros", "zeros_like",
+)  # fmt: skip
+
+
+@patch(*(f"torch.{name}" for name in CONSTRUCTORS), during=SIMULATION)
+def take_numbers_of_devices(original: Function) -> Function:
+    """C++ asks the build for its accelerator where the device is a number, as in `torch.zeros(3, device=rank)`."""
+
+    @functools.wraps(original)
+    def construct(*args: Any, **kwargs: Any) -> Any:
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = name_device(kwargs["device"])
+        return original(*args, **kwargs)
+
+    return construct
+
+
 
 
 # --- real modules -------------------------------------------------------------------------------------------------------

@@ -265,12 +265,21 @@ def refuse_lazy_parameters(original: Function) -> Function:
     return make
 
 
+def name_device(value: Any) -> Any:
+    """The CUDA device of a number; anything else as it is."""
+    return torch.device("cuda", value) if type(value) is int else value
+
+
 @patch("torch.nn.Module.to", "torch.nn.Module.cuda", during=ANY_MODE)
 def explain_real_modules(original: Function) -> Function:
-    """C++ asks for the device before any mode hears of a real tensor that is moved there."""
+    """C++ asks for the device before any mode hears of a real tensor that is moved there; and the build for its accelerator,
+    if the device is a number."""
 
     @functools.wraps(original)
     def move(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if _torch.active_fake_mode() is not None:
+            args = tuple(map(name_device, args))
+            kwargs = {name: name_device(value) for name, value in kwargs.items()}
         try:
             return original(self, *args, **kwargs)
         except (RuntimeError, AssertionError) as error:
