@@ -148,10 +148,10 @@ def test_graph_gives_the_models_numbers(name: str, tracing_mode: str) -> None:
 
 DEEP = {**SMALL, "num_hidden_layers": 5}
 LAYERED: dict[str, tuple[Any, int]] = {
-    "llama": (lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**DEEP)), 3),
-    "phi": (lambda: hf.PhiForCausalLM(hf.PhiConfig(**DEEP)), 3),
-    "bert": (lambda: hf.BertModel(hf.BertConfig(**DEEP)), 3),
-    "mixtral": (lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**DEEP, num_key_value_heads=2, num_local_experts=4)), 3),
+    "llama": (lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**DEEP)), 4),
+    "phi": (lambda: hf.PhiForCausalLM(hf.PhiConfig(**DEEP)), 4),
+    "bert": (lambda: hf.BertModel(hf.BertConfig(**DEEP)), 4),
+    "mixtral": (lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**DEEP, num_key_value_heads=2, num_local_experts=4)), 4),
     "gpt2 that scales by the layer": (
         lambda: hf.GPT2LMHeadModel(
             hf.GPT2Config(n_embd=32, n_layer=5, n_head=4, vocab_size=WORDS, bos_token_id=1, eos_token_id=1,
@@ -162,7 +162,7 @@ LAYERED: dict[str, tuple[Any, int]] = {
         lambda: hf.SmolLM3ForCausalLM(
             hf.SmolLM3Config(**DEEP, num_key_value_heads=2, no_rope_layer_interval=2, pad_token_id=0, bos_token_id=1,
                              eos_token_id=2)
-        ), 0,
+        ), 2,
     ),
 }  # fmt: skip
 """Models with layers enough to repeat, and how many are written down without being run."""

@@ -314,7 +314,6 @@ STORAGES: dict[str, Callable[[Any], Any]] = {
     "data_ptr": lambda storage: storage.data_ptr(),
     "clone": lambda storage: storage.clone(),
     "copy_": lambda storage: storage.copy_(storage),
-    "resize_": lambda storage: storage.resize_(0),
     "bytes": lambda storage: bytes(storage),
     "byteswap": lambda storage: storage.byteswap(torch.float32),
 }
