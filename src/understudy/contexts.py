@@ -25,7 +25,7 @@ class ExitGuard:
 
     leave: Callable[[], None] | None = None
 
-    def __init__(self, manager: Any) -> None:
+    def __init__(self, manager: object) -> None:
         self.manager = manager
 
     def __del__(self) -> None:
@@ -41,11 +41,11 @@ class GuardedExit:
     `__enter__` says what is to be left, by `guard_exit`; that may be done twice.
     """
 
-    def __init__(self, leave: Callable[..., Any]) -> None:
+    def __init__(self, leave: Callable[..., object]) -> None:
         self._leave = leave
         functools.update_wrapper(self, leave)  # type: ignore[arg-type]
 
-    def __get__(self, manager: Any, owner: type | None = None) -> Any:
+    def __get__(self, manager: object, owner: type | None = None) -> Any:
         if manager is None:
             return self._leave
         guard = ExitGuard(manager)
@@ -55,7 +55,7 @@ class GuardedExit:
         return leave
 
 
-def _leave(reference: weakref.ref[ExitGuard], leave: Callable[..., Any], manager: Any, *exception: Any) -> Any:
+def _leave(reference: weakref.ref[ExitGuard], leave: Callable[..., object], manager: object, *exception: object) -> Any:
     result = leave(manager, *exception)
     guard = reference()
     if guard is not None:
@@ -72,7 +72,7 @@ class _Entering(threading.local):
 _ENTERING = _Entering()
 
 
-def guard_exit(manager: Any, leave: Callable[[], None]) -> None:
+def guard_exit(manager: object, leave: Callable[[], None]) -> None:
     """Called by `__enter__`, before anything is entered."""
     guard = None if _ENTERING.guard is None else _ENTERING.guard()
     if guard is not None and guard.manager is manager:

@@ -65,7 +65,7 @@ class _Facts:
 class UnderstudyError(Exception):
     """Base of all errors. `reason` says what is wrong, `context` where, `func` is the operator."""
 
-    def __init__(self, reason: object = "", *, func: Any = None, context: Context | None = None) -> None:
+    def __init__(self, reason: object = "", *, func: object = None, context: Context | None = None) -> None:
         if func is None and not isinstance(reason, str):
             # torch's own exceptions of these names take the operator as their only argument.
             func, reason = reason, str(reason)
@@ -84,7 +84,7 @@ class UnderstudyError(Exception):
     def context(self) -> Context:
         return self._facts.context
 
-    def with_context(self, context: Context, func: Any = None) -> UnderstudyError:
+    def with_context(self, context: Context, func: object = None) -> UnderstudyError:
         """Add the context, once: an inner boundary knows more than an outer one."""
         if not self._facts.context.op:
             self._facts.context = context
@@ -210,7 +210,7 @@ class NotProvided(type):
     def __call__(cls, *args: object, **kwargs: object) -> Any:
         raise cls.use()
 
-    def __setattr__(cls, name: str, value: Any) -> None:
+    def __setattr__(cls, name: str, value: object) -> None:
         raise cls.use()
 
     def use(cls) -> NotProvidedError:

@@ -96,7 +96,7 @@ _UNREAD: Any = object()
 class Place:
     """A name in a module, a class or a dict, and what belongs there while some scopes are active."""
 
-    def __init__(self, owner: Any, name: str) -> None:
+    def __init__(self, owner: object, name: str) -> None:
         self.owner, self.name = owner, name
         self.namespace: Mapping[str, Any] = owner if isinstance(owner, dict) else vars(owner)
         self.patches: list[Patch] = []

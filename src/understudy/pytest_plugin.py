@@ -41,7 +41,7 @@ def rehearse(request: pytest.FixtureRequest) -> Callable[..., Rehearsal]:
     marker = request.node.get_closest_marker("rehearse")
     defaults = {} if marker is None else _read_marker(marker)
 
-    def run(function: Callable[..., object], *args: Any, **kwargs: Any) -> Rehearsal:
+    def run(function: Callable[..., object], *args: object, **kwargs: object) -> Rehearsal:
         settings = {name: kwargs.pop(name, defaults.get(name)) for name in SETTINGS}
         return _rehearse(function, args, kwargs, settings)
 
@@ -62,7 +62,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
     original = pyfuncitem.obj
 
     @functools.wraps(original)
-    def run_rehearsal(*args: Any, **kwargs: Any) -> None:
+    def run_rehearsal(*args: object, **kwargs: object) -> None:
         _rehearse(original, args, kwargs, settings)
 
     pyfuncitem.obj = run_rehearsal

@@ -53,7 +53,7 @@ def checkpoint_source() -> CheckpointSource | None:
     )
 
 
-def _calling_frame(codes: Any, most: int, frame: Any = None) -> Any:
+def _calling_frame(codes: Any, most: int, frame: object = None) -> Any:
     frame = frame or sys._getframe(2)
     for _ in range(most):
         if frame is None or frame.f_code in codes:
@@ -80,7 +80,7 @@ def meta_storage(nbytes: int, device: torch.device) -> Any:
     return storage
 
 
-def reduced_as_real(tensor: Tensor, storage: Any, metadata: dict[str, bool]) -> Any:
+def reduced_as_real(tensor: Tensor, storage: object, metadata: dict[str, bool]) -> Any:
     """How `torch.save` writes a real tensor with the metadata of `tensor` on `storage`."""
     place: Any = (tensor.storage_offset(), tuple(tensor.size()), tensor.stride(), tensor.requires_grad, OrderedDict())
     extra = (metadata,) if metadata else ()

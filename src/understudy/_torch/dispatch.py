@@ -30,7 +30,7 @@ from understudy.contexts import GuardedExit, guard_exit
 from understudy.patching import ANY_MODE, switch
 
 
-def hide_from_compiler(function: Any) -> None:
+def hide_from_compiler(function: object) -> None:
     """Neither this function nor what it calls is compiled, even where a compiled function called it."""
     eval_frame = torch._C._dynamo.eval_frame
     skip = eval_frame._FrameAction.SKIP
@@ -54,7 +54,7 @@ def python_versions() -> Any:
     return enable_python_dispatcher()
 
 
-def call_innermost_mode(op: Any, args: tuple[Any, ...]) -> Any:
+def call_innermost_mode(op: object, args: tuple[object, ...]) -> Any:
     """Call an operator on stand-ins as C++ does below autograd; without C++, numbers may be symbols in any place."""
     stand_in = next(value for value in args if is_stand_in(value))
     if not count_dispatch_modes():
@@ -144,7 +144,7 @@ def _set_flags(in_mode: bool, keeps_out_compiler: bool) -> None:
     _modes.set_is_in_mode_without_ignore_compile_internals(keeps_out_compiler)
 
 
-def is_heard_alone(mode: Any) -> bool:
+def is_heard_alone(mode: object) -> bool:
     """Whether a call on stand-ins of `mode` reaches it and nothing else: no other mode, transform or cast."""
     return (
         torch._C._len_torch_dispatch_stack() == (torch._C._get_dispatch_mode(FAKE) is mode)
@@ -161,7 +161,7 @@ def is_function_heard(harmless: str = "only_counts") -> bool:
     return not all(getattr(torch._C._get_function_stack_at(i), harmless, False) for i in stack)
 
 
-def is_recorded_alone(mode: Any, recorder: Any) -> bool:
+def is_recorded_alone(mode: object, recorder: object) -> bool:
     """Whether a call reaches this recorder and this fake mode and nothing else: no other mode, transform, cast or hook of
     all modules."""
     count = 2 - is_recorded_above_autograd()  # a recorder above autograd has a place of its own
@@ -180,7 +180,7 @@ def is_recorded_alone(mode: Any, recorder: Any) -> bool:
 _CASTING_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia")
 
 
-def goes_unnoticed(mode: Any) -> bool:
+def goes_unnoticed(mode: object) -> bool:
     """Whether an operator that autocast does not concern, on stand-ins of `mode`, could be left out of dispatch.
 
     Nobody but the mode would hear of it, and autograd, where no gradient is asked for, has only writes to count:
@@ -245,7 +245,7 @@ def has_modes() -> bool:
 # --- recording ----------------------------------------------------------------------------------------------
 
 _PRE_DISPATCH = DispatchKey.PreDispatch
-def goes_above_autograd(mode: Any) -> None:
+def goes_above_autograd(mode: object) -> None:
     """Say of a recorder, when it is made, that its place is above autograd."""
     mode.__dict__["_dispatch_key"] = _PRE_DISPATCH
 
@@ -323,7 +323,7 @@ native_call: Callable[[Any], Callable[..., Any]] = operator.attrgetter("_op")
 """What a plain operator does when it is called, without the call of Python."""
 
 
-def key_without_spare(op: Any, key: Any, args: Any, kwargs: Any) -> Any:
+def key_without_spare(op: object, key: object, args: object, kwargs: object) -> Any:
     """The key on which a higher-order operator goes on, which knows nothing of the spare ones."""
     if key not in _SPARE:
         return key
@@ -382,7 +382,7 @@ _ATTENTION_SWITCHES = (
 )
 
 
-def function_modes_from(mode: Any) -> list[Any]:
+def function_modes_from(mode: object) -> list[Any]:
     """This mode for torch functions, and those that were entered after it, in their order."""
     stack = [torch._C._get_function_stack_at(i) for i in range(count_function_modes())]
     place = next((i for i in range(len(stack) - 1, -1, -1) if stack[i] is mode), len(stack))
@@ -412,7 +412,7 @@ def is_in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def simulated_facts(tensor: Any) -> Any:
+def simulated_facts(tensor: object) -> Any:
     """What is known of the device on which a stand-in is, seen through wrappers; None if nothing is."""
     mode = getattr(innermost(tensor), "fake_mode", None) or active_fake_mode()
     return getattr(mode, "device_facts", None)

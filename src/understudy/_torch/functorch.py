@@ -29,13 +29,13 @@ STARTED_FROM = "t_outputs"
 """Its variable with what the backward pass starts from."""
 
 
-def number_of_node(node: Any) -> int:
+def number_of_node(node: object) -> int:
     """Nodes of autograd are numbered in the order in which the forward makes them."""
     number: int = node._sequence_nr()
     return number
 
 
-def attach_to_node(node: Any, name: str, value: object) -> None:
+def attach_to_node(node: object, name: str, value: object) -> None:
     """Kept alive as long as the node of autograd is."""
     node.metadata[name] = value
 
@@ -45,11 +45,11 @@ def apply_function(function: type[torch.autograd.Function], *args: object) -> An
     return function.apply(*args)
 
 
-def shape_of_gradient(node: Any, result: int = 0) -> Any:
+def shape_of_gradient(node: object, result: int = 0) -> Any:
     return node._input_metadata[result].shape
 
 
-def over_batches(function: Callable[..., Any], in_dims: tuple[int | None, ...], size: int, randomness: str) -> Any:
+def over_batches(function: Callable[..., object], in_dims: tuple[int | None, ...], size: int, randomness: str) -> Any:
     """`torch.vmap` of a function of flat operands, which tells of each result where its batch is, None if it is none."""
     from torch._functorch.vmap import restore_vmap  # why: seldom needed
 
@@ -63,7 +63,7 @@ def single_level_functions() -> Any:
     return enable_single_level_autograd_function()
 
 
-def innermost_transform(op: Any = None) -> tuple[Any, str, bool]:
+def innermost_transform(op: object = None) -> tuple[Any, str, bool]:
     """The innermost transform of torch.func, its kind, and whether torch has a rule for the higher-order operator."""
     from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter  # why: seldom needed
 
@@ -123,13 +123,13 @@ def batched_at(value: Any, dim: int, level: int) -> tuple[Any, bool]:
     return inner.movedim(torch._C._functorch.maybe_get_bdim(value), dim), True
 
 
-def vmap_inputs(in_dims: Any, args: tuple[Any, ...], func: Any) -> tuple[list[int | None], list[Any], Any]:
+def vmap_inputs(in_dims: Any, args: tuple[object, ...], func: Any) -> tuple[list[int | None], list[Any], Any]:
     """The dimension that is mapped of each input (None: none), the inputs as a flat list, and their structure."""
     _, flat_dims, flat, structure = torch._functorch.vmap._process_batched_inputs(in_dims, args, func)
     return flat_dims, flat, structure
 
 
-def function_of_class_method(method: Any) -> Callable[..., Any]:
+def function_of_class_method(method: object) -> Callable[..., Any]:
     """A bound class method as a function that takes the class. In some releases `Function.apply` is written in C++."""
     if hasattr(method, "__func__"):
         return method.__func__
@@ -138,12 +138,12 @@ def function_of_class_method(method: Any) -> Callable[..., Any]:
     return lambda cls, *args, **kwargs: descriptor.__get__(None, cls)(*args, **kwargs)
 
 
-def recording_of(op: Any) -> Callable[..., Any] | None:
+def recording_of(op: object) -> Callable[..., Any] | None:
     """The function by which a higher-order operator says how torch's recorder is to record it."""
     return op.python_key_table.get(torch_recorder_class())
 
 
-def tracing_functions_of(handler: Any, names: Iterable[str]) -> list[tuple[dict[str, Any], str]]:
+def tracing_functions_of(handler: object, names: Iterable[str]) -> list[tuple[dict[str, Any], str]]:
     """Which of these functions the handler's module took from torch's tracing module: (its names, name)."""
     import torch.fx.experimental.proxy_tensor as tracing  # why: only to find the names that were taken from it
 
@@ -177,14 +177,14 @@ def while_loop_with_all_rounds() -> Any:
     return while_loop_stack_output_op
 
 
-def backward_of(function: Callable[..., Any], operands: tuple[Any, ...]) -> Callable[..., Any]:
+def backward_of(function: Callable[..., object], operands: tuple[object, ...]) -> Callable[..., Any]:
     """The function from operands and gradients of the results to the gradients of the operands."""
     import torch._higher_order_ops.utils as utils  # why: loads parts of the compiler when it is called
 
     return utils.create_bw_fn(function, operands)
 
 
-def as_graph(function: Callable[..., Any], operands: Any, keys: tuple[Any, Any]) -> torch.fx.GraphModule:
+def as_graph(function: Callable[..., object], operands: Any, keys: tuple[Any, Any]) -> torch.fx.GraphModule:
     """The graph of a function with gradients in it, made under the dispatch keys of another moment."""
     import torch._higher_order_ops.utils as utils  # why: the same
 

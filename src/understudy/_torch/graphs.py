@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 
-def function_behind(scripted: Any) -> Any:
+def function_behind(scripted: object) -> Any:
     """The Python function that `torch.jit.script` was given; None of what was traced, whose branches are taken already."""
     kept = vars(scripted)
     return kept.get("_torchdynamo_inline") if "__qualname__" in kept else None
@@ -51,7 +51,7 @@ class NodeAppender:
         self._attributes = graph._find_nodes_lookup_table.table["get_attr", None]
         self.add = self._adding()
 
-    def call(self, base: str, target: Any, args: Any, kwargs: Any) -> torch.fx.Node:
+    def call(self, base: str, target: object, args: object, kwargs: object) -> torch.fx.Node:
         """The arguments are nodes and numbers; the name is `add`, `add_1`, `add_2`, …, as the graph itself would choose."""
         return self.add(base, self.bucket(target), target, args, kwargs)
 
@@ -66,7 +66,7 @@ class NodeAppender:
     def _adding(self) -> Callable[[str, dict[Any, None], Any, Any, Any], torch.fx.Node]:
         graph, counts, used, names, create_name = self.graph, self._counts, self._used, self._names, self._create_name
 
-        def add(base: str, bucket: dict[Any, None], target: Any, args: Any, kwargs: Any) -> torch.fx.Node:
+        def add(base: str, bucket: dict[Any, None], target: object, args: Any, kwargs: Any) -> torch.fx.Node:
             """`call`, with the bucket at hand."""
             number = counts.get(base)
             if number is None:
@@ -144,16 +144,16 @@ def last_node(graph: torch.fx.Graph) -> torch.fx.Node:
     return graph._root.prev
 
 
-def children(spec: Any) -> list[Any]:
+def children(spec: object) -> list[Any]:
     """The structures of the parts of a structure."""
     return list(spec.children())
 
 
-def is_leaf(spec: Any) -> bool:
+def is_leaf(spec: object) -> bool:
     return bool(spec.is_leaf())
 
 
-def is_plain_structure(spec: Any) -> bool:
+def is_plain_structure(spec: object) -> bool:
     """Whether it is made of lists, tuples and dicts only, which a graph can return as they are."""
     return is_leaf(spec) or (spec.type in (list, tuple, dict) and all(map(is_plain_structure, spec.children())))
 
@@ -169,7 +169,7 @@ def codegen_of(graph: torch.fx.Graph) -> Any:
     return graph._codegen
 
 
-def lazy_graph_module(root: Any, graph: torch.fx.Graph, name: str) -> torch.fx.GraphModule:
+def lazy_graph_module(root: object, graph: torch.fx.Graph, name: str) -> torch.fx.GraphModule:
     """A graph module whose code is written when it is first asked for."""
     from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module  # why: private
 
@@ -207,14 +207,14 @@ def python_behind(function: Any) -> Callable[..., Any]:
 # --- Exported programs: what `torch.export` keeps to itself --------------------------------------------------
 
 
-def bind_arguments(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def bind_arguments(model: torch.nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, Any]:
     """The arguments by the names of `forward`, those given by keyword in their order."""
     signature = inspect.signature(model.forward)
     signature.bind(*args, **kwargs)
     return {**signature.bind_partial(*args).arguments, **kwargs}
 
 
-def flatten_with_paths(tree: Any) -> list[tuple[tuple[Any, ...], Any]]:
+def flatten_with_paths(tree: object) -> list[tuple[tuple[Any, ...], Any]]:
     return pytree.tree_flatten_with_path(tree)[0]
 
 
@@ -228,19 +228,19 @@ def check_dynamic_shapes(arguments: dict[str, Any], dynamic_shapes: Any) -> None
     # why: private, and slow to import
     from torch.export.dynamic_shapes import _check_dynamic_shapes, _IntWrapper
 
-    def wrap(leaf: Any) -> Any:
+    def wrap(leaf: object) -> Any:
         return _IntWrapper(leaf) if type(leaf) is int else leaf
 
     _check_dynamic_shapes(pytree.tree_map(wrap, arguments), dynamic_shapes)
 
 
-def flatten_shapes(arguments: dict[str, Any], dynamic_shapes: Any) -> list[Any]:
+def flatten_shapes(arguments: dict[str, Any], dynamic_shapes: object) -> list[Any]:
     """For each leaf of the arguments, what is asked for it."""
     from torch.export.dynamic_shapes import _tree_map_with_path  # why: private, and slow to import
 
     found: list[Any] = []
 
-    def note(path: Any, leaf: Any, asked: Any) -> None:
+    def note(path: object, leaf: object, asked: object) -> None:
         found.append(asked)
 
     tree: Any = arguments
@@ -264,11 +264,11 @@ def verifier() -> Any:
     return Verifier
 
 
-def broken_guards(guards: torch.nn.Module, leaves: Sequence[Any]) -> list[str]:
+def broken_guards(guards: torch.nn.Module, leaves: Sequence[object]) -> list[str]:
     """Which of the checks of a module that checks inputs fail: it ends at the first."""
     found: list[str] = []
 
-    def note(condition: Any, message: str) -> None:
+    def note(condition: object, message: str) -> None:
         if not condition:
             found.append(message)
 

@@ -60,14 +60,14 @@ def any_number() -> Any:
 # --- asked for by isinstance ------------------------------------------------------------------------------
 
 
-def asked_by_module_conversion(frame: Any) -> bool:
+def asked_by_module_conversion(frame: object) -> bool:
     """Whether it is `nn.Module._apply` that asks, in this frame, what class a tensor is, and may set a stand-in's data."""
     if is_module_conversion(frame):
         return is_stand_in(frame.f_locals["tensor"])
     return frame.f_code is _APPLY
 
 
-def is_module_conversion(frame: Any) -> bool:
+def is_module_conversion(frame: object) -> bool:
     """Whether it is the part of `nn.Module._apply` that asks whether the data of a tensor may be set, and sets nothing."""
     return frame.f_code.co_name == _APPLY_INNER and frame.f_back.f_code is _APPLY
 

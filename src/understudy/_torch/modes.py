@@ -81,7 +81,7 @@ class ModeEntry:
             hold.leave()
 
 
-def latest_entry(entries: list[Any], mode: Any) -> Any:
+def latest_entry(entries: list[Any], mode: object) -> Any:
     """The last entry of a mode; None if this thread is not in it."""
     for entry in reversed(entries):
         if entry.mode is mode:
@@ -141,7 +141,7 @@ class FakeModeEntry(ModeEntry):
             torch._C._set_dispatch_mode(previous)
 
 
-def _forget_mode(foreign: Any, ended: Any, previous: Any, only_lift: bool) -> None:
+def _forget_mode(foreign: object, ended: object, previous: object, only_lift: bool) -> None:
     """What torch's own mode comes back to when it is left: the mode, and whether only CPU tensors are lifted."""
     stack: list[Any] = getattr(foreign, "enter_stack", [])
     for position, (is_entered, before, _) in enumerate(stack):

@@ -16,11 +16,11 @@ from torch._ops import OpOverload
 from understudy._torch.dispatch import no_modes
 
 
-def returns_nothing(op: Any) -> bool:
+def returns_nothing(op: object) -> bool:
     return not op._schema.returns
 
 
-def returned_arguments(op: Any) -> list[str] | None:
+def returned_arguments(op: object) -> list[str] | None:
     """The arguments that an operator returns, one for each result, if it returns nothing but what it writes to."""
     schema = op._schema
     by_alias = {
@@ -36,7 +36,7 @@ def returned_arguments(op: Any) -> list[str] | None:
     return found if found and len(found) == len(names) else None
 
 
-def has_out_arguments(op: Any) -> bool:
+def has_out_arguments(op: object) -> bool:
     """Whether results are written to tensors that are given, which are resized to fit."""
     return any(argument.is_out for argument in op._schema.arguments)
 
@@ -64,7 +64,7 @@ def chunked_cross_entropy(
     return whole[0]
 
 
-def is_broken_up(op: Any) -> bool:
+def is_broken_up(op: object) -> bool:
     """Whether autograd breaks this operator up; below it, only its parts are expected."""
     return (
         isinstance(op, OpOverload)
@@ -115,7 +115,7 @@ def registered_fake(op: OpOverload) -> Callable[..., Any] | None:
     return entry.fake_impl.kernel if entry.fake_impl.kernel is not None else None
 
 
-def fake_context(op: OpOverload, make_size: Callable[..., Any], shape_env: Any) -> Any:
+def fake_context(op: OpOverload, make_size: Callable[..., object], shape_env: object) -> Any:
     """What `torch.library.get_ctx()` gives inside a registered fake."""
     import torch._library.fake_impl as fake_impl  # why: only for custom operators
 

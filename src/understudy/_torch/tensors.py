@@ -179,22 +179,22 @@ def as_result(leaf: Tensor) -> Any:
 
 class _MarkAsResult(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, leaf: Tensor) -> Tensor:
+    def forward(ctx: object, leaf: Tensor) -> Tensor:
         return leaf.detach()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: object, grad: Tensor) -> Tensor:
         return grad
 
 
 weak_storage = StorageWeakRef
 
 
-def is_expired(reference: Any) -> bool:
+def is_expired(reference: object) -> bool:
     return bool(reference.expired())
 
 
-def strong_storage(reference: Any) -> Any:
+def strong_storage(reference: object) -> Any:
     return torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
 
 
@@ -219,7 +219,7 @@ def unwrap(tensor: Tensor) -> Any:
     return None
 
 
-def innermost(value: Any) -> Any:
+def innermost(value: object) -> Any:
     """What is inside of all functional and functorch wrappers; anything else as it is."""
     while isinstance(value, Tensor):
         if torch._is_functional_tensor(value):
@@ -257,7 +257,7 @@ def generator_id(generator: torch.Generator) -> int:
     return int(generator._cdata)
 
 
-def is_stand_in(tensor: Any) -> bool:
+def is_stand_in(tensor: object) -> bool:
     return getattr(tensor, "fake_mode", None) is not None
 
 
@@ -280,7 +280,7 @@ def inner_device(tensor: Any) -> torch.device:
 class RaggedNode(NestedIntNode):
     """As torch's, and may meet symbols: what is multiplied with it, the size of a row, is the one at hand from then on."""
 
-    def mul(self, other: Any) -> RaggedNode:
+    def mul(self, other: object) -> RaggedNode:
         times = other.constant_int() if other.is_constant() else other.guard_int("", 0)
         return RaggedNode(self.t_id, self.coeff * times)
 
@@ -291,7 +291,7 @@ def flatten_wrapper(wrapper: torch.Tensor) -> tuple[list[str], object]:
 
 
 def unflatten_wrapper(
-    kind: type[torch.Tensor], parts: dict[str, Any], context: object, shape: Any, stride: Any
+    kind: type[torch.Tensor], parts: dict[str, Any], context: object, shape: object, stride: object
 ) -> torch.Tensor:
     return kind.__tensor_unflatten__(parts, context, shape, stride)
 

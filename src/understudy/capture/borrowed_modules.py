@@ -27,7 +27,7 @@ Named = tuple[torch.nn.Module, bool]
 """A module, and whether it is the one that is traced: its tensors then keep their own names."""
 
 
-def modules_of(f: Callable[..., Any]) -> list[Named]:
+def modules_of(f: Callable[..., object]) -> list[Named]:
     """The modules that a function is, is bound to, wraps, or refers to by name."""
     found: dict[int, Named] = {}
     for module, is_root in _modules_of(f, set()):
@@ -35,7 +35,7 @@ def modules_of(f: Callable[..., Any]) -> list[Named]:
     return list(found.values())
 
 
-def _modules_of(f: Any, seen: set[int]) -> Iterator[Named]:
+def _modules_of(f: object, seen: set[int]) -> Iterator[Named]:
     if id(f) in seen:
         return
     seen.add(id(f))
@@ -90,7 +90,7 @@ SLOT = MemberDescriptorType
 FUNCTIONS = (FunctionType, MethodType, functools.partial, type(functools.lru_cache(maxsize=1)(len)))
 
 
-def _references_of(f: Any) -> Iterator[Any]:
+def _references_of(f: object) -> Iterator[Any]:
     """What is in the closure of a function, its defaults, its object, and what it names among the globals."""
     if isinstance(f, functools.partial):
         yield from (*f.args, *f.keywords.values())
@@ -238,7 +238,7 @@ def _unwrap(member: object) -> Any:
     return member.fget if isinstance(member, property) else member
 
 
-def _surroundings_of(f: Callable[..., Any]) -> tuple[list[Any], set[str]]:
+def _surroundings_of(f: Callable[..., object]) -> tuple[list[Any], set[str]]:
     """The functions with a cache that a function is, wraps, or refers to in its closure, by any number of steps; and the
     names of the modules of Python in which it and the functions in its closure stand."""
     found: list[Any] = []
@@ -265,7 +265,7 @@ def _surroundings_of(f: Callable[..., Any]) -> tuple[list[Any], set[str]]:
 class CachedFunctions:
     """The caches that a traced function may use."""
 
-    def __init__(self, f: Callable[..., Any], modules: Iterable[torch.nn.Module], mode: FakeTensorMode) -> None:
+    def __init__(self, f: Callable[..., object], modules: Iterable[torch.nn.Module], mode: FakeTensorMode) -> None:
         self._mode = mode
         self._around, self._names = _surroundings_of(f)
         kinds = {type(part) for module in modules for part in parts_in(module)}

@@ -206,7 +206,7 @@ class Constants:
             self._note_path(node)
         return lent.node
 
-    def node_of_object(self, value: Any, prefix: str) -> Node:
+    def node_of_object(self, value: object, prefix: str) -> Node:
         """As `node_of`, for something that is no tensor and can't be written into the code of a graph."""
         node = self._nodes.get(id(value))
         if node is None:
@@ -219,7 +219,7 @@ class Constants:
 
     # --- writes while tracing for real -------------------------------------------------------------------------
 
-    def before_write(self, func: Any, args: Any, kwargs: Any) -> None:
+    def before_write(self, func: object, args: object, kwargs: object) -> None:
         """A real run writes to real tensors. Those of the traced module get their values back after the trace."""
         for tensor in flat(torch.Tensor, written_values(func, args, kwargs), {}):
             place = self._by_storage().get(_torch.storage_id(tensor))
@@ -315,7 +315,7 @@ class Constants:
         return f"{prefix}{number}"
 
 
-def attach(root: torch.nn.Module, name: str, tensor: Any) -> None:
+def attach(root: torch.nn.Module, name: str, tensor: object) -> None:
     """Make `root.a.b.c` this tensor, with plain modules on the way."""
     path, _, last = name.rpartition(".")
     set_attribute(_parent({"": root}, path), last, tensor)
@@ -349,7 +349,7 @@ def plain_module() -> torch.nn.Module:
     return module
 
 
-def set_attribute(module: torch.nn.Module, name: str, value: Any) -> None:
+def set_attribute(module: torch.nn.Module, name: str, value: object) -> None:
     """Of what a graph reads, in the table where it belongs. The names are those of a module, or made here."""
     if type(value) is torch.nn.Parameter or isinstance(
         value, torch.nn.Parameter
@@ -423,7 +423,7 @@ def forgetful_optimizers() -> Iterator[None]:
     """Optimizers that make a step in a trace of this thread have, afterwards, the state and options of before."""
     before: dict[Optimizer, tuple[dict[Any, Any], list[dict[str, Any]]]] = {}
 
-    def remember(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def remember(optimizer: Optimizer, args: object, kwargs: object) -> None:
         if optimizer not in before and _torch.active_recorder() is not None:
             state = {parameter: copy.copy(entries) for parameter, entries in optimizer.state.items()}
             before[optimizer] = state, [dict(group) for group in optimizer.param_groups]

@@ -35,7 +35,7 @@ def decompose(decomposition_table: Decompositions | None) -> Iterator[Decomposit
         AMBIENT.reset(token)
 
 
-def maybe_handle_decomp(proxy_mode: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any) -> Any:
+def maybe_handle_decomp(proxy_mode: ProxyTorchDispatchMode, op: object, args: Any, kwargs: Any) -> Any:
     """What the recorder's table makes of this call, recorded; NotImplemented if the operator is not in it."""
     table = proxy_mode.decomposition_table
     if op not in table:
@@ -45,7 +45,7 @@ def maybe_handle_decomp(proxy_mode: ProxyTorchDispatchMode, op: Any, args: Any, 
 
 
 @contextmanager
-def set_original_aten_op(func: Any) -> Iterator[None]:
+def set_original_aten_op(func: object) -> Iterator[None]:
     """Inside, recorded nodes say that they come from this operator, unless they come from one around it already."""
     recorder = _torch.active_recorder()
     meta = recorder.tracer.node_meta if isinstance(recorder, ProxyTorchDispatchMode) else None
@@ -96,11 +96,11 @@ class DecompositionInterpreter(Interpreter):
         self.new_graph.output(self.tracer.argument(value))
         return value
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
+    def run(self, *args: object, **kwargs: Any) -> Any:
         with self.mode:
             return super().run(*args, **kwargs)
 
-    def _track(self, value: Any, node: Node) -> Any:
+    def _track(self, value: object, node: Node) -> Any:
         track_tensor_tree(value, self.tracer.proxy(node), constant=None, tracer=self.tracer)
         return value
 
@@ -121,7 +121,7 @@ class SelectiveDecomposer(Interpreter):
 
 
 def selective_decompose(
-    joint_gm: GraphModule, *args: Any, decomposition: Decompositions | None, should_decompose: Callable[[Node], bool],
+    joint_gm: GraphModule, *args: object, decomposition: Decompositions | None, should_decompose: Callable[[Node], bool],
     trace_joint_graph: bool,
 ) -> GraphModule:  # fmt: skip
     """The graph module once more, traced on `args`, with the nodes decomposed for which `should_decompose(node)` is true.
@@ -134,7 +134,7 @@ def selective_decompose(
     def joint(primals: list[Any], tangents: list[Any]) -> Any:
         return run(primals, tangents)
 
-    def inference(*args: Any) -> Any:
+    def inference(*args: object) -> Any:
         return run(*args)
 
     return make_fx(joint if trace_joint_graph else inference, decomposition_table={})(*args)

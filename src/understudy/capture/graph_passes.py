@@ -224,7 +224,7 @@ class TracerWithoutOrigins(PythonKeyTracer):
         super().__init__(graph)
         self.stack_trace = ""
 
-    def append_call(self, target: Any, args: Any, kwargs: Any, name: str | None = None) -> Node:
+    def append_call(self, target: Any, args: object, kwargs: object, name: str | None = None) -> Node:
         node = self.append_bare(name or self.graph._target_to_str(target), target, args, kwargs)
         if self.stack_trace:
             node.meta["stack_trace"] = self.stack_trace

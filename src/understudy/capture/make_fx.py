@@ -45,7 +45,7 @@ from understudy.shapes.node import SymNode
 from understudy.spec.call import map_structure
 
 
-def argument_names(f: Callable[..., Any], args: tuple[Any, ...]) -> list[tuple[str, tuple[Any, ...]]]:
+def argument_names(f: Callable[..., object], args: tuple[object, ...]) -> list[tuple[str, tuple[Any, ...]]]:
     """Name and default of each argument: those of the signature, or arg0, arg1, … where it does not say."""
     numbered: list[tuple[str, tuple[Any, ...]]] = [(f"arg{position}", ()) for position in range(len(args))]
     inner = inspect.unwrap(f)
@@ -79,11 +79,11 @@ def names_in_code(names: list[str]) -> list[str]:
     return chosen
 
 
-def name_of(f: Callable[..., Any]) -> str:
+def name_of(f: Callable[..., object]) -> str:
     return getattr(f, "__name__", None) or type(f).__name__
 
 
-def leaf_names(names: list[tuple[str, tuple[Any, ...]]], in_spec: Any) -> list[str]:
+def leaf_names(names: list[tuple[str, tuple[Any, ...]]], in_spec: object) -> list[str]:
     """What each leaf of the arguments is called: `x`, or `x_1`, `x_2`, … for the leaves of a structure."""
     result = []
     for (name, _), part in zip(names, _torch.children(in_spec), strict=True):
@@ -126,7 +126,7 @@ def line_of(node: Node) -> str:
     return f"{call}    {describe_val(node.meta.get('val'))}".rstrip()
 
 
-def describe_val(val: Any) -> str:
+def describe_val(val: object) -> str:
     if isinstance(val, torch.Tensor):
         return show.describe_val(val)
     if isinstance(val, (list, tuple)):
@@ -160,7 +160,7 @@ class Options:
 
 
 def make_fx(
-    f: Callable[..., Any], decomposition_table: Mapping[Any, Callable[..., Any]] | None = None,
+    f: Callable[..., object], decomposition_table: Mapping[Any, Callable[..., Any]] | None = None,
     tracing_mode: TracingMode = "real", _allow_non_fake_inputs: bool = False, *, pre_dispatch: bool = False,
     record_module_stack: bool = False, allow_non_fake_inputs: bool = False, _allow_fake_constant: bool = False,
     _error_on_data_dependent_ops: bool = True,
@@ -194,7 +194,7 @@ def make_fx(
     )  # fmt: skip
 
     @functools.wraps(f)
-    def trace(*args: Any) -> GraphModule:
+    def trace(*args: object) -> GraphModule:
         try:
             return Capture(f, options).run(args)
         except RecursionError:
@@ -207,7 +207,7 @@ def make_fx(
 class Capture:
     """One run of one function under a recorder."""
 
-    def __init__(self, f: Callable[..., Any], options: Options, outer: Capture | None = None) -> None:
+    def __init__(self, f: Callable[..., object], options: Options, outer: Capture | None = None) -> None:
         self.f = f
         self.options = options
         self.outer = outer
@@ -217,13 +217,13 @@ class Capture:
         self._modules_given: list[torch.nn.Module] = []
         self._modules_borrowed: list[torch.nn.Module] = []
 
-    def run(self, args: tuple[Any, ...]) -> GraphModule:
+    def run(self, args: tuple[object, ...]) -> GraphModule:
         if self.options.tracing_mode == "real":  # what the program lets go of may be large
             return self._run(args)
         with no_collection():
             return self._run(args)
 
-    def _run(self, args: tuple[Any, ...]) -> GraphModule:
+    def _run(self, args: tuple[object, ...]) -> GraphModule:
         self.fake_mode = self.outer.stand_ins if self.outer is not None else self._mode_for(args)
         if self.fake_mode is not None:
             self.tracer.shape_env = self.fake_mode.shape_env
@@ -270,7 +270,7 @@ class Capture:
         return FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True)
 
     def subgraph(
-        self, f: Callable[..., Any], args: tuple[Any, ...], table: Mapping[Any, Callable[..., Any]] | None = None
+        self, f: Callable[..., object], args: tuple[object, ...], table: Mapping[Any, Callable[..., Any]] | None = None
     ) -> GraphModule:
         """The graph of a branch."""
         is_real = self.options.tracing_mode == "real"
@@ -283,7 +283,7 @@ class Capture:
 
     # --- before ----------------------------------------------------------------------------------------------
 
-    def _mode_for(self, args: Any) -> FakeTensorMode | None:
+    def _mode_for(self, args: object) -> FakeTensorMode | None:
         """The fake mode that the inputs belong to; else the active one; else a new one."""
         if self.options.tracing_mode == "real":
             return None
@@ -305,7 +305,7 @@ class Capture:
             )
         return found
 
-    def _as_input(self, leaf: Any, name: str) -> Any:
+    def _as_input(self, leaf: object, name: str) -> Any:
         mode = self.fake_mode
         if mode is None:
             return leaf
@@ -318,7 +318,7 @@ class Capture:
             return mode.shape_env.create_symint(leaf, name)
         return leaf
 
-    def _make_placeholders(self, names: list[tuple[str, Any]], in_spec: Any, inputs: list[Any]) -> None:
+    def _make_placeholders(self, names: list[tuple[str, Any]], in_spec: object, inputs: list[Any]) -> None:
         """`x_1`, or `x_1, x_2, …` for an argument that is a structure."""
         remaining = iter(inputs)
         for (name, default), part in zip(names, _torch.children(in_spec), strict=True):
@@ -337,7 +337,7 @@ class Capture:
                 if bindings is not None:
                     node.meta["unbacked_bindings"] = bindings
 
-    def _is_input(self, value: Any, node: Node) -> None:
+    def _is_input(self, value: object, node: Node) -> None:
         tracer = self.tracer
         if self.outer is not None:
             value = _torch.innermost(value)
@@ -388,7 +388,7 @@ class Capture:
 
     # --- the run ---------------------------------------------------------------------------------------------
 
-    def _perform(self, args: Any, state: BorrowedModules) -> Any:
+    def _perform(self, args: object, state: BorrowedModules) -> Any:
         below = nullcontext() if self.options.whole is None else _torch.below_autograd()
         surroundings = self._surroundings()
         with self.fake_mode or nullcontext(), surroundings, running(self), below, self.recorder, self._modules() as stack:
@@ -429,7 +429,7 @@ class Capture:
 
     # --- after -----------------------------------------------------------------------------------------------
 
-    def _finish(self, result: Any, state: BorrowedModules) -> Any:
+    def _finish(self, result: object, state: BorrowedModules) -> Any:
         """Write the output; gives the structure of the output."""
         # A size is given as the tuple that it is: it compares equal, and the graph stays without a structure of its own.
         leaves, out_spec = _torch.tree_flatten(map_structure(tuple, torch.Size, result))
@@ -446,7 +446,7 @@ class Capture:
             _torch.number_calls_anew(self.tracer.graph)
         return out_spec
 
-    def _graph_module(self, names: Any, in_spec: Any, out_spec: Any) -> GraphModule:
+    def _graph_module(self, names: Any, in_spec: object, out_spec: object) -> GraphModule:
         graph = self.tracer.graph
         structured = any(not _torch.is_leaf(part) for part in _torch.children(in_spec))
         if structured or not _torch.is_plain_structure(out_spec):
@@ -472,11 +472,11 @@ def nothing() -> None:
     """Where there is nothing to undo."""
 
 
-def _mode_among(leaves: Iterable[Any]) -> FakeTensorMode | None:
+def _mode_among(leaves: Iterable[object]) -> FakeTensorMode | None:
     """The fake mode that the first stand-in among these belongs to."""
     return next((mode for mode in map(maybe_get_fake_mode, leaves) if mode is not None), None)
 
 
 @begins_here
-def _call_program(f: Callable[..., Any], args: Any) -> Any:
+def _call_program(f: Callable[..., object], args: Any) -> Any:
     return f(*args)

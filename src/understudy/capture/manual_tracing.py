@@ -56,7 +56,7 @@ def maybe_disable_fake_tensor_mode() -> Iterator[Any]:
 
 
 def proxy_call(
-    proxy_mode: ProxyTorchDispatchMode, func: Any, pre_dispatch: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+    proxy_mode: ProxyTorchDispatchMode, func: object, pre_dispatch: bool, args: tuple[object, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Record one operator call, as the recorder does with those that it intercepts, and give its result."""
     if pre_dispatch is not proxy_mode.pre_dispatch:
@@ -86,10 +86,10 @@ class ProxySymDispatchMode:
     def __enter__(self) -> ProxySymDispatchMode:
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         pass
 
-    def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def __sym_dispatch__(self, func: Any, types: object, args: Any, kwargs: Any) -> Any:
         """`func` of numbers, as it is recorded: a product with the literal 1 is the other factor."""
         if func is operator.mul:
             for one, other in (args, args[::-1]):
@@ -101,7 +101,7 @@ class ProxySymDispatchMode:
         return result
 
 
-def handle_sym_dispatch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def handle_sym_dispatch(func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
     """`func` of symbolic numbers, for the trace that is under way."""
     recorder = get_proxy_mode()
     if recorder is None:
@@ -136,7 +136,7 @@ def _thunkify_lazily(is_lazy: bool) -> Iterator[None]:
 # --- a trace through a tracer ---------------------------------------------------------------------------------------
 
 
-def fake_signature(fn: Callable[..., Any], nargs: int) -> Callable[..., Any]:
+def fake_signature(fn: Callable[..., object], nargs: int) -> Callable[..., Any]:
     """`fn` as a function of exactly `nargs` positional arguments, arg0, arg1, …: a function of `*args` says too little."""
     names = ", ".join(f"arg{position}" for position in range(nargs))
     made: Callable[..., Any] = eval(f"lambda {names}: fn({names})", {"fn": fn})
@@ -144,7 +144,7 @@ def fake_signature(fn: Callable[..., Any], nargs: int) -> Callable[..., Any]:
 
 
 def dispatch_trace(
-    root: torch.nn.Module | Callable[..., Any], tracer: PythonKeyTracer, concrete_args: Any = None
+    root: torch.nn.Module | Callable[..., object], tracer: PythonKeyTracer, concrete_args: object = None
 ) -> GraphModule:
     """The graph module of what `tracer` records while `root` runs on proxies of its arguments.
 
@@ -160,11 +160,11 @@ def dispatch_trace(
     return _torch.lazy_graph_module(tracer.root, graph, name_of(root))
 
 
-def _marked_open(root: Callable[..., Any], tracer: PythonKeyTracer) -> Callable[..., Any]:
+def _marked_open(root: Callable[..., object], tracer: PythonKeyTracer) -> Callable[..., Any]:
     """While `root` runs, tensors keep their nodes in the tracer's graph, even if another trace meets them."""
 
     @functools.wraps(root)
-    def run(*args: Any) -> Any:
+    def run(*args: object) -> Any:
         graph = tracer.graph
         OPEN.add(graph)
         try:
@@ -176,7 +176,7 @@ def _marked_open(root: Callable[..., Any], tracer: PythonKeyTracer) -> Callable[
 
 
 def wrap_key(
-    f: Callable[..., Any], tensors: Any, tracer: PythonKeyTracer, pre_dispatch: bool = False
+    f: Callable[..., object], tensors: Any, tracer: PythonKeyTracer, pre_dispatch: bool = False
 ) -> Callable[..., Any]:
     """`f` on these values, as a function of the proxies that stand for them: what `dispatch_trace` runs."""
     flat, _ = _torch.tree_flatten(tensors)
@@ -201,7 +201,7 @@ def wrap_key(
 
 
 def wrapper_and_args_for_make_fx(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[[list[Any]], Any], list[Any]]:
     """`func(*args, **kwargs)` as a function of one flat list, and that list: make_fx takes no keywords."""
     flat, structure = _torch.tree_flatten((args, kwargs))
@@ -214,7 +214,7 @@ def wrapper_and_args_for_make_fx(
 
 
 def get_isolated_graphmodule(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracing_mode: TracingMode = "real",
+    func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, Any], tracing_mode: TracingMode = "real",
     decomposition_table: Decompositions | None = None,
 ) -> GraphModule:  # fmt: skip
     """The graph of `func(*args, **kwargs)`, of which a trace that is under way does not learn."""

@@ -203,7 +203,7 @@ class ReachedModule:
         value = super().__getattr__(name)  # type: ignore[misc]
         return reach_module(self, name, value) if isinstance(value, Module) else value
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, original(value))
 
     @property
@@ -214,7 +214,7 @@ class ReachedModule:
 class ReachedModules(dict[str, Any]):
     """The submodules of a reached module, each by its path. What is put in is put into the module itself."""
 
-    def __init__(self, owner: Any, modules: dict[str, Any]) -> None:
+    def __init__(self, owner: object, modules: dict[str, Any]) -> None:
         super().__init__(
             (name, reach_module(owner, name, module) if isinstance(module, Module) else module)
             for name, module in modules.items()
@@ -236,7 +236,7 @@ def real_class(module: object) -> Any:
     return kind.__mro__[2] if issubclass(kind, ReachedModule) else kind
 
 
-def original(value: Any) -> Any:
+def original(value: object) -> Any:
     """The module itself, if this is one that knows how it was reached."""
     return (
         getattr(type(value), BASE)

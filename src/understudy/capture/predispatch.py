@@ -82,7 +82,7 @@ class PreDispatchTorchFunctionMode(TorchFunctionMode):
         if self.tracer.keep_in_step is not None and self._told is not torch.is_grad_enabled():
             self._set_grad_enabled(torch.is_grad_enabled())
 
-    def _enter_autocast(self, *args: Any) -> Node:
+    def _enter_autocast(self, *args: object) -> Node:
         """`torch.autocast` has entered already."""
         node = self._record(_torch.enter_autocast, args)
         self.enter_autocast_nodes.append(node)
@@ -91,7 +91,7 @@ class PreDispatchTorchFunctionMode(TorchFunctionMode):
     def _exit_autocast(self, *args: object) -> Node:
         return self._record(_torch.exit_autocast, (self.enter_autocast_nodes.pop(),))
 
-    def _record(self, function: Any, args: tuple[Any, ...]) -> Node:
+    def _record(self, function: Any, args: tuple[object, ...]) -> Node:
         node = self.tracer.append_call(function, args, {}, function.__name__)
         node.meta["val"] = None
         return node
@@ -117,7 +117,7 @@ class CompositeParts:
         self._results: list[tuple[torch.Tensor, Node | None]] = []
         self.can_be_left_out = True
 
-    def close(self, result: Any) -> None:
+    def close(self, result: object) -> None:
         """The operator has run; its own node comes next."""
         node = _last(self._tracer)
         while node is not self._before:
@@ -187,7 +187,7 @@ class InnerRecorder(ProxyTorchDispatchMode):
         super().__init__(outer.tracer, outer.tracing_mode, _allow_fake_constant=allow, decomposition_table={})
         self.parts = CompositeParts(outer.tracer)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: object = None) -> Any:
         if not is_pure(func, args, kwargs or {}):
             self.parts.can_be_left_out = False
         return super().__torch_dispatch__(func, types, args, kwargs)

@@ -41,7 +41,7 @@ class Thunk(Generic[T]):
         return value
 
 
-def thunkify(tracer: PythonKeyTracer, f: Callable[..., T], *args: Any, **kwargs: Any) -> Thunk[T]:
+def thunkify(tracer: PythonKeyTracer, f: Callable[..., T], *args: object, **kwargs: object) -> Thunk[T]:
     """`f(*args, **kwargs)`, when it is first asked for if the tracer is lazy (`tracer.enable_thunkify`), now otherwise."""
     thunk = Thunk(functools.partial(f, *args, **kwargs))
     if not tracer.enable_thunkify:
@@ -53,9 +53,9 @@ def thunkify(tracer: PythonKeyTracer, f: Callable[..., T], *args: Any, **kwargs:
 
 
 def get_proxy_slot(
-    obj: Any,
+    obj: object,
     tracer: PythonKeyTracer,
-    default: Any = NOTHING,
+    default: object = NOTHING,
     transform: Callable[[Any], Any] = lambda slot: slot,
 ) -> Any:
     """What the tracer knows of a value, through `transform`: `.proxy` and `.constant` of a tensor, a thunk of the proxy
@@ -71,7 +71,7 @@ def get_proxy_slot(
     )
 
 
-def _slot(obj: Any, tracer: PythonKeyTracer) -> Any:
+def _slot(obj: object, tracer: PythonKeyTracer) -> Any:
     if isinstance(obj, torch.Tensor):
         return tracer.tensor_tracker.get(obj)
     if isinstance(obj, SYMBOLIC):
@@ -81,13 +81,13 @@ def _slot(obj: Any, tracer: PythonKeyTracer) -> Any:
     return tracer.script_object_tracker.get(obj)
 
 
-def _describe_object(obj: Any) -> str:
+def _describe_object(obj: object) -> str:
     if isinstance(obj, torch.Tensor):
         return f"a {type(obj).__name__} of shape {tuple(obj.shape)}"
     return f"{obj} ({type(obj).__name__})"
 
 
-def set_proxy_slot(obj: Any, tracer: PythonKeyTracer, proxy: Any) -> None:
+def set_proxy_slot(obj: object, tracer: PythonKeyTracer, proxy: Any) -> None:
     """Let a value be known: a tensor by something with `.proxy` and `.constant`, a symbolic number by a thunk of its
     proxy, a script object by its proxy. A second name for the same symbol never replaces the first."""
     if isinstance(obj, torch.Tensor):
@@ -100,12 +100,12 @@ def set_proxy_slot(obj: Any, tracer: PythonKeyTracer, proxy: Any) -> None:
         tracer.script_object_tracker[obj] = proxy
 
 
-def has_proxy_slot(obj: Any, tracer: PythonKeyTracer) -> bool:
+def has_proxy_slot(obj: object, tracer: PythonKeyTracer) -> bool:
     """Whether the tracer knows a tensor or a symbolic number."""
     return _slot(obj, tracer) is not None
 
 
-def fetch_object_proxy(tracer: PythonKeyTracer, t: Any) -> Any:
+def fetch_object_proxy(tracer: PythonKeyTracer, t: object) -> Any:
     """What the tracer knows of a value, as `get_proxy_slot` says it; the value itself if that is nothing."""
     return get_proxy_slot(t, tracer, t)
 
@@ -113,7 +113,7 @@ def fetch_object_proxy(tracer: PythonKeyTracer, t: Any) -> Any:
 def fetch_sym_proxy(tracer: PythonKeyTracer) -> Callable[[Any], Any]:
     """A function that gives the proxy of a symbolic number; a plain number if nothing in it can vary."""
 
-    def fetch(number: Any) -> Any:
+    def fetch(number: object) -> Any:
         return guard_scalar(number) if has_static_value(number) else get_proxy_slot(number, tracer).force()
 
     return fetch
@@ -130,7 +130,7 @@ def track_tensor(
     tracer.symbols.bind_symbols_of(tensor, proxy.node)
 
 
-def track_tensor_tree(inner_res: T, proxy_res: Any, *, constant: Any, tracer: PythonKeyTracer) -> T:
+def track_tensor_tree(inner_res: T, proxy_res: object, *, constant: object, tracer: PythonKeyTracer) -> T:
     """From now on these proxies stand for these values: tensors, symbols and script objects in any nesting of lists,
     tuples and dicts. A part of what one proxy stands for is that proxy's item."""
     mode = _torch.active_fake_mode()
@@ -144,7 +144,7 @@ def track_tensor_tree(inner_res: T, proxy_res: Any, *, constant: Any, tracer: Py
     return inner_res
 
 
-def _track(value: Any, proxy: Any, constant: Any, tracer: PythonKeyTracer) -> None:
+def _track(value: object, proxy: Any, constant: Any, tracer: PythonKeyTracer) -> None:
     if isinstance(value, torch.Tensor):
         track_tensor(value, proxy, constant=constant, tracer=tracer)
         set_meta(proxy, value)
@@ -162,7 +162,7 @@ def _track(value: Any, proxy: Any, constant: Any, tracer: PythonKeyTracer) -> No
         set_meta(proxy, value)
 
 
-def _is_tracked(part: Any) -> bool:
+def _is_tracked(part: object) -> bool:
     """Numbers and the like are what they are: no node needs to read them off."""
     return isinstance(part, (torch.Tensor, *SYMBOLIC, list, tuple, dict, torch.ScriptObject))
 
@@ -170,13 +170,13 @@ def _is_tracked(part: Any) -> bool:
 # --- what a node says of its value --------------------------------------------------------------------------------
 
 
-def set_meta(proxy: Proxy, val: Any) -> Proxy:
+def set_meta(proxy: Proxy, val: object) -> Proxy:
     """Write `val` and `tensor_meta` of the node that gives this value."""
     set_val(proxy.node, val)
     return proxy
 
 
-def extract_val(val: Any, include_real: bool = False) -> Any:
+def extract_val(val: object, include_real: bool = False) -> Any:
     """What `node.meta["val"]` says of a value: snapshots of stand-ins, stand-ins of real tensors, numbers, in the same
     structure."""
     return as_val(val)

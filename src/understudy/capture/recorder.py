@@ -61,7 +61,7 @@ class Route:
 
 
 @functools.lru_cache(maxsize=4096)
-def route_of(op: Any, keeps_composites: bool) -> Route:
+def route_of(op: object, keeps_composites: bool) -> Route:
     """Of an operator that is not decomposed."""
     return Route(op, None, keeps_composites)
 
@@ -137,7 +137,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         return self
 
     @GuardedExit
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         entry = _torch.latest_entry(_torch.ENTERED.recorders, self)
         if entry is None:  # `leave` was called after an interrupt
             return
@@ -176,7 +176,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         finally:
             self.decomposition_table = before
 
-    def _route_of(self, op: Any) -> Route:
+    def _route_of(self, op: object) -> Route:
         # torch's own tables are mappings whose `get` does not know all that they hold.
         decomposition = self._decompositions[op] if op in self._decompositions else None  # noqa: SIM401
         route = (
@@ -189,7 +189,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
 
     # --- one operator call ---------------------------------------------------------------------------------
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """The hot path: stand-ins in, one stand-in out. Everything else goes to `_slow`."""
         fake_mode = _torch.active_fake_mode()
         route = self._routes.get(id(func)) or self._route_of(func)  # the hash of an operator is slow
@@ -237,7 +237,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             self.track(result, node)
         return result
 
-    def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def __sym_dispatch__(self, func: Any, types: object, args: Any, kwargs: Any) -> Any:
         """Arithmetic on a number of torch's own. It is written down when a number reaches the graph, as it is for ours."""
         with _torch.without_recorder():
             return func(*args, **kwargs)
@@ -249,11 +249,11 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         log.debug("the recorder leaves operators on %s to its own __torch_dispatch__", kind.__name__)
         return True
 
-    def call_higher_order(self, original: Any, op: Any, key: Any, args: Any, kwargs: Any) -> Any:
+    def call_higher_order(self, original: Any, op: object, key: object, args: object, kwargs: object) -> Any:
         """A higher-order operator was called; `original` is how torch goes on with it."""
         return subgraphs.enter(self, original, op, key, args, kwargs)
 
-    def _slow(self, func: Any, types: Any, args: Any, kwargs: Any, fake_mode: Any) -> Any:
+    def _slow(self, func: Any, types: object, args: Any, kwargs: Any, fake_mode: object) -> Any:
         if self.pre_dispatch and _torch.is_transformed():
             return self.below_transforms(func, args, kwargs)
         if isinstance(func, _torch.HigherOrderOperator):
@@ -299,7 +299,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         if any(fake._spec is not spec for fake, spec in zip(fakes, specs, strict=True)):
             self.tracer.symbols.read_all()
 
-    def _result(self, fake_mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def _result(self, fake_mode: object, func: Any, types: object, args: Any, kwargs: Any) -> Any:
         if self.pre_dispatch:
             return self._through_autograd(func, args, kwargs)
         if type(fake_mode) is FakeTensorMode:
@@ -341,7 +341,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             self.decomposition_table,
         )  # fmt: skip
 
-    def _as_arguments(self, route: Route, args: Any, kwargs: Any, tensors: Any) -> tuple[Any, Any]:
+    def _as_arguments(self, route: Route, args: Any, kwargs: Any, tensors: object) -> tuple[Any, Any]:
         tracer = self.tracer
         if route.record.changes_metadata:
             tracer.symbols.read_all()
@@ -383,7 +383,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
 
     # --- what came out ---------------------------------------------------------------------------------------
 
-    def track(self, result: Any, node: Node) -> None:
+    def track(self, result: object, node: Node) -> None:
         """The node gives this: tensors and symbols in it are known by it from now on."""
         set_val(node, result)
         self._track(result, node)
@@ -395,7 +395,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         if env is not None:
             self._bind_fresh(env, result, node)
 
-    def _track(self, result: Any, node: Node) -> None:
+    def _track(self, result: object, node: Node) -> None:
         if isinstance(result, torch.Tensor):
             self.tracer.remember(result, node)
         elif isinstance(result, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -412,14 +412,14 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
                 set_val(item, part)
                 self._track(part, item)
 
-    def _note_symbols_of_before(self, env: ShapeEnv | None, result: Any) -> None:
+    def _note_symbols_of_before(self, env: ShapeEnv | None, result: object) -> None:
         """A stand-in knows what was read off its data before; in this graph, it is this call that tells."""
         if env is not None:
             known = self.tracer.symbols.readable()
             pending = env.pending_fresh_unbacked_symbols
             pending.extend(s for s in unbacked_symbols_in(result) if s not in known and s not in pending)
 
-    def _bind_fresh(self, env: ShapeEnv, result: Any, node: Node) -> None:
+    def _bind_fresh(self, env: ShapeEnv, result: object, node: Node) -> None:
         """Symbols that were born in this call are read off what it gave."""
         if not env.pending_fresh_unbacked_symbols:
             return
@@ -431,12 +431,12 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             self.tracer.symbols.bind_tensor(tensor._spec, self.tracer.node_of_tensor(tensor))
 
 
-def is_determined(value: Any) -> bool:
+def is_determined(value: object) -> bool:
     """Whether a number that was read off a tensor follows from the program, and from the sizes of its inputs."""
     return type(value) in PLAIN or (isinstance(value, SYMBOLIC) and not unbacked_symbols_in(value))
 
 
-def env_behind(result: Any) -> ShapeEnv | None:
+def env_behind(result: object) -> ShapeEnv | None:
     """The environment of the symbols in a result."""
     for value in flat((FakeTensor, *SYMBOLIC), (result,), {}):
         env = (

@@ -33,7 +33,7 @@ State = dict[str, dict[str, Any]]
 
 
 def capture_step(
-    model: torch.nn.Module, loss_fn: Callable[..., Any], optimizer: torch.optim.Optimizer, *inputs: Any,
+    model: torch.nn.Module, loss_fn: Callable[..., object], optimizer: torch.optim.Optimizer, *inputs: object,
     targets: int | None = None, tracing_mode: TracingMode = "fake",
     parameters: Literal["attributes", "inputs"] = "attributes",
     decomposition_table: Mapping[Any, Callable[..., Any]] | None = None, fixed_step: bool = False,
@@ -82,7 +82,7 @@ def capture_step(
     return graph
 
 
-def _loss_program(loss_fn: Callable[..., Any], count: int, targets: int | None) -> Callable[..., Any]:
+def _loss_program(loss_fn: Callable[..., object], count: int, targets: int | None) -> Callable[..., Any]:
     """(model, inputs) → loss."""
     called = loss_fn.forward if isinstance(loss_fn, torch.nn.Module) else loss_fn
     try:
@@ -240,7 +240,7 @@ class StepCapture(Capture):
         ]
         return dict(_torch.tree_unflatten(lent, structure))
 
-    def _lend(self, parameter: str, key: str, value: Any) -> Any:
+    def _lend(self, parameter: str, key: str, value: object) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         stand_in = self._lend_as(f"{parameter.replace('.', '_')}.{key}", value)
@@ -281,7 +281,7 @@ class StepCapture(Capture):
             if entries
         }
 
-    def _make_initial(self, node: Any, graph: GraphModule, values: dict[Node, Any]) -> Any:
+    def _make_initial(self, node: object, graph: GraphModule, values: dict[Node, Any]) -> Any:
         if not isinstance(node, Node):
             return node
         try:

@@ -69,13 +69,13 @@ class PythonKeyTracer(torch.fx.Tracer):
 
     # --- nodes ---------------------------------------------------------------------------------------------
 
-    def append_call(self, target: Any, args: Any, kwargs: Any, name: str | None = None) -> Node:
+    def append_call(self, target: Any, args: object, kwargs: object, name: str | None = None) -> Node:
         """Add a call to the graph. Its arguments are nodes and numbers already."""
         node = self.append_bare(name or self.graph._target_to_str(target), target, args, kwargs)
         self.node_meta.mark(node)
         return node
 
-    def append_bare(self, name: str, target: Any, args: Any, kwargs: Any) -> Node:
+    def append_bare(self, name: str, target: object, args: object, kwargs: object) -> Node:
         """A call that says nothing yet of where it comes from."""
         return self.appender().call(name, target, args, kwargs)
 
@@ -180,7 +180,7 @@ class PythonKeyTracer(torch.fx.Tracer):
             self.shape_env = node.shape_env
         return self.symbols.node_of(node)
 
-    def knows_symbol(self, value: Any) -> bool:
+    def knows_symbol(self, value: object) -> bool:
         """Whether the graph can compute a symbolic number."""
         return self.symbols.can_compute(value)
 
@@ -189,10 +189,10 @@ class PythonKeyTracer(torch.fx.Tracer):
     def call_module(self, m: torch.nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         return forward(*args, **kwargs)
 
-    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: Any) -> Any:
+    def getattr(self, attr: str, attr_val: object, parameter_proxy_cache: object) -> Any:
         return attr_val
 
-    def create_arg(self, a: Any) -> Any:
+    def create_arg(self, a: object) -> Any:
         if isinstance(a, torch.Tensor):
             return self.node_of_tensor(a)
         if isinstance(a, SYMBOLIC):
@@ -200,14 +200,14 @@ class PythonKeyTracer(torch.fx.Tracer):
         return super().create_arg(a)
 
     def create_node(
-        self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None
+        self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: object = None
     ) -> Node:
         node = super().create_node(kind, target, args, kwargs, name, type_expr)
         if kind not in ("placeholder", "output"):
             self.node_meta.mark(node)
         return node
 
-    def unwrap_proxy(self, e: Any) -> Any:
+    def unwrap_proxy(self, e: object) -> Any:
         """The proxy of a value, the value itself if it has none."""
         if isinstance(e, torch.Tensor):
             node = self.find_node(e)
@@ -238,7 +238,7 @@ class TensorTracker:
             raise KeyError(tensor)
         return ProxyTensor(self._tracer.proxy(node), self._tracer.known_values.get(tensor))
 
-    def get(self, tensor: torch.Tensor, default: Any = None) -> Any:
+    def get(self, tensor: torch.Tensor, default: object = None) -> Any:
         node = self._tracer.find_node(tensor)
         return default if node is None else self[tensor]
 
@@ -254,7 +254,7 @@ class KeepUnusedCalls(TorchFunctionMode):
     def __init__(self, tracer: PythonKeyTracer) -> None:
         self._tracer = tracer
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if isinstance(func, _torch.OpOverload) or func in CHANGES_OF_STATE:
             return self._tracer.create_proxy("call_function", func, args, kwargs)
@@ -273,11 +273,11 @@ READS_CODE: ContextVar[PythonKeyTracer | None] = ContextVar("reads_code", defaul
 
 
 @patch_found("functions of the random state and higher-order operators that the code of a graph names", during=RECORDING)
-def keep_call(original: Callable[..., Any]) -> Callable[..., Any]:
+def keep_call(original: Callable[..., object]) -> Callable[..., Any]:
     """A graph module that comes out of a pickle is made from its code. No mode is told of these calls: they are calls of the
     graph."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         tracer = READS_CODE.get()
         if tracer is None:
             return original(*args, **kwargs)

@@ -54,7 +54,7 @@ def wrapped_again(
     return wrapper
 
 
-def output(tracer: PythonKeyTracer, value: Any) -> Any:
+def output(tracer: PythonKeyTracer, value: object) -> Any:
     """What stands for a value among the outputs of a graph."""
     if type(value) is FakeTensor or not isinstance(value, torch.Tensor) or not _is_wrapper(tracer, value):
         return tracer.argument(value)
@@ -102,7 +102,7 @@ def _node_of(tracer: PythonKeyTracer, tensor: torch.Tensor) -> Node:
     return node
 
 
-def _number(tracer: PythonKeyTracer, number: Any) -> Any:
+def _number(tracer: PythonKeyTracer, number: object) -> Any:
     """A size or stride; None where it is that of a jagged dimension, which is a matter of the tensors inside."""
     is_jagged = isinstance(number, torch.SymInt) and number.node.is_nested_int()
     return None if is_jagged else tracer.argument(number)

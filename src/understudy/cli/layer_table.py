@@ -115,21 +115,21 @@ class _Watch(Listener):
         self.alive: list[Tensor] = []
         """What is saved stays alive: a new storage must not get the number of an old one."""
 
-    def enter(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def enter(self, module: nn.Module, args: Sequence[object], kwargs: dict[str, Any]) -> None:
         layer = self.layers[module]
         layer.calls += 1
         if layer.calls == 1:
             layer.inputs = describe([*args, *kwargs.values()])
         self.stack.append(layer)
 
-    def leave(self, module: nn.Module, args: Sequence[Any], result: Any) -> None:
+    def leave(self, module: nn.Module, args: Sequence[object], result: object) -> None:
         layer = self.layers[module]
         if layer.calls == 1:
             layer.outputs = describe([result])
         layer.output_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(result))
         self.stack.pop()
 
-    def after_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def after_operator(self, func: Any, args: tuple[object, ...], kwargs: dict[str, Any], result: object) -> None:
         if not self.stack:
             return
         args, kwargs = map_structure(lambda fake: fake.spec, FakeTensor, (args, kwargs))
@@ -152,7 +152,7 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: object) -> Iterator[Tensor]:
     """Of nested lists, tuples, dicts and the outputs of transformers, in order."""
     if isinstance(value, Tensor):
         yield value
@@ -164,7 +164,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(part)
 
 
-def describe(values: Any) -> str:
+def describe(values: object) -> str:
     """The specs of the tensors, without the device where it is the CPU."""
     return ", ".join(describe_tensor(tensor) for tensor in tensors_in(values))
 

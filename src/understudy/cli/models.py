@@ -282,7 +282,7 @@ def _make_symbolic_values(mode: FakeTensorMode, inputs: Sequence[InputSpec]) -> 
     return values
 
 
-def _named_tensors(value: Any, name: str = "") -> list[tuple[str, Any]]:
+def _named_tensors(value: object, name: str = "") -> list[tuple[str, Any]]:
     """Tensors of a result, by the keys that lead to them."""
     import torch  # why: after the words have been read
 
@@ -372,7 +372,7 @@ def _show_graph(options: argparse.Namespace, target: ModelTarget, given: list[In
     return 0
 
 
-def _make_caller(function: Any, inputs: Sequence[InputSpec]) -> Callable[..., Any]:
+def _make_caller(function: object, inputs: Sequence[InputSpec]) -> Callable[..., Any]:
     """A function of positional arguments; of a module, one that lets the paths of its modules be recorded."""
     import torch  # why: after the words have been read
 
@@ -384,7 +384,7 @@ def _make_caller(function: Any, inputs: Sequence[InputSpec]) -> Callable[..., An
             super().__init__()
             self.model = function
 
-        def forward(self, *args: Any) -> Any:
+        def forward(self, *args: object) -> Any:
             return call_with(self.model, inputs, args)
 
     return Caller()

@@ -221,7 +221,7 @@ class _ClusterExecutor(Executor):
         self._client = client
         self._inner: Executor = client.get_executor(retries=MOST_ATTEMPTS, pure=False)
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, fn: Callable[..., object], /, *args: object, **kwargs: object) -> Future[Any]:
         return self._inner.submit(fn, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

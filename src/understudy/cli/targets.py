@@ -246,7 +246,7 @@ def load_target(target: ModelTarget, mode: FakeTensorMode) -> LoadedModel:
     return LoadedModel(made, _guess_inputs(made) if is_module else (), "the first layer")
 
 
-def _makes_a_model(found: Any) -> bool:
+def _makes_a_model(found: object) -> bool:
     """Functions whose every argument has a default, and which say that they return a module, or are named like it."""
     if not inspect.isfunction(found):
         return False
@@ -307,7 +307,7 @@ LENGTH = 128
 """Tokens of a guessed input; fewer where the model takes fewer."""
 
 
-def _inputs_of_config(model: Any, config: Any) -> tuple[InputSpec, ...]:
+def _inputs_of_config(model: object, config: object) -> tuple[InputSpec, ...]:
     name = getattr(model, "main_input_name", "input_ids")
     text = getattr(config, "text_config", config)
     length = min(LENGTH, getattr(text, "max_position_embeddings", LENGTH) or LENGTH)
@@ -366,7 +366,7 @@ def with_one_row(inputs: Sequence[InputSpec]) -> tuple[InputSpec, ...]:
     )
 
 
-def call_with(function: Any, inputs: Sequence[InputSpec], values: Sequence[Any]) -> Any:
+def call_with(function: Any, inputs: Sequence[InputSpec], values: Sequence[object]) -> Any:
     """Named inputs by keyword, others by position."""
     positional = [value for spec, value in zip(inputs, values, strict=True) if not spec.name]
     named = {spec.name: value for spec, value in zip(inputs, values, strict=True) if spec.name}

@@ -84,7 +84,7 @@ def _write_results(op: OpOverload, functional: OpOverload) -> Form:
     is_out = record_of(op).has_out
     returns = len(op._schema.returns)
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> Any:
         targets = [
             args[positions[name]] if positions[name] < len(args) else kwargs.get(name) for name in names
         ]
@@ -123,13 +123,13 @@ def _copy_all(target: Any, value: Any, op: OpOverload) -> None:
 
 
 @functional_form("normal_")
-def normal_(target: Any, mean: float = 0, std: float = 1, *, generator: Any = None) -> Any:
+def normal_(target: Any, mean: float = 0, std: float = 1, *, generator: object = None) -> Any:
     return target.copy_(aten.normal_functional(target, mean, std, generator=generator))
 
 
 @functional_form("native_batch_norm")
 def native_batch_norm(
-    input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float, eps: float
+    input: object, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float, eps: float
 ) -> Any:
     if running_mean is None:
         return aten._native_batch_norm_legit.no_stats(input, weight, bias, training, momentum, eps)
@@ -154,7 +154,7 @@ class FunctionalTable(Mapping[Any, Form]):
     def __contains__(self, op: object) -> bool:
         return op in self._table or (isinstance(op, OpOverload) and functional_form.of(op) is not None)
 
-    def __getitem__(self, op: Any) -> Form:
+    def __getitem__(self, op: object) -> Form:
         form = functional_form.of(op) if isinstance(op, OpOverload) else None
         return self._table[op] if form is None or op in self._table else form
 
@@ -182,7 +182,7 @@ class Scattering(NamedTuple):
     position: int | None
     """Which of the views that the call gave."""
 
-    def argument(self, position: int, name: str, default: Any = None) -> Any:
+    def argument(self, position: int, name: str, default: object = None) -> Any:
         """An argument of the call that made the view."""
         given = self.call.args
         return given[position] if position < len(given) else self.call.kwargs.get(name, default)
@@ -411,7 +411,7 @@ class _Functionalisation:
             self._parents[node] = parent
             memory.born[node] = memory.writes
 
-    def _parent_of(self, source: Any, memory: Memory) -> Node | None:
+    def _parent_of(self, source: object, memory: Memory) -> Node | None:
         if not isinstance(source, Node):
             return None
         source = self._list_sources.get(source) or self._original(source)
@@ -527,7 +527,7 @@ class _Functionalisation:
             made = self._call(aten.expand.default, (made, sizes), {}, target, write, into.shape)
         return made
 
-    def _call(self, op: Any, args: Any, kwargs: Any, like: Node, write: Node, shape: Any) -> Node:
+    def _call(self, op: Any, args: Any, kwargs: Any, like: Node, write: Node, shape: object) -> Node:
         node = self._graph.call_function(op, args, kwargs)
         node.meta = {name: value for name, value in write.meta.items() if name not in ("val", "tensor_meta")}
         val = like.meta["val"]

@@ -51,7 +51,7 @@ class Inputs:
 
 
 def read_inputs(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any
+    model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], dynamic_shapes: object
 ) -> Inputs:
     arguments = _torch.bind_arguments(model, args, kwargs)
     verify: Callable[[Any], None] = lambda program: None  # noqa: E731
@@ -69,7 +69,7 @@ def read_inputs(
     return Inputs(leaves, names, paths, requests, in_spec, forward_names, verify)
 
 
-def _forward_names(arguments: Mapping[str, Any], args: tuple[Any, ...]) -> list[str]:
+def _forward_names(arguments: Mapping[str, object], args: tuple[object, ...]) -> list[str]:
     """The names of the arguments; `*args` has one name for each."""
     count = len(args)
     names: list[str] = []
@@ -81,14 +81,14 @@ def _forward_names(arguments: Mapping[str, Any], args: tuple[Any, ...]) -> list[
     return names
 
 
-def _key_name(key: Any) -> str:
+def _key_name(key: object) -> str:
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
             return NAME.sub("_", str(getattr(key, attribute)))
     return NAME.sub("_", str(key))
 
 
-def _read_requests(arguments: dict[str, Any], dynamic_shapes: Any, leaves: Sequence[Any]) -> list[Any]:
+def _read_requests(arguments: dict[str, Any], dynamic_shapes: object, leaves: Sequence[object]) -> list[Any]:
     if not dynamic_shapes:
         return [None] * len(leaves)
     if isinstance(dynamic_shapes, Mapping):
@@ -117,7 +117,7 @@ def _in_words_of_torch(asked: Any, known: dict[str, Any]) -> Any:
     return asked
 
 
-def _request_for(leaf: Any, asked: Any) -> Any:
+def _request_for(leaf: object, asked: Any) -> Any:
     if asked is None:
         return None
     if not isinstance(leaf, torch.Tensor):
@@ -148,7 +148,7 @@ class GuardRecord:
 
 
 def guard_code(
-    env: ShapeEnv | None, vals: Sequence[Any], paths: Sequence[str], guard_zero_one: bool = True
+    env: ShapeEnv | None, vals: Sequence[object], paths: Sequence[str], guard_zero_one: bool = True
 ) -> list[GuardRecord]:
     """What the program assumed of its inputs, besides the sizes and ranges that their values tell themselves.
 
@@ -208,7 +208,7 @@ def guards_of(program: ExportedProgram) -> list[GuardRecord]:
     return records
 
 
-def check_inputs(program: ExportedProgram, *args: Any, **kwargs: Any) -> list[str]:
+def check_inputs(program: ExportedProgram, *args: object, **kwargs: object) -> list[str]:
     """What these inputs break of the program's sizes, ranges and guards; nothing if it may run on them."""
     module = program.module()
     leaves, _ = _torch.tree_flatten((args, kwargs))
@@ -244,15 +244,15 @@ def check_requests(env: ShapeEnv | None, inputs: Inputs) -> None:
         raise ConstraintViolationError("\n".join([f"the program fixes {count} asked to vary:", *dict.fromkeys(broken)]))
 
 
-def _may_be_fixed(asked: Any) -> bool:
+def _may_be_fixed(asked: object) -> bool:
     return getattr(getattr(asked, "type", None), "name", "") in ("AUTO", "STATIC")
 
 
-def _name_of(asked: Any) -> str:
+def _name_of(asked: object) -> str:
     return str(getattr(asked, "__name__", "") or "")
 
 
-def _describe_fixed(env: ShapeEnv, place: Any, asked: Any, number: int) -> str:
+def _describe_fixed(env: ShapeEnv, place: Any, asked: object, number: int) -> str:
     symbol = getattr(place.size, "value", place.size)
     line = next(
         (s.line or s.reason for s in env.specialisations if s.number == number and str(symbol) in (s.what, str(symbol))), ""

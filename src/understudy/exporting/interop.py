@@ -122,7 +122,7 @@ def _copy_graph(graph: torch.fx.Graph) -> torch.fx.Graph:
     return made
 
 
-def _as_torch(value: Any, mode: Any, symbols: TorchSymbols) -> Any:
+def _as_torch(value: object, mode: object, symbols: TorchSymbols) -> Any:
     if type(value) is FakeTensor:
         return _tensor(value._spec, mode, symbols)
     if isinstance(value, SYMBOLIC):

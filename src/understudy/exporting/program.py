@@ -47,8 +47,8 @@ Table = Mapping[Any, Callable[..., Any]]
 
 
 def export(
-    model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, *,
-    dynamic_shapes: Any = None, decompositions: Table | None = None, strict: bool = False,
+    model: torch.nn.Module, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None, *,
+    dynamic_shapes: object = None, decompositions: Table | None = None, strict: bool = False,
     preserve_module_call_signature: Sequence[str] = (), prefer_deferred_runtime_asserts_over_guards: bool = False,
     guard_zero_one: bool = True,
 ) -> ExportedProgram:  # fmt: skip
@@ -75,7 +75,7 @@ def export(
     return program
 
 
-def _check_arguments(model: Any, args: Any, strict: bool) -> None:
+def _check_arguments(model: object, args: object, strict: bool) -> None:
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"export: expected a torch.nn.Module, got {type(model).__name__}: put the function into a module")
     if isinstance(model, torch.jit.ScriptModule):
@@ -162,7 +162,7 @@ class Recording:
         check_requests(self.mode.shape_env, self.inputs)
         return Captured(self, module, is_training, is_grad_enabled)
 
-    def _run(self, options: Options, given: tuple[Any, ...]) -> GraphModule:
+    def _run(self, options: Options, given: tuple[object, ...]) -> GraphModule:
         """Layers that repeat are not run again, unless it is asked what they are called with, or for their gradients."""
         with run_every_layer() if self.preserved else nullcontext():
             try:
@@ -175,7 +175,7 @@ class Recording:
         """The model as a function of the inputs that vary, which gives the leaves of the result."""
         model, fakes, spec = self.model, self.fakes, self.inputs.in_spec
 
-        def run(*given: Any) -> tuple[Any, ...]:
+        def run(*given: object) -> tuple[Any, ...]:
             remaining = iter(given)
             leaves = [next(remaining) if isinstance(f, (torch.Tensor, torch.SymInt)) else f for f in fakes]
             args, kwargs = _torch.tree_unflatten(leaves, spec)
@@ -237,12 +237,12 @@ class CallNotes:
         self.in_spec: Any = None
         self.out_spec: Any = None
 
-    def enter(self, module: Any, args: Any, kwargs: Any) -> None:
+    def enter(self, module: object, args: object, kwargs: object) -> None:
         if self.in_spec is None:
             leaves, self.in_spec = _torch.tree_flatten((args, kwargs))
             self.inputs = list(map(_node_of, leaves))
 
-    def leave(self, module: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def leave(self, module: object, args: object, kwargs: object, result: object) -> None:
         if self.out_spec is None:
             leaves, self.out_spec = _torch.tree_flatten(result)
             self.outputs = list(map(_node_of, leaves))
@@ -254,7 +254,7 @@ class CallNotes:
         )  # fmt: skip
 
 
-def _node_of(leaf: Any) -> Any:
+def _node_of(leaf: object) -> Any:
     """The node of a value, while it is recorded; anything else as it is."""
     recorder = _torch.active_recorder()
     if recorder is not None and isinstance(leaf, (torch.Tensor, torch.SymInt)):
@@ -283,7 +283,7 @@ class Captured:
     is_training: bool
     is_grad_enabled: bool
 
-    def finish(self, example: tuple[Any, Any]) -> FunctionalProgram:
+    def finish(self, example: tuple[object, object]) -> FunctionalProgram:
         recording, module = self.recording, self.module
         state = recording.state
         inputs = list(zip(recording.inputs.names, recording.fakes, strict=True))
@@ -296,7 +296,7 @@ class Captured:
             signature = make_signature(module.graph, lifted, written)
             return self._program(lifted, signature, example)
 
-    def _program(self, lifted: Lifted, signature: Any, example: tuple[Any, Any]) -> FunctionalProgram:
+    def _program(self, lifted: Lifted, signature: object, example: tuple[object, object]) -> FunctionalProgram:
         recording = self.recording
         vals = [node.meta.get("val") for node in self.module.graph.find_nodes(op="placeholder")]
         values = TorchValues()
@@ -346,7 +346,7 @@ def _complete_metadata(module: GraphModule) -> None:
                     node.meta["val"] = None
 
 
-def _range_constraints(values: TorchValues, user_vals: Sequence[Any]) -> dict[Any, Any]:
+def _range_constraints(values: TorchValues, user_vals: Sequence[object]) -> dict[Any, Any]:
     """The ranges of the symbols, and those of sizes that are computed from them."""
     sizes = [size for val in user_vals if isinstance(val, torch.Tensor) for size in val.shape]
     converted = [values.convert(size) for size in (*sizes, *(v for v in user_vals if isinstance(v, torch.SymInt)))]
@@ -406,7 +406,7 @@ def _decompose(program: FunctionalProgram, vals: list[Any], table: Table) -> Fun
     is_given = [isinstance(val, (torch.Tensor, torch.SymInt)) for val in vals]
     interpreter = torch.fx.Interpreter(module)
 
-    def run(*given: Any) -> Any:
+    def run(*given: object) -> Any:
         remaining = iter(given)
         with torch.fx.traceback.preserve_node_meta():
             return interpreter.run(*(next(remaining) if is_one else val for val, is_one in zip(vals, is_given, strict=True)))

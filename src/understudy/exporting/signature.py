@@ -80,7 +80,7 @@ class Lifted:
 
 
 def lift(
-    module: GraphModule, state: ModelState, inputs: Sequence[tuple[str, Any]], stand_in: Callable[[torch.Tensor], Any]
+    module: GraphModule, state: ModelState, inputs: Sequence[tuple[str, object]], stand_in: Callable[[torch.Tensor], object]
 ) -> Lifted:
     """Make placeholders of the state that the graph reads, and name all placeholders.
 
@@ -131,7 +131,7 @@ def lift(
 
 
 def lift_again(
-    module: GraphModule, lifted: Lifted, vals: Sequence[Any], stand_in: Callable[[torch.Tensor], Any]
+    module: GraphModule, lifted: Lifted, vals: Sequence[object], stand_in: Callable[[torch.Tensor], object]
 ) -> None:
     """The same for the graph of a program that was run once more: its state is among its inputs already.
 
@@ -204,17 +204,17 @@ def _lift_reads(
         module.graph.erase_node(node)
 
 
-def _count(constants: Mapping[str, Any]) -> int:
+def _count(constants: Mapping[str, object]) -> int:
     return sum(name.startswith("lifted_tensor_") for name in constants)
 
 
-def _read(module: Any, path: str) -> Any:
+def _read(module: object, path: str) -> Any:
     for name in path.split("."):
         module = getattr(module, name)
     return module
 
 
-def _argument(node: Node, leaf: Any) -> Any:
+def _argument(node: Node, leaf: object) -> Any:
     val = node.meta.get("val", leaf) if not isinstance(leaf, torch.Tensor) else leaf
     if isinstance(val, torch.Tensor):
         return TensorArgument(node.name)
@@ -267,14 +267,14 @@ def _mutation(node: Node, value: Node, spec: InputSpec) -> OutputSpec:
     return OutputSpec(kind, TensorArgument(value.name), spec.target or node.name)
 
 
-def check_results(results: Sequence[Any]) -> None:
+def check_results(results: Sequence[object]) -> None:
     """Refuse what an exported program can't return."""
     for result in results:
         if not isinstance(result, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
             _result_argument(result)
 
 
-def _result_argument(result: Any) -> Any:
+def _result_argument(result: object) -> Any:
     if isinstance(result, Node):
         return _argument(result, result.meta.get("val"))
     if result is None or isinstance(result, (int, float, bool, str)):

@@ -40,7 +40,7 @@ class LoadDestination:
     def to(self, *, device: Any, non_blocking: bool = False) -> LoadDestination:
         return LoadDestination(self._nbytes, torch.device(device))
 
-    def cuda(self, device: Any = None, non_blocking: bool = False) -> LoadDestination:
+    def cuda(self, device: object = None, non_blocking: bool = False) -> LoadDestination:
         return self.to(device=torch.device("cuda", device) if isinstance(device, int) else device or "cuda")
 
     def cpu(self) -> LoadDestination:
@@ -63,7 +63,7 @@ def where_to(location: str, nbytes: int) -> torch.device:
 
 
 @handler("aten::empty.memory_format")
-def empty_for_checkpoint(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def empty_for_checkpoint(mode: FakeTensorMode, func: object, args: Any, kwargs: Any) -> Any:
     """The empty tensor that the loader starts from, already on the device that is meant.
 
     A handler's answer is not cached: the same call means another device for the next tensor.
@@ -77,7 +77,7 @@ def empty_for_checkpoint(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any
 
 
 @handler("aten::set_.source_Storage_storage_offset")
-def set_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def set_storage(mode: FakeTensorMode, func: object, args: Any, kwargs: object) -> Any:
     """`tensor.set_(storage, offset, size, stride)`."""
     fake, _, offset, shape, stride = (*args, (), ())[:5]  # the dispatcher strips defaults: a scalar has no sizes
     source = _torch.checkpoint_source()
@@ -116,7 +116,7 @@ def _has_grown(fake: FakeTensor) -> bool:
     return fake._spec.device.type == "cpu" and _torch.native_storage(fake).device.type == "meta"
 
 
-def _spec_on(storage: Any, spec: TensorSpec, offset: Any = 0, shape: Any = None, stride: Any = None) -> TensorSpec:
+def _spec_on(storage: Any, spec: TensorSpec, offset: object = 0, shape: Any = None, stride: Any = None) -> TensorSpec:
     """The spec of a tensor that is set on a storage: on all of it, unless it is told where."""
     if shape is None:
         shape = (storage.nbytes() // spec.itemsize,)
@@ -124,7 +124,7 @@ def _spec_on(storage: Any, spec: TensorSpec, offset: Any = 0, shape: Any = None,
 
 
 @handler("aten::set_.source_Tensor")
-def set_tensor(mode: FakeTensorMode, func: Any, args: Any, kwargs: object) -> Any:
+def set_tensor(mode: FakeTensorMode, func: object, args: Any, kwargs: object) -> Any:
     adopt(args[0], args[1])
     return args[0]
 
@@ -139,7 +139,7 @@ def _as_native(fake: FakeTensor, known: Any) -> FakeTensor:
 
 
 def _put_on_loaded_storage(
-    mode: FakeTensorMode, fake: FakeTensor, source: Any, offset: Any, shape: Any, stride: Any
+    mode: FakeTensorMode, fake: FakeTensor, source: Any, offset: object, shape: Any, stride: Any
 ) -> FakeTensor:
     device = fake._spec.device
     # The loader makes a new meta storage for every tensor; its place in the file tells which ones are the same.

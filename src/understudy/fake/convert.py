@@ -82,8 +82,8 @@ class FakeTensorConverter:
 
     def from_real_tensor(
         self, fake_mode: FakeTensorMode, t: torch.Tensor, make_constant: bool = False, *,
-        static_shapes: bool | None = None, shape_env: Any = None, source: Any = None,
-        symbolic_context: Any = None, trace: bool = True,
+        static_shapes: bool | None = None, shape_env: object = None, source: object = None,
+        symbolic_context: object = None, trace: bool = True,
     ) -> FakeTensor:  # fmt: skip
         found = self._recall(t, id(t))
         if found is not None:
@@ -113,7 +113,7 @@ class FakeTensorConverter:
         return fake
 
     def from_meta_and_device(
-        self, fake_mode: FakeTensorMode, t: torch.Tensor, device: torch.device | str, **ignored: Any
+        self, fake_mode: FakeTensorMode, t: torch.Tensor, device: torch.device | str, **ignored: object
     ) -> FakeTensor:
         """A stand-in on `device` with the metadata of `t`: the same one for as long as both live."""
         key = id(t), canonical(torch.device(device))
@@ -132,7 +132,7 @@ class FakeTensorConverter:
 
     # --- memory ------------------------------------------------------------------------------------------
 
-    def _recall(self, t: torch.Tensor, key: Any) -> FakeTensor | None:
+    def _recall(self, t: torch.Tensor, key: object) -> FakeTensor | None:
         pair = self._fakes.get(key)
         return pair[1]() if pair is not None and pair[0]() is t else None
 
@@ -205,7 +205,7 @@ class FakeTensorConverter:
             _torch.share_storage(base, storage)
         return make_view(mode, base, spec)
 
-    def _remember_storage(self, real: Any, storage: Any) -> None:
+    def _remember_storage(self, real: Any, storage: object) -> None:
         if len(self._storages) >= self._sweep_at:
             for key, pair in list(self._storages.items()):
                 if any(map(_torch.is_expired, pair)):
@@ -363,7 +363,7 @@ def _why_unsupported(t: torch.Tensor) -> str:
 # --- Specs with symbolic sizes for real tensors -------------------------------------------------------------
 
 
-def symbolic_spec(env: Any, t: torch.Tensor, source: Any, context: Any) -> TensorSpec:
+def symbolic_spec(env: Any, t: torch.Tensor, source: object, context: object) -> TensorSpec:
     """The spec of a real tensor in which the sizes that may vary are symbols of this environment."""
     name, shape, stride = symbolic_sizes(env, t, source, context)
     env.add_input(name, shape, stride, t.storage_offset())
@@ -378,15 +378,17 @@ def symbolic_spec(env: Any, t: torch.Tensor, source: Any, context: Any) -> Tenso
     )
 
 
-def _register_number(name: str, of_spec: Callable[[TensorSpec], Any], of_tensor: Callable[[torch.Tensor], Any]) -> None:
+def _register_number(
+    name: str, of_spec: Callable[[TensorSpec], object], of_tensor: Callable[[torch.Tensor], object]
+) -> None:
     """C++ reads sizes as plain integers: from here on they are what they are at hand, and the guards say so."""
 
     @handler(name)
-    def read(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    def read(mode: object, func: object, args: Any, kwargs: object) -> Any:
         return of_spec(args[0]._spec)
 
     @real_handler(name)
-    def read_wrapper(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    def read_wrapper(mode: object, func: object, args: Any, kwargs: object) -> Any:
         """The same of what a transform of torch.func has made of a stand-in."""
         (tensor,) = args
         return of_tensor(tensor) if _torch.is_functorch_wrapped(tensor) else NotImplemented

@@ -221,7 +221,7 @@ class FakeCopyMode(torch.overrides.TorchFunctionMode):
     def __init__(self, fake_mode: FakeTensorMode) -> None:
         self.fake_mode = fake_mode
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is _torch.native_clone:
             return func(self.fake_mode.from_tensor(args[0], static_shapes=True), **kwargs)

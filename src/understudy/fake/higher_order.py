@@ -110,7 +110,7 @@ def map_impl(f: Any, xs: Any, pos_args: Any, **written: str) -> tuple[object, ..
 
 
 @hops.run("invoke_subgraph")
-def invoke_subgraph(subgraph: Any, identifier: str, *operands: Any) -> tuple[object, ...]:
+def invoke_subgraph(subgraph: Any, identifier: str, *operands: object) -> tuple[object, ...]:
     return subgraph(*operands)
 
 
@@ -143,7 +143,7 @@ def _check_alike(what: str, first: object, second: object) -> None:
         )
 
 
-def _facts(leaf: Any) -> object:
+def _facts(leaf: object) -> object:
     if isinstance(leaf, torch.Tensor):
         return tuple(leaf.shape), leaf.dtype, leaf.device
     return type(leaf)
@@ -248,7 +248,7 @@ def fresh_size(mode: FakeTensorMode, low: int | None = None, high: int | None = 
     return from_torch(mode.shape_env.create_unbacked_symint(low=low, high=high, what="a branch"))
 
 
-def unbacked_in(value: Any) -> set[Any]:
+def unbacked_in(value: object) -> set[Any]:
     return unbacked_symbols_in(value) if type(value) is SymNode else set()
 
 
@@ -367,7 +367,7 @@ def _new(mode: FakeTensorMode, value: object) -> object:
     return make_new(mode, value._spec) if type(value) is FakeTensor else value
 
 
-def _stack_row(mode: FakeTensorMode, row: object, length: Any) -> object:
+def _stack_row(mode: FakeTensorMode, row: object, length: object) -> object:
     if type(row) is FakeTensor:
         spec = row._spec
         return make_new(mode, TensorSpec((length, *spec.shape), dtype=spec.dtype, device=spec.device))

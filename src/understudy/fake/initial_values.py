@@ -42,7 +42,7 @@ def draw_normal(fake: FakeTensor, mean: float, std: float, generator: object = N
     return is_plain and "aten::normal_" not in user_rule and _draw(fake)
 
 
-def draw_uniform(fake: FakeTensor, low: Any, high: Any, generator: Any = None) -> bool:
+def draw_uniform(fake: FakeTensor, low: object, high: Any, generator: object = None) -> bool:
     is_plain = type(low) in NUMBERS and type(high) in NUMBERS and low <= high and generator is None
     is_read = fake._spec.numel == 1  # its range is of interest
     return is_plain and not is_read and "aten::uniform_" not in user_rule and _draw(fake)

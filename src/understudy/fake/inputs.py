@@ -190,7 +190,7 @@ class _BareText(str):
 # --- the data of a stand-in ------------------------------------------------------------------------------------------------
 
 
-def is_real(tensor: Any) -> bool:
+def is_real(tensor: object) -> bool:
     """Whether it has data: a plain tensor, or a wrapper subclass around such ones."""
     if _torch.is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
@@ -198,7 +198,7 @@ def is_real(tensor: Any) -> bool:
     return not _torch.uses_python_dispatch(type(tensor))
 
 
-def refuse_missing_data(tensor: torch.Tensor, data: Any) -> None:
+def refuse_missing_data(tensor: torch.Tensor, data: object) -> None:
     """`real.data = fake`: the real tensor would be left without memory, and the next read would end the process."""
     if type(data) is FakeTensor and is_real(tensor) and _torch.unwrap(tensor) is None:
         raise MixedTensorsError(

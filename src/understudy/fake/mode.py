@@ -178,7 +178,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         return self
 
     @GuardedExit
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         entry = _torch.latest_entry(_torch.ENTERED.fakes, self)
         is_innermost = entry is not None and entry.is_innermost()
         try:
@@ -193,7 +193,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
     # --- one operator call ---------------------------------------------------------------------------------
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: object, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """The hot path: key → plan → tensors. About 3 µs of Python; whatever is unusual goes to `_slow`."""
         key: list[Any] = [id(func)]
         add = key.append
@@ -271,7 +271,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             add_value(key, kind, value)
         return False
 
-    def _attend(self, func: Any, args: Any, kwargs: Any, key: Any, plan: Plan | None, is_known: bool) -> Any:
+    def _attend(self, func: Any, args: Any, kwargs: Any, key: object, plan: Plan | None, is_known: bool) -> Any:
         """What a plain hit does not cover: a miss, determined values, a cross-check."""
         if plan is None:
             for source in TENSOR_SOURCES:
@@ -364,7 +364,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             self._cache.share(key, plan)
         return plan, question
 
-    def _slow(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def _slow(self, func: object, types: object, args: Any, kwargs: Any) -> Any:
         """Higher-order operators, other subclasses, real tensors, fakes of other modes, symbols."""
         kwargs = kwargs or {}
         if isinstance(func, _torch.HigherOrderOperator):
@@ -384,7 +384,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             cache.bypass("an argument that no key can hold")
         return self._attend(func, args, kwargs, key, plan, is_known)
 
-    def _key(self, func: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], bool]:
+    def _key(self, func: object, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], bool]:
         """The key of a call, and whether a tensor with determined values is among its arguments."""
         key: list[Any] = [id(func)]
         is_known = False
@@ -397,7 +397,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
     # --- the stage on which registered fakes and decompositions perform --------------------------------------
 
-    def perform(self, function: Callable[..., Any], call: Call) -> Any:
+    def perform(self, function: Callable[..., object], call: Call) -> Any:
         """Run a function on stand-ins for the call's inputs inside this mode, and say what it did."""
         stand_ins: list[FakeTensor] = []
 
@@ -451,8 +451,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     # --- conversion and copies ---------------------------------------------------------------------------------
 
     def from_tensor(
-        self, tensor: torch.Tensor, *, static_shapes: bool | None = None, source: Any = None,
-        symbolic_context: Any = None, trace: bool = True,
+        self, tensor: torch.Tensor, *, static_shapes: bool | None = None, source: object = None,
+        symbolic_context: object = None, trace: bool = True,
     ) -> FakeTensor:  # fmt: skip
         """The stand-in for a real tensor: the same one for as long as both live."""
         return self.fake_tensor_converter.from_real_tensor(
@@ -511,7 +511,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         cache.clear()
 
 
-def _is_symbolic(part: Any) -> bool:
+def _is_symbolic(part: object) -> bool:
     return type(part) is SymNode or (type(part) is TensorSpec and part.is_symbolic)
 
 

@@ -122,7 +122,7 @@ class FakeTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: object, args: object = (), kwargs: object = None
+        cls, func: object, types: object, args: object = (), kwargs: object = None
     ) -> Any:
         """Operators on fakes outside of any mode: the mode of the first one answers."""
         mode = mode_among(args, kwargs)
@@ -235,7 +235,7 @@ class FakeTensor(torch.Tensor):
     def cpu(self, memory_format: object = torch.preserve_format) -> Any:
         return self.to(torch.device("cpu"), memory_format=memory_format)
 
-    def pin_memory(self, device: Any = None) -> Any:
+    def pin_memory(self, device: object = None) -> Any:
         if self._spec.device.type != "cpu":
             return torch.Tensor.pin_memory(self)
         pinned: Any = self if self._is_pinned else self.clone()
@@ -246,7 +246,7 @@ class FakeTensor(torch.Tensor):
         return self._is_pinned
 
     def new_tensor(  # type: ignore[override]
-        self, data: Any, *, dtype: Any = None, device: Any = None, **options: Any
+        self, data: object, *, dtype: Any = None, device: Any = None, **options: Any
     ) -> torch.Tensor:
         device = self._spec.device if device is None else device
         with self.fake_mode:
@@ -305,7 +305,7 @@ class FakeTensor(torch.Tensor):
             kept = values if without is None else values[values != without]
             return (int(kept.min()), int(kept.max())) if kept.numel() else None
 
-    def recall_size(self, question: Any) -> Any:
+    def recall_size(self, question: object) -> Any:
         """The size that an operator was said to give on this tensor, None if it has to be asked anew."""
         return recall(self, (self._size_memos or {}).get(question))
 
@@ -377,7 +377,7 @@ class FakeTensor(torch.Tensor):
     def __copy__(self) -> FakeTensor:
         return self.fake_mode.shallow_copy(self)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         return self.fake_mode.reduce(self)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]

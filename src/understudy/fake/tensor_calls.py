@@ -66,7 +66,7 @@ def item(mode: FakeTensorMode, func: Any, args: Any, kwargs: object) -> Any:
 
 
 @handler("aten::equal")
-def equal(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def equal(mode: FakeTensorMode, func: Any, args: Any, kwargs: object) -> Any:
     a, b = args
     if not same_shape(a._spec.shape, b._spec.shape):
         return False
@@ -84,7 +84,7 @@ MOVING = ("t_", "transpose_", "swapdims_", "swapaxes_", "squeeze_", "squeeze_.di
 
 
 @handler(*(f"aten::{name}" for name in MOVING))
-def move_dimensions(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any) -> Any:
+def move_dimensions(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: object) -> Any:
     """Refuse to move the dimensions of a tensor whose views are differentiated.
 
     Autograd makes a view of a subclass anew by the call that made it, on the tensor as it is by then: another part of it.
@@ -169,7 +169,7 @@ def dynamic_size(mode: FakeTensorMode, op: OpOverload, least: int, most: int | N
 
 
 @real_handler("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift")
-def lift(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def lift(mode: FakeTensorMode, func: object, args: Any, kwargs: object) -> Any:
     """`torch.tensor([1, 2])`: torch makes a real tensor and hands it over here, once."""
     real = args[0]
     fake = make_new(mode, _spec_of_dense(real))
@@ -189,7 +189,7 @@ def by_lifted_numbers(mode: FakeTensorMode, func: OpOverload, args: tuple[object
     if not _torch.takes_tensor(func, 0):
         return NotImplemented
 
-    def lift(position: int, value: Any) -> Any:
+    def lift(position: int, value: object) -> Any:
         if type(value) not in LIFTED or not _torch.takes_tensor(func, position):
             return value
         if type(value) in SYMBOLIC_DTYPES:
@@ -221,7 +221,7 @@ def lift_fake(mode: FakeTensorMode, func: object, args: tuple[object, ...], kwar
 
 
 @handler("prim::device")
-def device(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def device(mode: FakeTensorMode, func: object, args: Any, kwargs: object) -> Any:
     return args[0]._spec.device
 
 
@@ -266,14 +266,14 @@ def by_higher_order(mode: FakeTensorMode, func: object, args: tuple[object, ...]
 
 
 @handler("aten::as_strided", "aten::as_strided_", "aten::as_strided_copy", "aten::as_strided_copy.out")
-def within_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def within_storage(mode: FakeTensorMode, func: object, args: Any, kwargs: Any) -> Any:
     fake, shape, stride = args[:3]
     offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
     return _checked_view(func, fake, shape, stride, offset, _torch.native_storage(fake).nbytes())
 
 
 @handler("aten::as_strided_scatter")
-def scattered_within_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def scattered_within_storage(mode: FakeTensorMode, func: object, args: Any, kwargs: Any) -> Any:
     """Into a copy of the whole storage; of a tensor that overlaps itself, into one of its elements."""
     fake, _, shape, stride = args[:4]
     spec = fake._spec
@@ -285,7 +285,7 @@ def scattered_within_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs:
     return _checked_view(func, fake, shape, stride, offset, held)
 
 
-def _checked_view(func: Any, fake: FakeTensor, shape: Any, stride: Any, offset: Any, held: int) -> Any:
+def _checked_view(func: object, fake: FakeTensor, shape: Any, stride: Any, offset: object, held: int) -> Any:
     """Only the storage tells whether a view ends within it."""
     numbers = (*shape, *stride, 0 if offset is None else offset)
     if fake._spec.sparse is not None or len(shape) != len(stride):
@@ -304,7 +304,7 @@ def _checked_view(func: Any, fake: FakeTensor, shape: Any, stride: Any, offset: 
     return NotImplemented
 
 
-def _check_symbolic_view(func: Any, fake: FakeTensor, geometry: tuple[Any, Any, Any], held: int) -> Any:
+def _check_symbolic_view(func: object, fake: FakeTensor, geometry: tuple[Any, Any, Any], held: int) -> Any:
     """The storage of a stand-in with symbolic sizes has no size of its own, that of an input its size at hand: a guard
     keeps the view within the tensor that all others on the storage are views of."""
     shape, stride = ([from_torch(number) for number in numbers] for numbers in geometry[:2])

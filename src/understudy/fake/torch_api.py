@@ -195,7 +195,7 @@ def torch_decomp_decompositions(func: Any) -> bool:
 
 
 def run_fallback_kernel(
-    fake_mode: FakeTensorMode, func: Any, flat_args: Sequence[Any], args_spec: Any,
+    fake_mode: FakeTensorMode, func: Any, flat_args: Sequence[object], args_spec: Any,
     orig_not_implemented_exception: RuntimeError,
 ) -> Any:  # fmt: skip
     """What an operator gives, found by running it for real on zeros of the same sizes.

@@ -143,7 +143,7 @@ def _name_of(target: object) -> str:
     return getattr(target, "__name__", None) or str(target)
 
 
-def at_node(error: Exception, node: Node, inputs: tuple[Any, Any]) -> Exception:
+def at_node(error: Exception, node: Node, inputs: tuple[object, object]) -> Exception:
     """The error to raise from `error`, which running this node gave."""
     if isinstance(error, PropagationError):
         return error  # an inner graph knows more

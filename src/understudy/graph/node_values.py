@@ -54,7 +54,7 @@ def val_of(value: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any
         return of_tensor(value)
     is_empty = True
 
-    def leaf(part: Any) -> Any:
+    def leaf(part: object) -> Any:
         nonlocal is_empty
         if isinstance(part, torch.Tensor):
             is_empty = False
@@ -89,7 +89,7 @@ def in_stand_ins(mode: FakeTensorMode, value: object) -> Any:
 def spec_of_val(val: Any) -> Any:
     """The same structure with specs in the place of tensors."""
 
-    def leaf(part: Any) -> Any:
+    def leaf(part: object) -> Any:
         return part._spec if type(part) is FakeTensor else part
 
     return map_aggregate(val, leaf)
@@ -253,7 +253,7 @@ class NodeMeta:
         self._places = StackTraces()
         self._tensor_metas: tuple[dict[Any, TensorMetadata], ...] = ({}, {})
 
-    def mark(self, node: Node, frame: Any = None) -> None:
+    def mark(self, node: Node, frame: object = None) -> None:
         """Say where a node comes from: from the program that runs in this frame, the caller's if none is given."""
         meta = node.meta
         if has_preserved_node_meta():

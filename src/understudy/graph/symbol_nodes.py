@@ -54,7 +54,7 @@ class GraphBuilder(Protocol):
     graph: Any
     node_meta: Any
 
-    def append_call(self, target: Any, args: object, kwargs: object) -> Node: ...
+    def append_call(self, target: object, args: object, kwargs: object) -> Node: ...
 
 
 class SymbolNodes(Writer[Any]):
@@ -75,7 +75,7 @@ class SymbolNodes(Writer[Any]):
 
     # --- where symbols come from -----------------------------------------------------------------------------
 
-    def bind(self, symbolic: Any, node: Node) -> None:
+    def bind(self, symbolic: object, node: Node) -> None:
         """This node is this symbolic number. A second name for the same number never replaces the first."""
         number = self._find_number(symbolic)
         if number is not None:
@@ -90,7 +90,7 @@ class SymbolNodes(Writer[Any]):
         self._foreign = self._foreign or TorchSymbolNames(self)
         return self._foreign.find_number(symbolic)
 
-    def node_of_foreign(self, symbolic: Any) -> Any:
+    def node_of_foreign(self, symbolic: object) -> Any:
         """The node for a number that is none of ours; the number itself if there is none."""
         node = None if self._foreign is None or not is_foreign(symbolic) else self._foreign.node_of(symbolic)
         return symbolic if node is None else node
@@ -121,7 +121,7 @@ class SymbolNodes(Writer[Any]):
                 if known is not None:
                     self._sources.setdefault(known, (target, (node, dim)))
 
-    def bind_later(self, symbolic: Any, node: Callable[[], Any]) -> None:
+    def bind_later(self, symbolic: Any, node: Callable[[], object]) -> None:
         """As `bind`, where the node is made when the number first reaches the graph."""
         if type(symbolic.node) is SymNode and not self.has(symbolic):
             self._promised[symbolic.node] = node
@@ -183,7 +183,7 @@ class SymbolNodes(Writer[Any]):
             self._nodes[number] = found
         return found
 
-    def in_terms_of(self, env: Any, number: SymNode) -> Any:
+    def in_terms_of(self, env: object, number: SymNode) -> Any:
         """`node_of` a number of another environment than the trace's."""
         before, self._tracer.shape_env = self._tracer.shape_env, env
         try:

@@ -48,7 +48,7 @@ class CompositeRunner(Protocol):
 
     allow_fallback_kernels: bool
 
-    def perform(self, function: Callable[..., Any], call: Call) -> Any: ...
+    def perform(self, function: Callable[..., object], call: Call) -> Any: ...
 
 
 Source = Callable[[Call, CompositeRunner], Any]

@@ -187,7 +187,7 @@ def result_device(call: Call) -> torch.device:
     return asked or device_of(call) or CPU
 
 
-def outcomes_of(result: Any, inputs: Sequence[torch.Tensor], call: Call, spec_of: Any) -> Any:
+def outcomes_of(result: object, inputs: Sequence[torch.Tensor], call: Call, spec_of: Any) -> Any:
     """Read outcomes off the tensors that a call gave, by identity and by storage."""
     if isinstance(result, tuple):
         return tuple(outcomes_of(part, inputs, call, spec_of) for part in result)

@@ -30,7 +30,7 @@ from understudy.spec.error_context import with_line
 class Effect(Protocol):
     """`inputs` are tensors with specs; `outcomes` those of the plan, in the terms of the mode that replays it."""
 
-    def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> Outcomes | None:
+    def run(self, outcomes: Outcomes, inputs: Sequence[object]) -> Outcomes | None:
         """What the call does in place of the plan's outcomes, if anything."""
         ...
 
@@ -287,7 +287,7 @@ class Plan:
     __hash__ = None  # type: ignore[assignment]
 
 
-def run_effects(plan: Plan, inputs: Sequence[Any]) -> Plan:
+def run_effects(plan: Plan, inputs: Sequence[object]) -> Plan:
     """The plan to replay: this one, unless an effect knows better of these inputs."""
     for effect in plan.effects:
         outcomes = effect.run(plan.outcomes, inputs)

@@ -85,7 +85,7 @@ class SharedPlans:
         except NoPattern:
             return None
 
-    def keep(self, question: SharedQuestion, said_anywhere: Callable[[Any], Any], answer: Any) -> None:
+    def keep(self, question: SharedQuestion, said_anywhere: Callable[[Any], Any], answer: object) -> None:
         """Share an answer, if nothing was assumed to find it."""
         patterns = self._patterns
         if patterns.knowledge() is not question.key[0] or patterns.marks() != question.marks:
@@ -122,7 +122,7 @@ class SharedPlans:
             raise NoPattern
         return part
 
-    def here(self, part: Any) -> Any:
+    def here(self, part: object) -> Any:
         """And in this one."""
         if type(part) is SpecForm:
             return self._specs.get(part) or self._spec(part)

@@ -263,7 +263,7 @@ class Derivation:
         """What happens in here happens to stand-ins, and is no part of the program."""
         return SuspendedRecording(self, self.mode)
 
-    def run(self, call: Callable[..., Any], name: str, args: object, kwargs: object, is_torchs: bool = True) -> Any:
+    def run(self, call: Callable[..., object], name: str, args: object, kwargs: object, is_torchs: bool = True) -> Any:
         """The result of a call on metadata, or `UNKNOWN`. `is_torchs`: what it refuses, real tensors are refused, too."""
         try:
             inputs = (self.meta_of(args), self.meta_of(kwargs))

@@ -137,7 +137,7 @@ class FunctionRecorder(TorchFunctionMode):
 
     __class__ = property(_claimed_class)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         if self.tracer.is_deriving:
             return func(*args, **(kwargs or {}))
         region = self._regions.get(func)
@@ -156,7 +156,7 @@ def call_torch_function(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -
     return _call_without_tensors(tracer, func, args, kwargs)
 
 
-def _classify_arguments(tracer: MetaTracer, args: Any, kwargs: Any) -> tuple[bool, bool, bool]:
+def _classify_arguments(tracer: MetaTracer, args: Any, kwargs: object) -> tuple[bool, bool, bool]:
     if any(isinstance(value, MetaProxy) for value in args):
         return True, False, False
     has_traced = has_roots = has_tensors = False
@@ -169,7 +169,7 @@ def _classify_arguments(tracer: MetaTracer, args: Any, kwargs: Any) -> tuple[boo
     return has_traced, has_roots, has_tensors
 
 
-def _record_call(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:
+def _record_call(tracer: MetaTracer, func: Any, args: object, kwargs: object) -> Any:
     accessed = _property_of(func)
     if accessed is not None:
         return _access(tracer, accessed, func.__name__, args)
@@ -264,7 +264,7 @@ def _call_without_tensors(tracer: MetaTracer, func: Any, args: Any, kwargs: Any)
     return tracer.proxy_for("call_function", func, args, kwargs, result)
 
 
-def run_vmap(body: Callable[..., Any], options: dict[str, Any], *args: Any) -> Any:
+def run_vmap(body: Callable[..., object], options: dict[str, Any], *args: object) -> Any:
     """What the graph calls."""
     return torch.vmap(body, **options)(*args)
 
@@ -274,7 +274,7 @@ def apply_function(function: type[torch.autograd.Function], *args: object, **kwa
     return function.apply(*args, **kwargs)
 
 
-def call_scripted(function: Any, *args: Any, **kwargs: Any) -> Any:
+def call_scripted(function: Any, *args: object, **kwargs: object) -> Any:
     """A function of TorchScript, which has no name that a graph could call it by. On stand-ins, the Python function that
     it was made of runs: TorchScript takes sizes for numbers."""
     is_stood_in = any(type(value) is FakeTensor for value in (*args, *kwargs.values()))
@@ -302,7 +302,7 @@ class VmapBody:
 
 
 def call_vmap(
-    tracer: MetaTracer, func: Callable[..., Any], in_dims: object, out_dims: object, randomness: str, chunk_size: object,
+    tracer: MetaTracer, func: Callable[..., object], in_dims: object, out_dims: object, randomness: str, chunk_size: object,
     args: tuple[object, ...], kwargs: dict[str, object],
 ) -> Any:  # fmt: skip
     """A call of a function that was made by `torch.vmap`."""
@@ -342,7 +342,7 @@ def call_vmap(
     return tracer.proxy_for("call_function", run_vmap, arguments, {}, whole)
 
 
-def _from_one_part(tracer: MetaTracer, result: Any, out_dims: Any, mapped: tuple[Any, int]) -> Any:
+def _from_one_part(tracer: MetaTracer, result: object, out_dims: object, mapped: tuple[Any, int]) -> Any:
     """What the body gives for all parts, by what it gives for one: new tensors, the mapped dimension outermost."""
     value, dim = mapped
     parts, structure = _torch.tree_flatten(result)

@@ -134,7 +134,7 @@ def refuse_new_parameters(original: Any) -> Any:
     """A parameter that the program makes has no place in a graph: nothing would train it."""
 
     @functools.wraps(original)
-    def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+    def new(cls: object, data: Any = None, requires_grad: bool = True) -> Any:
         tracer = current_tracer.get()
         if tracer is not None and not tracer.is_deriving and tracer.handles((data,), {}):
             raise tracer.has_made_a_parameter()
@@ -164,7 +164,7 @@ def record_autograd_function(original: Any) -> Any:
     of_any_class = _torch.function_of_class_method(original)
 
     @functools.wraps(original)
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply(cls: object, *args: Any, **kwargs: Any) -> Any:
         tracer = current_tracer.get()
         if tracer is None or tracer.is_deriving or not tracer.handles(args, kwargs):
             return of_any_class(cls, *args, **kwargs)

@@ -123,7 +123,7 @@ def transform(
     return with_parts(value, parts)
 
 
-def with_parts(value: Any, parts: dict[Any, Any]) -> Any:
+def with_parts(value: object, parts: dict[Any, Any]) -> Any:
     """A structure like this one with these parts."""
     if isinstance(value, dict):
         return type(value)(**parts) if dataclasses.is_dataclass(value) else _dict_like(value, parts)

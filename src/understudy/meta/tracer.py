@@ -68,7 +68,7 @@ class MetaTracer(torch.fx.Tracer):
     def __init__(
         self,
         autowrap_modules: tuple[Any, ...] = (math,),
-        autowrap_functions: tuple[Callable[..., Any], ...] = (),
+        autowrap_functions: tuple[Callable[..., object], ...] = (),
         param_shapes_constant: bool = True,
     ) -> None:
         super().__init__(autowrap_modules, autowrap_functions, param_shapes_constant)
@@ -168,7 +168,7 @@ class MetaTracer(torch.fx.Tracer):
         self._is_entering = bool(has_hooks) and self.traced_func_name == "forward"
         return root if self._is_entering else function
 
-    def _record(self, root: object, function: Callable[..., Any], inputs: TraceInputs, state: AssignedAttributes) -> None:
+    def _record(self, root: object, function: Callable[..., object], inputs: TraceInputs, state: AssignedAttributes) -> None:
         entry = self._entry(root, function)
         args, kwargs = inputs.arguments(function, by_position=entry is not function)
         self._examples.check_names()
@@ -209,7 +209,7 @@ class MetaTracer(torch.fx.Tracer):
         return self.derivation.is_active
 
     def create_node(
-        self, kind: str, target: Any, args: Any, kwargs: Any, name: str | None = None, type_expr: Any = None
+        self, kind: str, target: Any, args: Any, kwargs: Any, name: str | None = None, type_expr: object = None
     ) -> Node:
         path = self.arguments.safe_path(target) if kind in READS else target
         if kind in ENDS or name is not None or type_expr is not None:
@@ -279,7 +279,7 @@ class MetaTracer(torch.fx.Tracer):
         node = self.node_for(kind, target, args, kwargs, meta, name, type_expr)
         return self.results.present(node, meta) if same is None else self._move_to_node(same, node)
 
-    def _find_same(self, kind: str, target: Any, args: Any, kwargs: Any, meta: Any) -> Any:
+    def _find_same(self, kind: str, target: object, args: Any, kwargs: Any, meta: object) -> Any:
         """The argument that a call of torch gives back, as `x.add_(1)` and `x.contiguous()` do: `is` has to say so.
 
         Modules and functions of others may give back something else when the graph runs: `nn.Dropout`, by its mode.
@@ -304,7 +304,7 @@ class MetaTracer(torch.fx.Tracer):
         return value
 
     def _node(
-        self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None
+        self, kind: str, target: object, args: Any, kwargs: Any, name: Any = None, type_expr: object = None
     ) -> Node:
         named = self.create_arg(dict(kwargs)) if kwargs else {}
         return self.create_node(kind, target, self.create_arg(tuple(args)), named, name, type_expr)
@@ -384,7 +384,7 @@ class MetaTracer(torch.fx.Tracer):
         finally:
             del self.derivation.underivable[noted:]
 
-    def _answers(self, kind: str, target: Any, args: Any, meta: Any) -> bool:
+    def _answers(self, kind: str, target: object, args: Any, meta: object) -> bool:
         """Whether a call of torch only asked for facts, which are no part of a graph."""
         if meta is UNKNOWN or not is_fact(meta) or kind == "call_module":
             return False

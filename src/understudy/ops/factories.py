@@ -109,7 +109,7 @@ def copy(a: TensorSpec, source: TensorSpec, non_blocking: bool = False) -> Tenso
 
 
 @rule("fill.Scalar")
-def fill_with_number(a: TensorSpec, value: Any) -> TensorSpec:
+def fill_with_number(a: TensorSpec, value: object) -> TensorSpec:
     check_stored("fill", value, a.dtype, a.device)
     return preserved_copy(a)
 
@@ -259,7 +259,7 @@ def eye_rectangular(
     return fresh((n, m), dtype, device, layout)
 
 
-def arange_count(name: str, start: Any, end: Any, step: Any, dtype: Dtype) -> Any:
+def arange_count(name: str, start: object, end: Any, step: Any, dtype: Dtype) -> Any:
     """How many steps from `start` fit before `end`."""
     if step == 0:
         raise ArgumentError(f"{name}: the step must not be 0")
@@ -372,7 +372,7 @@ def tril_indices(
 
 @rule("triu_indices")
 def triu_indices(
-    row: Any, col: Any, offset: Any = 0, *, dtype: Dtype | None = torch.int64,
+    row: object, col: Any, offset: Any = 0, *, dtype: Dtype | None = torch.int64,
     layout: torch.layout | None = None, device: Device | None = None, pin_memory: bool | None = None,
 ) -> Any:  # fmt: skip
     _check_matrix(row, col)
@@ -385,7 +385,7 @@ def _check_matrix(row: Any, col: Any) -> None:
         raise ArgumentError(f"there is no matrix of {row} rows and {col} columns")
 
 
-def _lower_count(row: Any, col: Any, offset: Any) -> Any:
+def _lower_count(row: object, col: object, offset: Any) -> Any:
     """Elements of a matrix on and below a diagonal, whose rows grow by one until they are full."""
     if row == 0 or col == 0:
         return 0
@@ -466,7 +466,7 @@ NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 
 
 def linspace_of_symbols(
-    start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, requires_grad: bool = False, **options: Any
+    start: object, end: Any, steps: Any, *, dtype: torch.dtype | None = None, requires_grad: bool = False, **options: Any
 ) -> Any:  # fmt: skip
     """From `start` up to the middle, and from `end` down to it, as the kernel counts: both ends are exact."""
     are_numbers = isinstance(start, NUMBERS) and isinstance(end, NUMBERS)

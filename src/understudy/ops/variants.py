@@ -170,7 +170,7 @@ class _OutVariant(NamedTuple):
 
 
 def _out_rule(functional: Rule, out_names: list[str], left_out: list[str], variant: _OutVariant) -> Rule:
-    def out_variant(*args: Any, **kwargs: Any) -> Any:
+    def out_variant(*args: object, **kwargs: Any) -> Any:
         outs = [kwargs.pop(name) for name in out_names]
         told = {name: getattr(outs[0], name) for name in left_out if name in ("dtype", "device")}
         if variant.decides_dtype and kwargs.get("dtype") is None:
@@ -210,7 +210,7 @@ def _decompose_out(op: OpOverload) -> Rule:
     functional, _ = next(_functional_overloads(op, op.name().partition(".")[0], ["out"]))
     is_exact = "norm" in op.name()  # norms take nothing but their dtype
 
-    def decompose(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    def decompose(*args: object, out: torch.Tensor, **kwargs: object) -> torch.Tensor:
         result = functional(*args, **kwargs)
         check_castable("out=", result.dtype, out.dtype)
         if is_exact and result.dtype is not out.dtype:

@@ -381,7 +381,7 @@ class FakeTensorProp(torch.fx.Interpreter):
             return self._invoke_subgraph(*args)
         return target(*wrap_subgraphs(args, self._propagate_inside), **kwargs)
 
-    def _invoke_subgraph(self, subgraph: Any, identifier: object, *operands: Any) -> Any:
+    def _invoke_subgraph(self, subgraph: Any, identifier: object, *operands: object) -> Any:
         if identifier in self._subgraphs.seen:
             answer = self._subgraphs.recall(self._mode, identifier, operands)
             return subgraph(*operands) if answer is None else answer

@@ -200,7 +200,7 @@ class SubgraphAnswers:
         kind, specs = found
         return kind([make_new(mode, spec) for spec in specs])
 
-    def remember(self, mode: FakeTensorMode, identifier: Any, operands: tuple[Any, ...], result: Any) -> None:
+    def remember(self, mode: FakeTensorMode, identifier: object, operands: tuple[object, ...], result: Any) -> None:
         """Only what is made of nothing but new tensors can be made again from specs."""
         self.seen.add(identifier)
         key = self._key(mode, identifier, operands)
@@ -211,7 +211,7 @@ class SubgraphAnswers:
             self._specs[key] = type(result), [part._spec for part in result]
 
     @staticmethod
-    def _key(mode: FakeTensorMode, identifier: Any, operands: tuple[Any, ...]) -> Any:
+    def _key(mode: FakeTensorMode, identifier: object, operands: tuple[Any, ...]) -> Any:
         if not all(type(value) is int or _is_plain(mode, value) for value in operands):
             return None
         return identifier, *[value if type(value) is int else value._spec for value in operands]

@@ -28,7 +28,7 @@ DEPTH = 4
 
 
 @contextmanager
-def borrow_state(mode: FakeTensorMode, *holders: Any) -> Iterator[None]:
+def borrow_state(mode: FakeTensorMode, *holders: object) -> Iterator[None]:
     modules, optimizers = find_stateful(holders)
     saved = [_SavedModule(module) for module in modules]
     saved_optimizers = [_SavedOptimizer(optimizer) for optimizer in optimizers]
@@ -45,7 +45,7 @@ def borrow_state(mode: FakeTensorMode, *holders: Any) -> Iterator[None]:
             state.give_back()
 
 
-def stand_in_for(mode: FakeTensorMode, tensor: Any) -> Any:
+def stand_in_for(mode: FakeTensorMode, tensor: object) -> Any:
     """Of a real tensor, with a stand-in of its gradient; anything else is left."""
     if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor):
         return tensor
@@ -92,7 +92,7 @@ class _SavedOptimizer:
         self.state = {parameter: dict(state) for parameter, state in optimizer.state.items()}
 
     def lend(self, mode: FakeTensorMode) -> None:
-        def convert(value: Any) -> Any:
+        def convert(value: object) -> Any:
             return map_structure(lambda tensor: stand_in_for(mode, tensor), torch.Tensor, value)
 
         for group in self.optimizer.param_groups:
@@ -112,7 +112,7 @@ class _SavedOptimizer:
 # --- where modules and optimizers are found
 
 
-def find_stateful(holders: Any) -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
+def find_stateful(holders: object) -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
     modules: dict[int, torch.nn.Module] = {}
     optimizers: dict[int, torch.optim.Optimizer] = {}
     seen: set[int] = set()
@@ -131,7 +131,7 @@ def find_stateful(holders: Any) -> tuple[list[torch.nn.Module], list[torch.optim
     return list(modules.values()), list(optimizers.values())
 
 
-def _parts(value: Any) -> list[Any]:
+def _parts(value: object) -> list[Any]:
     """What an object holds, as far as a rehearsal may change it."""
     if isinstance(value, (list, tuple, set)):
         return list(value)

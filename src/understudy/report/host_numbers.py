@@ -32,7 +32,7 @@ class _KeptNumber:
         self.numbers = numbers
         self.birth: Birth | None = birth
 
-    def __call__(self, *gradients: Any) -> None:
+    def __call__(self, *gradients: object) -> None:
         birth, self.birth = self.birth, None
         if birth is not None:
             self.numbers.end(birth)
@@ -53,7 +53,7 @@ class HostNumbers(Listener):
         self._casts = 0
         self._kept: tuple[weakref.ref[torch.Tensor], Birth] | None = None
 
-    def before_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_operator(self, func: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
         if self._kept is not None:
             self._give_to_node()
         positions = self._positions.get(id(func))
@@ -69,7 +69,7 @@ class HostNumbers(Listener):
         if self._numbers:
             self._count(self._numbers + self._casts)
 
-    def after_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def after_operator(self, func: Any, args: tuple[object, ...], kwargs: dict[str, Any], result: Any) -> None:
         if not self._numbers:
             return
         size = self._numbers
@@ -112,7 +112,7 @@ class HostNumbers(Listener):
             node.register_hook(kept)
 
 
-def _size_of_cast(func: Any, args: tuple[Any, ...], number: object) -> int:
+def _size_of_cast(func: Any, args: tuple[object, ...], number: object) -> int:
     """Pointwise kernels cast the number to the dtype in which they compute."""
     tensor = next((fake for fake in args if type(fake) is FakeTensor), None)
     if tensor is None or not (record_of(func).is_pointwise or func._schema.name.endswith("_")):

@@ -161,17 +161,17 @@ class Measurement(Listener):
             storage.label.category, storage.label.owner = old.category, old.owner
             self._end(old)
 
-    def add_scratch(self, nbytes: int, device: torch.device, operator: Any) -> Birth:
+    def add_scratch(self, nbytes: int, device: torch.device, operator: object) -> Birth:
         """Memory that a kernel or a library takes beside its results."""
         birth = self._add(nbytes, device, None, operator)
         birth.category = "scratch"
         return birth
 
-    def add_workspace(self, nbytes: int, device: torch.device, operator: Any) -> None:
+    def add_workspace(self, nbytes: int, device: torch.device, operator: object) -> None:
         """Of a library, which keeps it: it belongs to no module."""
         self.add_scratch(nbytes, device, operator).owner = WORKSPACES
 
-    def add_held_scratch(self, device: torch.device, sizes: tuple[int, ...], operator: Any) -> None:
+    def add_held_scratch(self, device: torch.device, sizes: tuple[int, ...], operator: object) -> None:
         """Of a kernel, held while the call ends."""
         for birth in [self.add_scratch(size, device, operator) for size in sizes]:
             self._end(birth)
@@ -182,7 +182,7 @@ class Measurement(Listener):
             totals = self.devices[device] = DeviceTotals(device)
         return totals
 
-    def _add(self, nbytes: int, device: torch.device, shape: tuple[int, ...] | None, operator: Any) -> Birth:
+    def _add(self, nbytes: int, device: torch.device, shape: tuple[int, ...] | None, operator: object) -> Birth:
         places = self.places
         birth = Birth()
         birth.nbytes = nbytes
@@ -236,7 +236,7 @@ class Measurement(Listener):
         """How many were called."""
         return self.mode.calls
 
-    def follow_plan(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> AfterCall:
+    def follow_plan(self, func: Any, args: tuple[object, ...], kwargs: dict[str, Any], result: object) -> AfterCall:
         """Counts all calls that are alike. No work depends on a float: a step size that changes is no other call."""
         key = self.mode.key_of(func, args, kwargs)
         alike = object() if key is None else tuple([part for part in key if type(part) is not float])
@@ -253,7 +253,7 @@ class Measurement(Listener):
         is_mutable = totals.is_mutable
         places, is_grad_enabled = self.places, torch.is_grad_enabled
 
-        def count(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        def count(args: tuple[object, ...], kwargs: dict[str, Any], result: object) -> None:
             totals.count += 1
             phase = places.phase
             current = self._phase
@@ -280,7 +280,7 @@ class Measurement(Listener):
 
     # --- what storages are for
 
-    def birth_of(self, tensor: Any) -> Birth | None:
+    def birth_of(self, tensor: object) -> Birth | None:
         if type(tensor) is not FakeTensor:
             tensor = getattr(tensor, "_local_tensor", None)  # of a DTensor
             if type(tensor) is not FakeTensor:
@@ -289,7 +289,7 @@ class Measurement(Listener):
         birth: Birth | None = None if record is None else record.label
         return birth
 
-    def _name(self, tensor: Any, category: str, owner: str | None = None) -> None:
+    def _name(self, tensor: object, category: str, owner: str | None = None) -> None:
         birth = self.birth_of(tensor)
         if birth is not None and birth.category is None:
             birth.category, birth.owner = category, owner
@@ -352,7 +352,7 @@ class Measurement(Listener):
         }
 
 
-def _work_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Work:
+def _work_of(func: Any, args: tuple[object, ...], kwargs: dict[str, Any], result: object) -> Work:
     args, kwargs = map_structure(lambda fake: fake._spec, FakeTensor, (args, kwargs))
     results = [fake._spec for fake in flat(FakeTensor, (result,), {})]
     return work_of(Call.of(func, tuple(args), kwargs), results)

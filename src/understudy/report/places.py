@@ -154,7 +154,7 @@ class Places:
 
     # --- modules
 
-    def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> ModulePlace:
+    def enter_module(self, module: torch.nn.Module, args: object, kwargs: object) -> ModulePlace:
         """Gives back the module that is left for it."""
         before = self.module
         place = self._by_module.get(id(module))
@@ -207,14 +207,14 @@ class Places:
 
     # --- optimizers
 
-    def _enter_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _enter_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         if getattr(active_fake_mode(), "places", None) is self:
             self._in_optimizer = True
             self.phase = OPTIMIZER
             if self.on_optimizer is not None:
                 self.on_optimizer(optimizer, False)
 
-    def _leave_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _leave_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         if self._in_optimizer and getattr(active_fake_mode(), "places", None) is self:
             self._in_optimizer = False
             self._idle = BETWEEN
@@ -225,10 +225,10 @@ class Places:
 
 
 @patch("torch.nn.Module.__call__", during=OBSERVATION)
-def follow_modules(original: Callable[..., Any]) -> Callable[..., Any]:
+def follow_modules(original: Callable[..., object]) -> Callable[..., Any]:
     """A report says in which module memory is allocated."""
 
-    def __call__(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def __call__(module: torch.nn.Module, *args: object, **kwargs: object) -> Any:
         places = getattr(active_fake_mode(), "places", None)
         if places is None:
             return original(module, *args, **kwargs)
@@ -242,10 +242,10 @@ def follow_modules(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @patch("torch.autograd._engine_run_backward", "torch.autograd.graph._engine_run_backward", during=OBSERVATION)
-def follow_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+def follow_backward(original: Callable[..., object]) -> Callable[..., Any]:
     """A report says in which phase memory is allocated."""
 
-    def run_backward(*args: Any, **kwargs: Any) -> Any:
+    def run_backward(*args: object, **kwargs: object) -> Any:
         places = getattr(active_fake_mode(), "places", None)
         if places is None:
             return original(*args, **kwargs)

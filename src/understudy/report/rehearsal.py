@@ -282,7 +282,7 @@ def _read(kind: type[Record], data: dict[str, Any]) -> Record:
     return kind(**{name: _read_value(hints[name], value) for name, value in data.items()})
 
 
-def _read_value(hint: Any, value: Any) -> Any:
+def _read_value(hint: object, value: Any) -> Any:
     if value is not None:
         for part in (hint, *get_args(hint)):
             if dataclasses.is_dataclass(part) and isinstance(part, type):
@@ -305,7 +305,7 @@ def make_schema(kind: type = Rehearsal) -> dict[str, Any]:
     }
 
 
-def _schema_of(hint: Any) -> dict[str, Any]:
+def _schema_of(hint: object) -> dict[str, Any]:
     if hint in _PLAIN:
         return {"type": _PLAIN[hint]}
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):

@@ -129,8 +129,8 @@ def _card_of(device: str | Card | None) -> tuple[Card | None, int]:
 
 
 def rehearse(
-    fn: Callable[..., Any], *args: Any, device: str | Card | None = None, options: RehearsalOptions | None = None,
-    **kwargs: Any,
+    fn: Callable[..., object], *args: object, device: str | Card | None = None, options: RehearsalOptions | None = None,
+    **kwargs: object,
 ) -> Rehearsal:  # fmt: skip
     """Call `fn` once on stand-ins for a card that need not be here, and say what it takes.
 

@@ -55,7 +55,7 @@ def _of_product(*operands: str) -> Formula:
     """The gradient of a matrix is laid out in columns if the matrix was: if one stride is 1 and the other one the number
     of rows."""
 
-    def formula(node: Any, asked: Truth, answer: bool) -> Truth | None:
+    def formula(node: object, asked: Truth, answer: bool) -> Truth | None:
         for name in operands:
             rows = _sizes(getattr(node, f"_saved_{name}_sym_sizes"))[0]
             down, along = _sizes(getattr(node, f"_saved_{name}_sym_strides"))
@@ -87,7 +87,7 @@ def _of_running_sum(node: Any, asked: Truth, answer: bool) -> Truth | None:
     return conditions.join("or", questions) if asked in questions else None
 
 
-def _of_singular_vectors(node: Any, asked: Truth, answer: bool) -> Truth | None:
+def _of_singular_vectors(node: object, asked: Truth, answer: bool) -> Truth | None:
     """Where gradients of U are wanted, matrices with more rows than columns are treated apart, and C++ asks for these
     first. Where none are, whatever the answer, it depends on whether there are at least as many rows."""
     rows = value_of(from_torch(_torch.shape_of_gradient(node, 0)[-2]))
@@ -119,7 +119,7 @@ def _may_have_gradient(node: object, result: int) -> bool:
     return node not in seen  # then the pass came here on a way that can't be seen
 
 
-def _sizes(numbers: Iterable[Any]) -> list[Any]:
+def _sizes(numbers: Iterable[object]) -> list[Any]:
     return [value_of(from_torch(number)) for number in numbers]
 
 

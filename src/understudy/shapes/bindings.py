@@ -92,7 +92,7 @@ class UnbackedBindings(Mapping[Any, KeyPath]):
         self._env = env
         self.by_symbol = by_symbol
 
-    def __getitem__(self, symbol: Any) -> KeyPath:
+    def __getitem__(self, symbol: object) -> KeyPath:
         return self.by_symbol[self._env.from_sympy(symbol)]
 
     def __iter__(self) -> Iterator[Any]:
@@ -154,7 +154,7 @@ def free_symbols(val: object) -> set[object]:
     return {env.to_sympy(symbol) for symbol, env in _free(val)} | _free_in_sympy(val)
 
 
-def free_unbacked_symbols(x: Any) -> set[object]:
+def free_unbacked_symbols(x: object) -> set[object]:
     """Those of them that only data tells; in sympy expressions, those that are called so: `u0`, `zuf0`."""
     called_so = {symbol for symbol in _free_in_sympy(x) if UNBACKED_NAME.fullmatch(symbol.name)}
     return {env.to_sympy(symbol) for symbol, env in _free(x) if symbol in env.births} | called_so
@@ -260,7 +260,7 @@ def rebind_unbacked(shape_env: ShapeEnv | None, n: object, result: object) -> No
                 shape_env.symbols.rename_unbacked(new, old)
 
 
-def read_along(path: Any, value: Any) -> Any:
+def read_along(path: Any, value: object) -> Any:
     """The number at the end of a way, which may be a tuple of torch's keys."""
     if isinstance(path, KeyPath):
         return path.get(value)

@@ -91,7 +91,7 @@ class SymbolBindings:
 
     places: dict[Expr, tuple[InputSize, Expr]]
 
-    def values(self, inputs: Sequence[Any], definitions: Mapping[Expr, FloatExpr]) -> dict[Expr, int]:
+    def values(self, inputs: Sequence[object], definitions: Mapping[Expr, FloatExpr]) -> dict[Expr, int]:
         values = {symbol: solve(expr, place.read(inputs)) for symbol, (place, expr) in self.places.items()}
         for symbol, expression in definitions.items():
             if expression.symbols <= values.keys():
@@ -264,7 +264,7 @@ class InputChecks:
         return _write_function(name, self.inputs, self.definitions, self.list_requirements())
 
 
-def describe_inputs(placeholders: Sequence[Any], sources: Sequence[Any] | None = None) -> InputSizes:
+def describe_inputs(placeholders: Sequence[Any], sources: Sequence[object] | None = None) -> InputSizes:
     """What stands in the metadata of stand-ins and symbolic numbers."""
     inputs = InputSizes()
     for position, placeholder in enumerate(placeholders):

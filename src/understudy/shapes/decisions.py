@@ -487,7 +487,7 @@ def list_parts(name: str, value: Any) -> Iterator[tuple[str, object]]:
         yield from pairs
 
 
-def list_symbols(env: ShapeEnv, name: str, value: Any) -> Iterator[tuple[Expr, str]]:
+def list_symbols(env: ShapeEnv, name: str, value: object) -> Iterator[tuple[Expr, str]]:
     """The symbols that a variable holds, each with the way to write it."""
     if isinstance(value, SYMBOLIC):
         yield from find_symbol(env, value.node, name)

@@ -242,7 +242,7 @@ class ShapeEnv:
         """The value as an object of sympy."""
         return self.torch_api.to_sympy(value)
 
-    def from_sympy(self, expression: Any) -> Any:
+    def from_sympy(self, expression: object) -> Any:
         """What a sympy expression stands for here; anything else as it is."""
         return self.torch_api.from_sympy(expression)
 

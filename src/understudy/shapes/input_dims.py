@@ -135,7 +135,7 @@ def _from_export(entry: Any) -> Policy | None:
     return Policy(DYNAMIC, entry.__name__, _number(entry.min) or None, _number(entry.max))
 
 
-def from_torch(kind: Any, constraint: Any = None) -> Policy:
+def from_torch(kind: object, constraint: object = None) -> Policy:
     """What a `DimDynamic` and a constraint ask for, torch's or ours."""
     name = getattr(kind, "name", str(kind)).lower()
     return Policy(name if name in KINDS else DYNAMIC, None, *range_of(constraint))
@@ -212,7 +212,7 @@ class SizeSource:
         return f"{self.variable}_{self.dim}" if self.what == "size" and self.variable.isidentifier() else ""
 
 
-def name_of(source: Any) -> str:
+def name_of(source: object) -> str:
     """How a source calls itself: torch's have a `name`, which is a method in some releases."""
     name = getattr(source, "name", source)
     return str(name() if callable(name) else name)

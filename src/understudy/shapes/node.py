@@ -535,7 +535,7 @@ class SymNode:
         twin._derive()
         return twin
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         """Pickled with its environment, of which it is a part."""
         return SymNode.__new__, (SymNode,), (self.shape_env, self.value, self.kind, self._example)
 
@@ -563,7 +563,7 @@ Scalar: TypeAlias = Size | float
 """Any number, plain or symbolic."""
 
 
-def value_of(number: Any) -> Any:
+def value_of(number: object) -> Any:
     """The value of a node, of a symbolic number, or of a plain one."""
     if type(number) is SymNode:
         return number.value

@@ -28,7 +28,7 @@ class Interned:
 
     __slots__ = ("__weakref__", "content", "key")
 
-    def __init__(self, key: Any, content: Any) -> None:
+    def __init__(self, key: object, content: Any) -> None:
         self.key = key
         self.content = content
 

@@ -106,11 +106,11 @@ class Symbols:
             )
         return self.numbers.node(symbol, int)
 
-    def create_symintnode(self, symbol: Any, *, hint: int | None = None, source: object = None) -> Any:
+    def create_symintnode(self, symbol: object, *, hint: int | None = None, source: object = None) -> Any:
         """The `SymInt` of a symbol, of an expression or of a node; a plain int as it is."""
         return self.numbers.node(value_of(self.env.from_sympy(symbol)), int).symbolic
 
-    def create_symfloatnode(self, symbol: Any, *, hint: float | None = None, source: object = None) -> Any:
+    def create_symfloatnode(self, symbol: object, *, hint: float | None = None, source: object = None) -> Any:
         """The `SymFloat` of a number in sympy's words, or of a node; a plain one as it is."""
         value = value_of(self.env.from_sympy(symbol))
         number = self.numbers.make_float("to_float", value) if isinstance(value, Expr) else value
@@ -124,7 +124,7 @@ class Symbols:
         return size if isinstance(size, int) else cast(torch.SymInt, size.symbolic)
 
     def create_symbolic_sizes_strides_storage_offset(
-        self, example: torch.Tensor, source: object, *, symbolic_context: Any = None
+        self, example: torch.Tensor, source: object, *, symbolic_context: object = None
     ) -> tuple[tuple[int | torch.SymInt, ...], tuple[int | torch.SymInt, ...], int | torch.SymInt]:
         """What stands for the metadata of an input: sizes, strides and offset, as numbers and `SymInt`s."""
         name, shape, stride = symbolic_sizes(self.env, example, source, symbolic_context)
@@ -151,7 +151,7 @@ class Symbols:
         """The `SymInt` of such a number."""
         return self.create_symintnode(self.create_unspecified_symbol(value, source, dynamic_dim), hint=value)
 
-    def create_symboolnode(self, condition: Any) -> Any:
+    def create_symboolnode(self, condition: object) -> Any:
         """The `SymBool` of a condition in sympy's words."""
         return self.numbers.node(value_of(self.env.from_sympy(condition)), bool).symbolic
 

@@ -249,7 +249,7 @@ def _card(key: str, table: Any, place: str) -> Card:
     )
 
 
-def _check_fields(table: Any, place: str) -> None:
+def _check_fields(table: object, place: str) -> None:
     if not isinstance(table, dict):
         raise CatalogueError("a card is a table of its figures", place)
     for name, value in table.items():

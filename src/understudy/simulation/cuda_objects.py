@@ -35,7 +35,7 @@ class Stream:
     """A queue of work, by its number: 0 is the default stream of a device."""
 
     def __init__(
-        self, device: Any = None, priority: int = 0, *, stream_id: int | None = None, device_index: int | None = None,
+        self, device: object = None, priority: int = 0, *, stream_id: int | None = None, device_index: int | None = None,
         device_type: int = CUDA_DEVICE_TYPE, stream_ptr: int | None = None,
     ) -> None:  # fmt: skip
         self.device_index = _index_of(device) if device_index is None else device_index
@@ -150,7 +150,7 @@ class CudaGenerator(RealGenerator):
     _seed: int
     _offset: int
 
-    def __new__(cls, device: Any = "cuda") -> CudaGenerator:
+    def __new__(cls, device: object = "cuda") -> CudaGenerator:
         made: CudaGenerator = super().__new__(cls, "cpu")  # type: ignore[call-arg]
         made._index = device_index(device)
         made._seed, made._offset = 67280421310721, 0

@@ -42,7 +42,7 @@ def driver(name: str) -> Callable[[Answering], Answering]:
     return answer(f"torch._C.{name}", is_new=True)
 
 
-def substitute(*places: str, value: Any, reason: str, is_new: bool = False) -> None:
+def substitute(*places: str, value: object, reason: str, is_new: bool = False) -> None:
     patch(*places, during=SIMULATION, reason=reason, is_new=is_new)(lambda original: value)
 
 
@@ -80,7 +80,7 @@ def is_initialized() -> bool:
 
 
 @answer("torch.cuda._lazy_call", "torch.cuda.random._lazy_call")
-def call_now(callable: Function, **options: Any) -> None:
+def call_now(callable: Function, **options: object) -> None:
     """What torch puts off until CUDA is initialised would otherwise outlive the simulation."""
     if machine().device_count:
         machine().initialize()
@@ -138,20 +138,20 @@ def lacks_amp() -> bool:
 
 
 @answer("torch.cuda.utilization", "torch.cuda.temperature", "torch.cuda.power_draw", "torch.cuda.clock_rate")
-def read_sensor(device: Any = None) -> int:
+def read_sensor(device: object = None) -> int:
     """torch asks NVML, which knows the real cards."""
     return 0
 
 
 @answer("torch.cuda.device_memory_used")
-def memory_used(device: Any = None) -> int:
+def memory_used(device: object = None) -> int:
     """torch asks NVML, which knows the real cards."""
     free, total = machine().device(device_index(device)).memory_info()
     return total - free
 
 
 @answer("torch.cuda.list_gpu_processes", "torch.cuda.memory.list_gpu_processes")
-def list_processes(device: Any = None) -> str:
+def list_processes(device: object = None) -> str:
     """torch asks NVML, which knows the real cards."""
     index = device_index(device)
     return f"GPU:{index}\nprocess {os.getpid():>10d} uses {memory_used(index) / (1 << 20):>12.3f} MB GPU memory"
@@ -164,7 +164,7 @@ def runtime() -> Any:
 
 
 @answer("torch.cuda.ipc_collect", "torch.cuda._sleep")
-def do_nothing(*args: Any) -> None:
+def do_nothing(*args: object) -> None:
     """There is nothing to collect or to wait for."""
 
 
@@ -192,7 +192,7 @@ def reset_accumulated(device: int) -> None:
 
 
 @driver("_cuda_emptyCache")
-def empty_cache(*args: Any) -> None:
+def empty_cache(*args: object) -> None:
     """Releases what the simulated allocators have cached."""
     for memory in machine().memory.devices:
         memory.empty_cache()
@@ -226,8 +226,8 @@ def change_settings(settings: str) -> None:
 
 
 @driver("_cuda_record_memory_history")
-def record_history(enabled: Any = "all", context: Any = "all", stacks: Any = "all", max_entries: int = 1 << 62,
-                   clear_history: bool = False, *rest: Any) -> None:  # fmt: skip
+def record_history(enabled: object = "all", context: object = "all", stacks: object = "all", max_entries: int = 1 << 62,
+                   clear_history: bool = False, *rest: object) -> None:  # fmt: skip
     """The history of the simulated allocators, with the frames of the program."""
     for memory in machine().memory.devices:
         allocator = memory.allocator
@@ -237,7 +237,7 @@ def record_history(enabled: Any = "all", context: Any = "all", stacks: Any = "al
 
 
 @driver("_cuda_record_memory_history_legacy")
-def record_history_legacy(enabled: Any = True, record_context: bool = True, max_entries: int = 1, *rest: Any) -> None:
+def record_history_legacy(enabled: object = True, record_context: bool = True, max_entries: int = 1, *rest: object) -> None:
     """The older form of the same."""
     record_history("all" if enabled else None, max_entries=max_entries)
 
@@ -254,7 +254,7 @@ def _microseconds() -> int:
 
 
 @driver("_cuda_memorySnapshot")
-def memory_snapshot(*args: Any) -> dict[str, Any]:
+def memory_snapshot(*args: object) -> dict[str, Any]:
     """The state of the simulated allocators, in torch's format."""
     parts = [memory.allocator.snapshot() for memory in machine().memory.devices]
     return {
@@ -350,7 +350,7 @@ substitute("torch.cuda.nvtx._nvtx", value=objects.Nvtx(), reason="A build withou
 
 
 @patch("torch.cuda.default_generators", during=SIMULATION)
-def have_generators(original: Any) -> Any:
+def have_generators(original: object) -> Any:
     """One for each simulated device."""
     return _Generators()
 
@@ -374,7 +374,7 @@ def make_simulated_generators(original: Any) -> Any:
         def __instancecheck__(cls, value: object) -> bool:
             return isinstance(value, original)
 
-        def __call__(cls, device: Any = "cpu") -> Any:
+        def __call__(cls, device: object = "cpu") -> Any:
             return objects.make_generator(device)
 
     return Either("Generator", (original,), {"__module__": "torch"})

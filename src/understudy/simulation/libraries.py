@@ -168,7 +168,7 @@ def refuse_connections(original: Function) -> Function:
     return connect
 
 
-def _is_this_machine(address: Any) -> bool:
+def _is_this_machine(address: object) -> bool:
     host = str(address[0]) if isinstance(address, tuple) and address else ""
     return host in ("localhost", "::1", "0.0.0.0", "") or host.startswith("127.")
 
@@ -192,7 +192,7 @@ def note_tensorboard(original: Function) -> Function:
 
 
 def _noting(original: Function, what: str, target: str) -> Function:
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         note_refused(what, target)
         return original(*args, **kwargs)
 
@@ -206,7 +206,7 @@ def _noting(original: Function, what: str, target: str) -> Function:
 def refuse_pushes(original: Function) -> Function:
     """Nothing is pushed to a hub."""
 
-    def push(self: Any, *args: Any, **kwargs: Any) -> None:
+    def push(self: object, *args: object, **kwargs: object) -> None:
         note_refused("push", str(kwargs.get("repo_id", "a hub")))
 
     return push
@@ -218,7 +218,7 @@ def refuse_pushes(original: Function) -> Function:
 def _redirect_path(original: Function, position: int, name: str, what: str) -> Function:
     """Call it with a path of the overlay."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         overlay = active_overlay()
         path = args[position] if len(args) > position else kwargs.get(name)
         if overlay is None or not isinstance(path, (str, os.PathLike)):
@@ -255,7 +255,7 @@ def load_from_overlay(original: Function) -> Function:
 def save_tokenizer_in_overlay(original: Function) -> Function:
     """Rust writes the vocabulary of fast tokenizers."""
 
-    def save(self: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+    def save(self: object, save_directory: Any, *args: object, **kwargs: object) -> Any:
         os.makedirs(save_directory, exist_ok=True)
         return _redirect_path(original, 1, "save_directory", "save_pretrained")(self, save_directory, *args, **kwargs)
 
@@ -322,7 +322,7 @@ def _stand_ins(header: dict[str, Any], device: Any) -> dict[str, torch.Tensor]:
 def load_header(original: Function) -> Function:
     """Stand-ins of the right shapes, without reading the data."""
 
-    def load_file(filename: Any, device: Any = "cpu", **kwargs: Any) -> Any:
+    def load_file(filename: object, device: object = "cpu", **kwargs: object) -> Any:
         if _torch.active_fake_mode() is None:
             return original(filename, device, **kwargs)
         return _stand_ins(read_header(filename), device)
@@ -334,7 +334,7 @@ def load_header(original: Function) -> Function:
 def save_header(original: Function) -> Function:
     """A file with the right header and size, and holes in the place of data that is not there."""
 
-    def save_file(tensors: dict[str, Any], filename: Any, metadata: Any = None, **kwargs: Any) -> None:
+    def save_file(tensors: dict[str, Any], filename: Any, metadata: object = None, **kwargs: object) -> None:
         if not any(_torch.is_stand_in(tensor) for tensor in tensors.values()):
             return original(tensors, filename, metadata, **kwargs)
         header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
@@ -378,7 +378,7 @@ def write_zeros(original: Function) -> Function:
 class HeaderFile:
     """`safetensors.safe_open`: the tensors are stand-ins."""
 
-    def __init__(self, filename: Any, framework: str = "pt", device: Any = "cpu", **kwargs: Any) -> None:
+    def __init__(self, filename: object, framework: str = "pt", device: object = "cpu", **kwargs: object) -> None:
         self._header = read_header(filename)
         self._device = device
         self._metadata = self._header.pop("__metadata__", None)
@@ -425,7 +425,7 @@ class HeaderSlice:
 def open_header(original: Function) -> Function:
     """Stand-ins of the right shapes, without reading the data."""
 
-    def safe_open(filename: Any, framework: str = "pt", device: Any = "cpu", **kwargs: Any) -> Any:
+    def safe_open(filename: object, framework: str = "pt", device: object = "cpu", **kwargs: object) -> Any:
         if _torch.active_fake_mode() is None or framework not in ("pt", "torch", "pytorch"):
             return original(filename, framework, device, **kwargs)
         return HeaderFile(filename, framework, device, **kwargs)
@@ -440,7 +440,7 @@ def open_header(original: Function) -> Function:
 def build_from_configuration(original: Function) -> Any:
     """The configuration tells names, shapes and dtypes of all parameters: weights are neither downloaded nor read."""
 
-    def from_pretrained(cls: Any, /, name: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
+    def from_pretrained(cls: object, /, name: object, *args: object, config: object = None, **kwargs: object) -> Any:
         if _torch.active_fake_mode() is None:
             return getattr(original, "__func__", original)(cls, name, *args, config=config, **kwargs)
         if name is None:
@@ -454,7 +454,7 @@ def build_from_configuration(original: Function) -> Any:
 def name_missing_files(original: Function) -> Function:
     """A rehearsal downloads nothing: the error says which small file is wanted, and how to get it."""
 
-    def cached_files(path_or_repo_id: Any, filenames: Any, *args: Any, **kwargs: Any) -> Any:
+    def cached_files(path_or_repo_id: object, filenames: Any, *args: object, **kwargs: object) -> Any:
         try:
             return original(path_or_repo_id, filenames, *args, **kwargs)
         except OSError as error:
@@ -465,7 +465,7 @@ def name_missing_files(original: Function) -> Function:
     return cached_files
 
 
-def _missing(name: Any, files: str) -> MissingFileError:
+def _missing(name: object, files: str) -> MissingFileError:
     return MissingFileError(
         f"from_pretrained({str(name)!r}): its {files} is not here, and a rehearsal downloads nothing. Wanted is that one "
         f"small file: put it into a folder and name the folder, or fetch it once with `hf download {name} {files}`"
@@ -485,7 +485,7 @@ LOADING_OPTIONS = frozenset(
 QUANTISATION_OPTIONS = ("quantization_config", "load_in_4bit", "load_in_8bit")
 
 
-def _build(cls: Any, name: Any, args: Any, config: Any, options: dict[str, Any]) -> Any:
+def _build(cls: Any, name: object, args: object, config: object, options: dict[str, Any]) -> Any:
     """A model as `from_pretrained` gives it: in eval mode, of the dtype and on the device that were asked for."""
     # why: it imports this module
     from understudy.simulation.quantised import find_quantisation, quantise_model
@@ -516,7 +516,7 @@ def _build(cls: Any, name: Any, args: Any, config: Any, options: dict[str, Any])
     return model
 
 
-def _configuration(cls: Any, name: Any, config: Any, options: dict[str, Any]) -> Any:
+def _configuration(cls: Any, name: object, config: object, options: dict[str, Any]) -> Any:
     from_hub = {key: value for key, value in options.items() if key in HUB_OPTIONS}
     others = {key: value for key, value in options.items() if key not in LOADING_OPTIONS}
     if config is not None and not isinstance(config, (str, os.PathLike)):
@@ -546,7 +546,7 @@ def _headers_of_weights(name: Any) -> dict[str, Any]:
     return found
 
 
-def _dtype_of_weights(name: Any) -> torch.dtype | None:
+def _dtype_of_weights(name: object) -> torch.dtype | None:
     """That of the first floating-point tensor of the weights, if they are here."""
     dtypes = [DTYPES[entry["dtype"]] for entry in _headers_of_weights(name).values() if entry is not None]
     return next((dtype for dtype in dtypes if dtype.is_floating_point), None)
@@ -556,7 +556,7 @@ class WeightsMismatchError(UnderstudyError, RuntimeError):
     """Weights that do not have the shapes which the configuration says."""
 
 
-def _compare_with_weights(model: Any, name: Any, ignores_shapes: bool) -> dict[str, list[Any]]:
+def _compare_with_weights(model: Any, name: object, ignores_shapes: bool) -> dict[str, list[Any]]:
     """What `from_pretrained` tells of loading. Wrong shapes are refused, as it does."""
     weights = _headers_of_weights(name)
     own = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
@@ -589,7 +589,7 @@ def _read_generation_config(model: Any, name: Any) -> None:
         model.generation_config = type(model.generation_config).from_pretrained(os.fspath(name))
 
 
-def _device_of(device_map: Any) -> Any:
+def _device_of(device_map: object) -> Any:
     """One device for all: maps over several, and "auto", take the first."""
     if device_map is None:
         return None

@@ -56,7 +56,7 @@ class Machine:
 
     def __init__(
         self, card: Card, count: int = 1, *, settings: str | None = None, on_oom: OnOOM = "raise",
-        context: int | None = None, answers: Any = "error",
+        context: int | None = None, answers: object = "error",
     ) -> None:  # fmt: skip
         self.card = card
         self.count = 0 if card.kind == "cpu" else count

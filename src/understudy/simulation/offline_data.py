@@ -88,7 +88,7 @@ def _kind_of(name: str) -> tuple[Row, dict[str, int]]:
 def find_missing_data(original: Function) -> Function:
     """A data set that is not here is named in the error, or made up."""
 
-    def load_dataset(path: Any, *args: Any, **kwargs: Any) -> Any:
+    def load_dataset(path: object, *args: object, **kwargs: Any) -> Any:
         try:
             return original(path, *args, **kwargs)
         except OSError as error:
@@ -129,7 +129,7 @@ def find_missing_tokenizers(original: Function) -> Any:
     """A tokenizer that is not here is named in the error, or made up."""
     plain = getattr(original, "__func__", original)
 
-    def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(cls: object, name: object, *args: Any, **kwargs: Any) -> Any:
         try:
             return plain(cls, name, *args, **kwargs)
         except (OSError, ValueError, AttributeError) as error:

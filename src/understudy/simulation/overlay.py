@@ -102,7 +102,7 @@ class Overlay:
             part = parent
         return True
 
-    def find(self, path: Any) -> Any:
+    def find(self, path: object) -> Any:
         """Where to read."""
         whole = self.absolute(path)
         if whole is None:
@@ -111,7 +111,7 @@ class Overlay:
             return self.inside(whole)
         return os.path.join(self.root, "deleted", whole.lstrip(os.sep)) if self.is_deleted(whole) else path
 
-    def place(self, path: Any, *, keeps: bool = False) -> Any:
+    def place(self, path: object, *, keeps: bool = False) -> Any:
         """Where to write. `keeps`: what is in the file is still wanted."""
         whole = self.absolute(path)
         if whole is None:
@@ -147,7 +147,7 @@ class Overlay:
 
     # --- what programs do ----------------------------------------------------------------------------------
 
-    def remove(self, path: Any) -> None:
+    def remove(self, path: object) -> None:
         whole = self._existing(path)
         self.note("remove", whole)
         inside = self.inside(whole)
@@ -174,7 +174,7 @@ class Overlay:
         if was_deleted:  # a new, empty one: what the real one holds stays deleted
             self._deleted.update(os.path.join(whole, name) for name in os.listdir(whole))
 
-    def move(self, source: Any, target: Any) -> None:
+    def move(self, source: object, target: object) -> None:
         """A folder is moved with all that is in it."""
         whole = self._existing(source)
         self.note("rename", f"{whole} → {self.absolute(target) or target}")
@@ -200,7 +200,7 @@ class Overlay:
 
     # --- its own work sees the real disk ----------------------------------------------------------------------
 
-    def run(self, function: Function, *args: Any, **kwargs: Any) -> Any:
+    def run(self, function: Function, *args: object, **kwargs: object) -> Any:
         self._busy.depth = getattr(self._busy, "depth", 0) + 1
         try:
             return function(*args, **kwargs)
@@ -235,7 +235,7 @@ WRITING = frozenset("wax+")
 def open_in_overlay(original: Function) -> Function:
     """What a rehearsal writes goes to its overlay, and is read from there."""
 
-    def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+    def open(file: object, mode: str = "r", *args: object, **kwargs: object) -> Any:
         overlay = active_overlay()
         if overlay is None or isinstance(file, int) or kwargs.get("opener") is not None:
             return original(file, mode, *args, **kwargs)
@@ -264,7 +264,7 @@ def _place_for(overlay: Overlay, file: Any, mode: str) -> Any:
 def open_descriptor_in_overlay(original: Function) -> Function:
     """As `open`: `tempfile` and `pathlib` use it."""
 
-    def os_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: Any = None) -> int:
+    def os_open(path: object, flags: int, mode: int = 0o777, *, dir_fd: object = None) -> int:
         overlay = active_overlay()
         if overlay is None or dir_fd is not None:
             return original(path, flags, mode, dir_fd=dir_fd)
@@ -281,7 +281,7 @@ def open_descriptor_in_overlay(original: Function) -> Function:
 def look_into_overlay(original: Function) -> Function:
     """Whether a file exists, and how large it is, is what the rehearsal has made of it."""
 
-    def look(path: Any, *args: Any, **kwargs: Any) -> Any:
+    def look(path: object, *args: object, **kwargs: object) -> Any:
         overlay = active_overlay()
         if overlay is None or isinstance(path, int) or kwargs.get("dir_fd") is not None:
             return original(path, *args, **kwargs)
@@ -294,7 +294,7 @@ def look_into_overlay(original: Function) -> Function:
 def list_overlay(original: Function) -> Function:
     """What is in a folder, for a rehearsal."""
 
-    def listdir(path: Any = ".") -> Any:
+    def listdir(path: object = ".") -> Any:
         overlay = active_overlay()
         whole = None if overlay is None else overlay.run(overlay.absolute, path)
         if overlay is None or whole is None or not overlay.run(overlay.is_folder, whole):
@@ -364,7 +364,7 @@ def scan_overlay(original: Function) -> Function:
 
 
 def _redirect(original: Function, method: str) -> Function:
-    def call(path: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(path: object, *args: object, **kwargs: object) -> Any:
         overlay = active_overlay()
         if overlay is None or kwargs.get("dir_fd") is not None or overlay.run(overlay.absolute, path) is None:
             return original(path, *args, **kwargs)
@@ -395,7 +395,7 @@ def make_folder_in_overlay(original: Function) -> Function:
 def move_in_overlay(original: Function) -> Function:
     """Files are moved for the rehearsal alone."""
 
-    def move(source: Any, target: Any, **kwargs: Any) -> Any:
+    def move(source: object, target: object, **kwargs: object) -> Any:
         overlay = active_overlay()
         if overlay is None:
             return original(source, target, **kwargs)
@@ -409,7 +409,7 @@ def move_in_overlay(original: Function) -> Function:
 def link_in_overlay(original: Function) -> Function:
     """A link becomes a copy, or is made inside of the overlay."""
 
-    def link(source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    def link(source: object, target: object, *args: object, **kwargs: object) -> Any:
         overlay = active_overlay()
         if overlay is None or overlay.run(overlay.absolute, target) is None:
             return original(source, target, *args, **kwargs)
@@ -424,7 +424,7 @@ def link_in_overlay(original: Function) -> Function:
 def change_in_overlay(original: Function) -> Function:
     """Rights, times and sizes of files are changed in a copy."""
 
-    def change(path: Any, *args: Any, **kwargs: Any) -> Any:
+    def change(path: object, *args: object, **kwargs: object) -> Any:
         overlay = active_overlay()
         if overlay is None or isinstance(path, int) or overlay.run(overlay.absolute, path) is None:
             return original(path, *args, **kwargs)
@@ -440,7 +440,7 @@ def change_in_overlay(original: Function) -> Function:
 def remove_tree_in_overlay(original: Function) -> Function:
     """Python removes a tree by descriptors of its folders; here it is marked as gone."""
 
-    def rmtree(path: Any, ignore_errors: bool = False, onerror: Any = None, **kwargs: Any) -> None:
+    def rmtree(path: Any, ignore_errors: bool = False, onerror: object = None, **kwargs: object) -> None:
         overlay = active_overlay()
         whole = None if overlay is None else overlay.run(overlay.absolute, path)
         if overlay is None or whole is None:

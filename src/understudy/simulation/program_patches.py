@@ -84,7 +84,7 @@ def move_stand_ins(original: Function) -> Function:
 def step_without_overflow(original: Function) -> Function:
     """Whether gradients have overflowed is in their data. Where no policy answers that, they have not: the step is made."""
 
-    def step(self: Any, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
+    def step(self: object, optimizer: Any, optimizer_state: Any, *args: object, **kwargs: object) -> Any:
         if not any(type(found) is FakeTensor for found in optimizer_state["found_inf_per_device"].values()):
             return original(self, optimizer, optimizer_state, *args, **kwargs)
         machine().note("GradScaler: no gradient overflows, every step is made")
@@ -114,7 +114,7 @@ def scale_stays(original: Function) -> Function:
 def run_on_first_device(original: Function) -> Function:
     """Copies of the module would run in threads, one for each device, with collectives that only CUDA has."""
 
-    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+    def forward(self: Any, *inputs: object, **kwargs: object) -> Any:
         if not self.device_ids:
             return original(self, *inputs, **kwargs)
         if len(self.device_ids) > 1:
@@ -124,7 +124,7 @@ def run_on_first_device(original: Function) -> Function:
             )
         device = torch.device("cuda", self.device_ids[0])
 
-        def move(value: Any) -> Any:
+        def move(value: object) -> Any:
             return value.to(device) if isinstance(value, torch.Tensor) else value
 
         inputs, kwargs = _torch.tree_map(move, (inputs, kwargs))
@@ -149,8 +149,8 @@ def start_without_communication(original: Function) -> Function:
     """NCCL needs devices. torch's fake process group takes every collective, and does nothing."""
 
     def init_process_group(
-        backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: int = -1, rank: int = -1,
-        *args: Any, **kwargs: Any,
+        backend: object = None, init_method: object = None, timeout: object = None, world_size: int = -1, rank: int = -1,
+        *args: object, **kwargs: object,
     ) -> Any:  # fmt: skip
         if backend is not None and "nccl" not in str(backend):
             return original(backend, init_method, timeout, world_size, rank, *args, **kwargs)
@@ -171,7 +171,7 @@ def start_without_communication(original: Function) -> Function:
 def report_nccl(original: Function) -> Function:
     """The fake process group stands for NCCL's."""
 
-    def get_backend(group: Any = None) -> Any:
+    def get_backend(group: object = None) -> Any:
         backend = original(group)
         return "nccl" if backend == "fake" and machine().has_process_group else backend
 
@@ -182,7 +182,7 @@ def report_nccl(original: Function) -> Function:
 def expect_sharded_tensors(original: Function) -> Function:
     """Every DTensor has a mesh. What DTensors need is loaded here, because that imports their package."""
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: object, *args: object, **kwargs: object) -> None:
         import understudy.simulation.sharding  # noqa: F401  # why: as the docstring says
 
         original(self, *args, **kwargs)

@@ -38,7 +38,7 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
 def make_plain_parameters(original: Function) -> Any:
     """torch refuses a stand-in as the data of another subclass: it becomes a plain parameter with the same attributes."""
 
-    def make(cls: Any, data: Any = None, requires_grad: bool = False, **attributes: Any) -> Any:
+    def make(cls: Any, data: Any = None, requires_grad: bool = False, **attributes: object) -> Any:
         if _torch.active_fake_mode() is None:
             return original(cls, data, requires_grad, **attributes)
         data = torch.empty(0) if data is None else data
@@ -55,7 +55,7 @@ def make_plain_parameters(original: Function) -> Any:
 def quantise_before_use(original: Function) -> Function:
     """A layer that a script makes itself is quantised by `.to("cuda")`, which on a plain parameter only moves it."""
 
-    def forward(self: Any, x: torch.Tensor) -> Any:
+    def forward(self: object, x: torch.Tensor) -> Any:
         if _torch.active_fake_mode() is not None:
             _quantise_layer(self, x.device, None)
         return original(self, x)
@@ -95,7 +95,7 @@ def _quantise_layer(layer: Any, device: Any, dtype: torch.dtype | None) -> None:
 # --- from_pretrained -------------------------------------------------------------------------------------------------
 
 
-def find_quantisation(name: Any, config: Any, options: dict[str, Any]) -> Any:
+def find_quantisation(name: object, config: object, options: dict[str, Any]) -> Any:
     """The `BitsAndBytesConfig` that is asked for, or that the model's own configuration names; None if there is none."""
     wanted = options.pop("quantization_config", None)
     wanted = getattr(config, "quantization_config", None) if wanted is None else wanted
@@ -120,7 +120,7 @@ def find_quantisation(name: Any, config: Any, options: dict[str, Any]) -> Any:
     return transformers.BitsAndBytesConfig.from_dict(wanted) if isinstance(wanted, dict) else wanted
 
 
-def quantise_model(model: torch.nn.Module, wanted: Any, device: Any, dtype: torch.dtype) -> None:
+def quantise_model(model: torch.nn.Module, wanted: Any, device: object, dtype: torch.dtype) -> None:
     """Exchange its linear layers for those of bitsandbytes, on the device: one after the other, as when it is loaded."""
     integration = importlib.import_module("transformers.integrations.bitsandbytes")
     quantizers = importlib.import_module("transformers.quantizers.auto")

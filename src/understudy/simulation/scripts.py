@@ -83,10 +83,10 @@ class StepCounter:
         self.counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.steps = 0
 
-    def add(self, optimizer: Any) -> None:
+    def add(self, optimizer: object) -> None:
         self.counts.setdefault(optimizer, 0)
 
-    def count(self, optimizer: Any, *_: Any) -> None:
+    def count(self, optimizer: object, *_: object) -> None:
         self.counts[optimizer] = self.counts.get(optimizer, 0) + 1
         counts = list(self.counts.values())
         is_waiting = max(counts) <= PATIENCE * (self.most or 1)
@@ -104,7 +104,7 @@ _counters: list[StepCounter] = []
 def follow_optimizers(original: Function) -> Function:
     """A step of a rehearsal is over when each of its optimizers has stepped: they are counted from the start."""
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: object, *args: object, **kwargs: object) -> None:
         original(self, *args, **kwargs)
         if _counters:
             _counters[-1].add(self)
@@ -116,7 +116,7 @@ def follow_optimizers(original: Function) -> Function:
 def label_compilation(original: Function) -> Function:
     """Inside of a mode the function runs as it is: the report has to say so."""
 
-    def compile(*args: Any, **kwargs: Any) -> Any:
+    def compile(*args: object, **kwargs: object) -> Any:
         if _torch.active_fake_mode() is not None:
             add_note("torch.compile: rehearsed as eager; the compiler may fuse kernels and free memory earlier")
         return original(*args, **kwargs)
@@ -135,7 +135,7 @@ _takes_longest: list[bool] = []
 def take_longest_batch(original: Function) -> Function:
     """With `--longest`, every batch is the one with the most numbers in it: a rehearsal takes only the first few."""
 
-    def __iter__(self: Any) -> Iterator[Any]:
+    def __iter__(self: object) -> Iterator[Any]:
         if not _takes_longest or not _takes_longest[-1]:
             return original(self)
         return _repeat_longest(original(self))
@@ -143,7 +143,7 @@ def take_longest_batch(original: Function) -> Function:
     return __iter__
 
 
-def _repeat_longest(batches: Iterator[Any]) -> Iterator[Any]:
+def _repeat_longest(batches: Iterator[object]) -> Iterator[Any]:
     longest, most, count = None, -1, 0
     for batch in islice(batches, MOST_BATCHES):
         count += 1
@@ -160,7 +160,7 @@ def _repeat_longest(batches: Iterator[Any]) -> Iterator[Any]:
         yield copy_containers(longest)
 
 
-def find_tensors(batch: Any) -> list[torch.Tensor]:
+def find_tensors(batch: object) -> list[torch.Tensor]:
     """Those of a batch, whatever it is made of."""
     if isinstance(batch, torch.Tensor):
         return [batch]
@@ -216,7 +216,7 @@ _at_exit: list[list[tuple[Function, Any, Any]]] = []
 def collect_exit_functions(original: Function) -> Function:
     """Those of the script belong to it, and it ends before this process does. Libraries stay, and so do theirs."""
 
-    def register(function: Function, *args: Any, **kwargs: Any) -> Function:
+    def register(function: Function, *args: object, **kwargs: object) -> Function:
         if not _at_exit or sys._getframe(1).f_globals.get("__name__") != "__main__":
             return original(function, *args, **kwargs)
         _at_exit[-1].append((function, args, kwargs))
@@ -277,7 +277,7 @@ def run_script(
 
 
 @contextmanager
-def _entry(stack: list[Any], value: Any) -> Iterator[Any]:
+def _entry(stack: list[Any], value: object) -> Iterator[Any]:
     stack.append(value)
     try:
         yield value

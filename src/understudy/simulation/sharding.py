@@ -17,10 +17,10 @@ from understudy.simulation.storages import ObservedMode
 @patch(
     "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached", during=OBSERVATION
 )
-def compute_sharding_unheard(original: Callable[..., Any]) -> Callable[..., Any]:
+def compute_sharding_unheard(original: Callable[..., object]) -> Callable[..., Any]:
     """DTensor runs each new operator once more, on tensors of the global sizes, to know the metadata of its result."""
 
-    def propagate(*args: Any, **kwargs: Any) -> Any:
+    def propagate(*args: object, **kwargs: object) -> Any:
         mode = _torch.active_fake_mode()
         if not isinstance(mode, ObservedMode):
             return original(*args, **kwargs)
@@ -35,7 +35,7 @@ def give_wrappers_the_keys_of_stand_ins(original: Callable[..., Any]) -> Any:
     """C++ gives a DTensor the device of the tensor inside it, and not the dispatch key by which autocast and the choice
     of an attention kernel find tensors on devices that are not here."""
 
-    def new(cls: Any, local_tensor: torch.Tensor, spec: Any, *, requires_grad: bool) -> Any:
+    def new(cls: object, local_tensor: torch.Tensor, spec: Any, *, requires_grad: bool) -> Any:
         if type(local_tensor) is not FakeTensor or local_tensor._spec.device.type in WITHOUT_INDEX:
             return original(cls, local_tensor, spec, requires_grad=requires_grad)
         meta, device = spec.tensor_meta, native(local_tensor._spec.device)

@@ -50,7 +50,7 @@ class simulate:
 
     def __init__(
         self, device: str | Path | Card, *, count: int | None = None, settings: str | None = None,
-        context: int | None = None, on_oom: OnOOM = "raise", answers: Any = "error",
+        context: int | None = None, on_oom: OnOOM = "raise", answers: object = "error",
     ) -> None:  # fmt: skip
         self._machine: Machine | None = None
         self._entry: Any = None

@@ -111,14 +111,14 @@ class Listener:
     def on_resize(self, storage: StorageRecord, before: int) -> None:
         """`before` is the number of bytes that it had."""
 
-    def before_operator(self, func: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+    def before_operator(self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any]) -> None: ...
 
     def after_operator(
-        self, func: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+        self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any], result: object
     ) -> None: ...
 
     def follow_plan(
-        self, func: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+        self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any], result: object
     ) -> AfterCall | None:
         """What is to be called after this call and all that are like it: same operator, specs and numbers."""
 
@@ -221,14 +221,14 @@ class ObservedMode(FakeTensorMode):
         if id(storage) not in self.storages:
             self._add(storage, fake._spec)
 
-    def _learn(self, plan: Plan, func: Any, args: Any, kwargs: Any, result: Any) -> tuple[Plan, tuple[AfterCall, ...]]:
+    def _learn(self, plan: Plan, func: object, args: object, kwargs: Any, result: Any) -> tuple[Plan, tuple[AfterCall, ...]]:
         """What is called after the calls of a plan. The plan is kept: nothing else gets its identity."""
         if len(self._by_plan) >= MOST_PLANS:
             self._by_plan.clear()
         found = self._by_plan[id(plan)] = plan, self._find_ends(func, args, kwargs, result)
         return found
 
-    def _find_ends(self, func: Any, args: Any, kwargs: Any, result: Any) -> tuple[AfterCall, ...]:
+    def _find_ends(self, func: Any, args: Any, kwargs: Any, result: object) -> tuple[AfterCall, ...]:
         ends: list[AfterCall] = []
         for listener in self._listeners:
             if type(listener).after_operator is not Listener.after_operator:
@@ -237,7 +237,7 @@ class ObservedMode(FakeTensorMode):
                 ends.append(end)
         return tuple(ends)
 
-    def _end_unplanned(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def _end_unplanned(self, func: object, args: Any, kwargs: Any, result: object) -> None:
         """Of a call that no plan was replayed for, or that others were a part of."""
         if type(result) is FakeTensor and not (args and result is args[0]):
             self._find_birth(result)
@@ -245,14 +245,14 @@ class ObservedMode(FakeTensorMode):
             for end in self._find_ends(func, args, kwargs, result):
                 end(args, kwargs, result)
 
-    def key_of(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
+    def key_of(self, func: object, args: object, kwargs: object) -> tuple[Any, ...] | None:
         """What the answer to a call may depend on; None where an argument can't be a part of it."""
         try:
             return self._key(func, args, kwargs)[0]
         except UnusualArgument:
             return None
 
-    def _slow(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def _slow(self, func: object, types: Any, args: object, kwargs: object) -> Any:
         if any(kind.__module__.startswith("torch.distributed.tensor") for kind in types):
             # why: its patch imports torch.distributed.tensor
             import understudy.simulation.sharding  # noqa: F401
@@ -332,7 +332,7 @@ def _sparse_bytes(spec: TensorSpec) -> int:
 _composites: dict[int, bool] = {}
 
 
-def _is_composite(func: Any) -> bool:
+def _is_composite(func: object) -> bool:
     """Whether eager breaks the operator up on every device. By identity: operators live as long as the process."""
     found = _composites.get(id(func))
     if found is None:
@@ -347,10 +347,10 @@ _torch.hide_from_compiler(ObservedMode.__torch_dispatch__)
 
 
 @patch("torch.UntypedStorage.resize_", during=OBSERVATION)
-def follow_storage_resize(original: Callable[..., Any]) -> Callable[..., Any]:
+def follow_storage_resize(original: Callable[..., object]) -> Callable[..., Any]:
     """`tensor.untyped_storage().resize_(0)` frees memory (FSDP does it), and no operator tells of it."""
 
-    def resize_(storage: torch.UntypedStorage, size: Any) -> Any:
+    def resize_(storage: torch.UntypedStorage, size: object) -> Any:
         result = original(storage, size)
         mode = _torch.active_fake_mode()
         if isinstance(mode, ObservedMode):

@@ -60,7 +60,7 @@ class Workspaces(Listener):
         """Called with size, device and operator."""
 
     def follow_plan(
-        self, func: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+        self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any], result: object
     ) -> AfterCall | None:
         if not isinstance(func, _torch.OpOverload) or uses_blas.of(func) is None:
             return None
@@ -98,14 +98,14 @@ class ScratchMemory(Listener):
         self.estimated: set[str] = set()
 
     def follow_plan(
-        self, func: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+        self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any], result: object
     ) -> AfterCall | None:
         if not isinstance(func, _torch.OpOverload) or not may_need_scratch(func):
             return None
         device, sizes = self._find_need(func, args, kwargs, result)
         return functools.partial(self._take, device, sizes, func) if sizes and device is not None else None
 
-    def _find_need(self, func: Any, args: Any, kwargs: Any, result: Any) -> tuple[torch.device | None, Sizes]:
+    def _find_need(self, func: Any, args: Any, kwargs: Any, result: object) -> tuple[torch.device | None, Sizes]:
         args, kwargs = map_structure(lambda fake: fake._spec, FakeTensor, (args, kwargs))
         call = Call.of(func, tuple(args), kwargs)
         results = [fake._spec for fake in flat(FakeTensor, (result,), {})]

@@ -150,7 +150,7 @@ def _leads_there(way: Any, sizes: Sizes) -> bool:
 # --- conditions ---------------------------------------------------------------------------------------------------
 
 
-def _shorter(env: Any, ways: Sequence[Way]) -> list[Way]:
+def _shorter(env: object, ways: Sequence[Way]) -> list[Way]:
     """The same, without what makes no difference: where `a and b` leads, and `not a`, it is enough that `b` holds."""
     found = list(dict.fromkeys(ways))
     for way in ways:
@@ -196,7 +196,7 @@ def _nodes_in(value: object) -> Iterator[SymNode]:
         yield from _nodes_in((value.shape, value.stride))
 
 
-def _move_to_env(value: Any, env: Any) -> Any:
+def _move_to_env(value: object, env: Any) -> Any:
     """The same with the nodes of another environment."""
     if type(value) is SymNode:
         return env.node(value.value, value.kind)

@@ -79,7 +79,7 @@ class Call:
     inputs: tuple[TensorSpec, ...]
 
     @staticmethod
-    def of(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def of(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, Any]) -> Call:
         return Call(op, args, kwargs, tuple(flat(TensorSpec, args, kwargs)))
 
     def argument_of(self, position: int) -> str:
@@ -114,7 +114,7 @@ def _collect(kind: type | tuple[type, ...], values: Iterable[object], found: lis
             _collect(kind, value, found)
 
 
-def map_structure(convert: Callable[[Any], Any], kind: type | tuple[type, ...], value: Any) -> Any:
+def map_structure(convert: Callable[[Any], Any], kind: type | tuple[type, ...], value: object) -> Any:
     """The same structure with every object of this kind converted."""
     if isinstance(value, kind):
         return convert(value)

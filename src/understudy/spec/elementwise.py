@@ -174,7 +174,7 @@ def meet_as_at_hand(other: int | SymNode, size: int | SymNode) -> object:
     return size if has_to_be(other, 1) else None
 
 
-def broadcast_anyhow(a: Sequence[Any], b: Sequence[Any]) -> Shape:
+def broadcast_anyhow(a: Sequence[object], b: Sequence[object]) -> Shape:
     """As `broadcast_shapes`, for operators of whose result the shape is all that depends on which size is expanded."""
     return _broadcast_pair(a, b, meet_anyhow)
 
@@ -186,7 +186,7 @@ def meet_anyhow(other: int | SymNode, size: int | SymNode) -> object:
     return size if is_or_is_one(other, size) else None
 
 
-def check_broadcastable(a: Sequence[Any], b: Sequence[Any]) -> None:
+def check_broadcastable(a: Sequence[object], b: Sequence[object]) -> None:
     """Refuse shapes that can't be broadcast together, for operators whose result has none of their sizes.
 
     Which of two sizes is expanded is not assumed. Those that are equal, and larger than 1, are taken to be: that says more.

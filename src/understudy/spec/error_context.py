@@ -125,7 +125,7 @@ ONE_AFTER_THE_OTHER = (
 )
 
 
-def refuse_order(entry: object, mode: object, exception: tuple[Any, ...]) -> None:
+def refuse_order(entry: object, mode: object, exception: tuple[object, ...]) -> None:
     """A mode was left that is not the innermost one. What is under way is not covered by this error, but for the end of
     a generator."""
     name = type(mode).__name__

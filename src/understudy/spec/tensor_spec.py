@@ -51,7 +51,7 @@ SHORT_DTYPE = {
 contiguous_strides = packed_strides
 
 
-def product(sizes: Sequence[Any]) -> Any:
+def product(sizes: Sequence[object]) -> Any:
     result: Any = 1
     for size in sizes:
         result = result * size
@@ -112,7 +112,7 @@ class TensorSpec:
         cls,
         shape: Sequence[Any],
         stride: Sequence[Any] | None = None,
-        offset: Any = 0,
+        offset: object = 0,
         *,
         dtype: torch.dtype,
         device: torch.device,
@@ -186,9 +186,9 @@ class TensorSpec:
 
     def like(
         self,
-        shape: Sequence[Any] | None = None,
+        shape: Sequence[object] | None = None,
         *,
-        stride: Sequence[Any] | None = None,
+        stride: Sequence[object] | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | None = None,
     ) -> TensorSpec:
@@ -204,9 +204,9 @@ class TensorSpec:
 
     def as_view(
         self,
-        shape: Sequence[Any],
-        stride: Sequence[Any],
-        offset: Any = None,
+        shape: Sequence[object],
+        stride: Sequence[object],
+        offset: object = None,
         *,
         dtype: torch.dtype | None = None,
         conj: bool | None = None,
@@ -279,7 +279,7 @@ def is_contiguous(shape: Sequence[int | SymNode], stride: Sequence[int | SymNode
     return True
 
 
-def _rebuild(shape: Any, stride: Any, offset: Any, dtype: Any, device: Any, layout: Any,
+def _rebuild(shape: Any, stride: Any, offset: object, dtype: Any, device: Any, layout: Any,
              conj: bool, neg: bool, sparse: Any) -> TensorSpec:  # fmt: skip
     return TensorSpec(shape, stride, offset, dtype=dtype, device=device, layout=layout,
                       conj=conj, neg=neg, sparse=sparse)  # fmt: skip

@@ -41,7 +41,7 @@ class VmapLevel:
         self._size = interpreter.batch_size()
         self._randomness = interpreter.randomness()
 
-    def inside(self, values: Sequence[Any], dim: int = 0) -> tuple[list[Any], Dims]:
+    def inside(self, values: Sequence[object], dim: int = 0) -> tuple[list[Any], Dims]:
         """The values without this level, and which of them are batches."""
         found = [_torch.batched_at(value, dim, self.level) for value in values]
         return [value for value, _ in found], [0 if is_batched else None for _, is_batched in found]
@@ -56,7 +56,7 @@ class VmapLevel:
     def over(self, function: Function, in_dims: Dims, foreseen: Dims) -> Function:
         """A function over batches; `foreseen`: which of its results are taken for batches, none of those after these."""
 
-        def run(*values: Any) -> tuple[Any, ...]:
+        def run(*values: object) -> tuple[Any, ...]:
             results, dims = self.run(function, in_dims, values)
             wanted = [*foreseen, *[None] * (len(dims) - len(foreseen))]
             needed: Dims = [0 if 0 in pair else None for pair in zip(dims, wanted, strict=True)]
@@ -66,7 +66,7 @@ class VmapLevel:
 
         return run
 
-    def run(self, function: Function, in_dims: Dims, values: Sequence[Any]) -> tuple[list[Any], Dims]:
+    def run(self, function: Function, in_dims: Dims, values: Sequence[object]) -> tuple[list[Any], Dims]:
         """The results, batches at dimension 0, and which of them are batches."""
         results, dims = _torch.over_batches(function, tuple(in_dims), self._size, self._randomness)(*values)
         moved = [value.movedim(dim, 0) if dim else value for value, dim in zip(results, dims, strict=True)]

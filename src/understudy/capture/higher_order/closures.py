@@ -33,12 +33,12 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 class BranchMode(TorchFunctionMode):
     """A mode for the calls of torch functions inside of a branch, and inside of the branches in it."""
 
-    def within(self, function: Any) -> Any:
+    def within(self, function: object) -> Any:
         """A function that a higher-order operator is given in this branch: its calls belong to it as well."""
         if not callable(function) or isinstance(function, (torch.nn.Module, torch.Tensor)):
             return function
 
-        def inside(*args: Any) -> Any:
+        def inside(*args: object) -> Any:
             with self:
                 return function(*args)
 
@@ -55,7 +55,7 @@ class ClosureFinder(BranchMode):
         self.tensors: dict[int, torch.Tensor] = {}
         self.numbers: dict[SymNode, None] = {}
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.look_at((args, *kwargs.values()))
         form = higher_order(func) if isinstance(func, _torch.HigherOrderOperator) else None
@@ -63,7 +63,7 @@ class ClosureFinder(BranchMode):
             return func(*args, **kwargs)
         return one_round(self._capture.stand_ins, form, tuple(map(self.within, args)))[0]
 
-    def look_at(self, values: Any) -> None:
+    def look_at(self, values: object) -> None:
         for value in _torch.tree_flatten(values)[0]:
             if isinstance(value, torch.Tensor):
                 inner = _torch.innermost(value)
@@ -83,7 +83,7 @@ def one_round(mode: Any, form: HigherOrder, args: tuple[Any, ...]) -> tuple[Any,
     return _torch.tree_unflatten(list(result), _torch.tree_flatten(outputs[-1])[1]), outputs
 
 
-def is_outside(tensor: Any, capture: Capture) -> bool:
+def is_outside(tensor: object, capture: Capture) -> bool:
     """Whether the surrounding program has made this tensor, and not the rehearsal."""
     if type(tensor) is not FakeTensor or tensor.fake_mode is not capture.stand_ins:
         return True
@@ -95,7 +95,7 @@ def is_outside(tensor: Any, capture: Capture) -> bool:
     return False
 
 
-def same_but_another(value: Any) -> Any:
+def same_but_another(value: object) -> Any:
     """What a rehearsal is given for an operand: a branch may refer to the operand itself as well."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value
@@ -104,7 +104,7 @@ def same_but_another(value: Any) -> Any:
     return value.clone() if is_wrapper else value.view_as(value)
 
 
-def interpret_graph(function: Any) -> Any:
+def interpret_graph(function: object) -> Any:
     """A graph is followed node by node where its nodes are to hand on where they come from."""
     if isinstance(function, torch.fx.GraphModule) and torch.fx.traceback.has_preserved_node_meta():
         return torch.fx.Interpreter(function).run
@@ -118,13 +118,13 @@ class ClosureReplacer(BranchMode):
         super().__init__()
         self._operands = {id(tensor): operand for tensor, operand in zip(tensors, operands, strict=True)}
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = self.in_values((args, kwargs or {}))
         if isinstance(func, _torch.HigherOrderOperator):
             args = tuple(map(self.within, args))
         return func(*args, **kwargs)
 
-    def in_values(self, values: Any) -> Any:
+    def in_values(self, values: object) -> Any:
         if not any(id(tensor) in self._operands for tensor in _tensors_in(values)):
             return values
         return map_structure(lambda tensor: self._operands.get(id(tensor), tensor), torch.Tensor, values)
@@ -144,7 +144,7 @@ class Branch:
     """A function of a higher-order operator that takes what it uses as flat operands, and returns a flat tuple."""
 
     def __init__(
-        self, function: Callable[..., Any], given: int, in_spec: Any, tensors: Sequence[torch.Tensor],
+        self, function: Callable[..., object], given: int, in_spec: Any, tensors: Sequence[torch.Tensor],
         may_write: bool = False, is_bare: bool = False,
     ) -> None:  # fmt: skip
         self._function = function
@@ -166,7 +166,7 @@ class Branch:
         self._check_gradients(leaves, operands)
         return leaves[0] if self._is_bare else tuple(leaves)
 
-    def _check_gradients(self, results: Sequence[Any], operands: Sequence[Any]) -> None:
+    def _check_gradients(self, results: Sequence[object], operands: Sequence[object]) -> None:
         """An `autograd.Function` is no torch function: what it is given stays as it is, and so do its gradients."""
         given = {id(_source_of(value)) for value in operands if isinstance(value, torch.Tensor)}
         outside = {
@@ -193,7 +193,7 @@ def _source_of(tensor: torch.Tensor) -> Any:
     return tensor if tensor.grad_fn is None else tensor.grad_fn
 
 
-def _sources_of(results: Sequence[Any], operands: Sequence[Any]) -> Iterator[Any]:
+def _sources_of(results: Sequence[object], operands: Sequence[object]) -> Iterator[Any]:
     """Where the gradients of these results go, as far as the operands."""
     tensors = [value for value in results if isinstance(value, torch.Tensor)]
     seen = {id(value.grad_fn) for value in operands if isinstance(value, torch.Tensor)}
@@ -208,7 +208,7 @@ def _sources_of(results: Sequence[Any], operands: Sequence[Any]) -> Iterator[Any
         todo.extend(following for following, _ in node.next_functions)
 
 
-def in_structure(operands: Sequence[Any], given: int, in_spec: Any) -> tuple[Any, ...]:
+def in_structure(operands: Sequence[object], given: int, in_spec: Any) -> tuple[Any, ...]:
     """The first `given` operands as they are, and the rest in their structure."""
     return (*operands[:given], *_torch.tree_unflatten(list(operands[given:]), in_spec))
 
@@ -220,16 +220,16 @@ class DerivedFunction:
         self.__name__ = name
         self._function = function
 
-    def __call__(self, *operands: Any) -> Any:
+    def __call__(self, *operands: object) -> Any:
         return self._function(*operands)
 
 
-def is_ready(function: Any) -> bool:
+def is_ready(function: object) -> bool:
     """Whether a function refers to nothing but its operands."""
     return isinstance(function, (Branch, DerivedFunction, torch.fx.GraphModule))
 
 
-def unbound_numbers(numbers: Sequence[SymNode], tensors: Sequence[Any]) -> list[torch.SymInt]:
+def unbound_numbers(numbers: Sequence[SymNode], tensors: Sequence[object]) -> list[torch.SymInt]:
     """The symbols in these numbers, and in the metadata of these operands, that can't be read off an operand."""
     readable: set[Any] = set()
     wanted: dict[Any, SymNode] = {}
@@ -269,7 +269,7 @@ def prepare_flex(capture: Capture, op: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _lift_buffers(
-    capture: Capture, function: Callable[..., Any], examples: list[Any], buffers: Any
+    capture: Capture, function: Callable[..., object], examples: list[Any], buffers: Any
 ) -> tuple[Any, tuple[Any, ...]]:
     if is_ready(function):
         return function, tuple(buffers)

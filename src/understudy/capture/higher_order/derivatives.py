@@ -97,7 +97,7 @@ def _spread_gradients(count: int, places: Sequence[int], gradients: Values) -> l
 def backward_of(function: Function, count: int, wanted: Sequence[int], given: Sequence[int]) -> Function:
     """(`count` operands, gradients of the results in the places `given`) → gradients of the operands `wanted`."""
 
-    def run(*values: Any) -> tuple[Any, ...]:
+    def run(*values: object) -> tuple[Any, ...]:
         operands, gradients = values[:count], values[count:]
 
         def of_wanted(*inner: object) -> tuple[object, ...]:
@@ -136,7 +136,7 @@ def _by_autograd(function: Function, operands: Values, gradients: Values) -> Val
 def of_pairs(function: Function, count: int, paired: Sequence[int]) -> Function:
     """(`count` operands, tangents of the operands `paired`) → the results, and the tangents of the differentiable ones."""
 
-    def run(*values: Any) -> tuple[list[Any], list[Any]]:
+    def run(*values: object) -> tuple[list[Any], list[Any]]:
         operands, tangents = values[:count], values[count:]
         results: list[Any] = []
 
@@ -201,7 +201,7 @@ def _over(function: Function, *parts: TangentPairs) -> Function:
     """A function of these parts, one after the other, each with its tangents; gives results and tangents apart."""
     inner = of_pairs(function, sum(map(len, parts)), _pair_positions(*parts))
 
-    def run(*values: Any) -> Any:
+    def run(*values: object) -> Any:
         operands, tangents = _split(values, *parts)
         return inner(*operands, *tangents)
 
@@ -211,7 +211,7 @@ def _over(function: Function, *parts: TangentPairs) -> Function:
 def _join_tangents(function: Function) -> DerivedFunction:
     """Results first, their tangents behind them."""
 
-    def run(*values: Any) -> tuple[Any, ...]:
+    def run(*values: object) -> tuple[Any, ...]:
         results, tangents = function(*values)
         return (*results, *tangents)
 
@@ -404,7 +404,7 @@ def scan_that_keeps(op: Any, args: Any) -> Any:
 
 
 @hops.keep_for_backward("while_loop")
-def loop_that_keeps(op: Any, args: Any) -> tuple[object, ...]:
+def loop_that_keeps(op: object, args: Any) -> tuple[object, ...]:
     """With the state after each round, which a backward pass needs."""
     _check_state(op, args[2])
     return tuple([rounds[-1] for rounds in _torch.while_loop_with_all_rounds()(*args[:4])])

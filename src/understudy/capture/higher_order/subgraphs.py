@@ -61,7 +61,7 @@ OWN = {"flex_attention": prepare_flex, "invoke_subgraph": invoke_with_gradients}
 
 
 def enter(
-    recorder: ProxyTorchDispatchMode, original: Callable[..., Any], op: Any, key: Any, args: Any, kwargs: Any
+    recorder: ProxyTorchDispatchMode, original: Callable[..., object], op: Any, key: object, args: object, kwargs: Any
 ) -> Any:
     """A higher-order operator was called while a recorder is active."""
     operands, kwargs = as_operands(args, kwargs)
@@ -97,7 +97,7 @@ def enter(
     return original(op, key, *args, **kwargs)
 
 
-def _with_its_parts(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any) -> Any:
+def _with_its_parts(recorder: ProxyTorchDispatchMode, op: Any, args: object, kwargs: object) -> Any:
     """Above autograd the operator is one node; a backward pass reads what its forward pass keeps for it."""
     # why: it is a recorder itself, and recorders record these operators
     from understudy.capture.predispatch import InnerRecorder
@@ -166,7 +166,7 @@ def _examples(capture: Capture, form: HigherOrder, args: Any) -> list[Any]:
 
 
 def _find_closures(
-    capture: Capture, form: HigherOrder, functions: list[Any], examples: list[Any], call: tuple[Any, ...]
+    capture: Capture, form: HigherOrder, functions: list[Any], examples: list[Any], call: tuple[object, ...]
 ) -> tuple[ClosureFinder, Any]:
     """Run the functions, recorded by nobody: what do they refer to, and in which structure do they return?"""
     rehearsal = ClosureFinder(capture, examples)
@@ -234,7 +234,7 @@ def _trace_function(capture: Capture, op: Any, form: HigherOrder, position: int,
     return graph
 
 
-def _fresh(mode: FakeTensorMode, value: Any, keeps_grad: bool) -> Any:
+def _fresh(mode: FakeTensorMode, value: object, keeps_grad: bool) -> Any:
     """The same metadata, and nothing that is known of it: a graph holds for other values too."""
     if type(value) is not FakeTensor:
         return value
@@ -250,7 +250,7 @@ def _with_graphs(form: HigherOrder, graphs: list[Any], args: Any) -> list[Any]:
 
 
 def _node_arguments(
-    recorder: ProxyTorchDispatchMode, form: HigherOrder, graphs: list[GraphModule], args: Any
+    recorder: ProxyTorchDispatchMode, form: HigherOrder, graphs: list[GraphModule], args: object
 ) -> tuple[Any, ...]:
     tracer = recorder.tracer
     for value in _torch.tree_flatten(args)[0]:
@@ -279,7 +279,7 @@ def values_of_output(graph: GraphModule) -> list[Any]:
     return [_value(leaf) for leaf in _torch.tree_flatten(output.args[0])[0]]
 
 
-def _value(leaf: Any) -> Any:
+def _value(leaf: object) -> Any:
     return leaf.meta.get("val") if isinstance(leaf, Node) else leaf
 
 

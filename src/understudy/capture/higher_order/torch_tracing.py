@@ -91,13 +91,13 @@ class TracerOfThisThread:
             return getattr(self._original, "fake_tensor_mode", None)
         return capture.fake_mode
 
-    def trace_subgraph(self, f: Callable[..., Any], *args: Any) -> Any:
+    def trace_subgraph(self, f: Callable[..., object], *args: object) -> Any:
         if current_capture() is None and self._original is not None:  # torch's own tracer is at work in this thread
             return self._original.trace_subgraph(f, *args)
         return capture_of_branches().subgraph(f, args)
 
     def trace_subgraph_custom_decomp(
-        self, f: Callable[..., Any], decomp_table: Mapping[Any, Callable[..., Any]], *args: Any
+        self, f: Callable[..., object], decomp_table: Mapping[Any, Callable[..., Any]], *args: object
     ) -> Any:
         if current_capture() is None and self._original is not None:
             return self._original.trace_subgraph_custom_decomp(f, decomp_table, *args)
@@ -123,7 +123,7 @@ def trace_with_our_make_fx(original: Function) -> Function:
     """The function belongs to the graph that this thread records."""
 
     @functools.wraps(original)
-    def make_fx(f: Function, *args: Any, **options: object) -> object:
+    def make_fx(f: Function, *args: object, **options: object) -> object:
         is_ours = current_capture() is not None or type(_torch.active_fake_mode()) is FakeTensorMode
         return (make_fx_of_ours if is_ours else original)(f, *args, **options)
 
@@ -154,7 +154,7 @@ def track_with_our_tracer(original: Callable[..., object]) -> Any:
     """torch's function writes into torch's own tracer."""
 
     @functools.wraps(original)
-    def track_tensor_tree(inner_res: Any, proxy_res: Any, *, constant: Any, tracer: Any) -> Any:
+    def track_tensor_tree(inner_res: object, proxy_res: object, *, constant: object, tracer: Any) -> Any:
         track = proxy_slots.track_tensor_tree if isinstance(tracer, PythonKeyTracer) else original
         return track(inner_res, proxy_res, constant=constant, tracer=tracer)
 
@@ -166,7 +166,7 @@ def read_slot_of_our_tracer(original: Any) -> Any:
     """torch's function reads from torch's own tracer."""
 
     @functools.wraps(original)
-    def get_proxy_slot(obj: Any, tracer: Any, *rest: Any) -> Any:
+    def get_proxy_slot(obj: object, tracer: Any, *rest: Any) -> Any:
         return (proxy_slots.get_proxy_slot if isinstance(tracer, PythonKeyTracer) else original)(obj, tracer, *rest)
 
     return get_proxy_slot

@@ -47,7 +47,7 @@ def _operand(tensor: torch.Tensor) -> torch.Tensor:
     return _torch.unwrapped_if_over(tensor)
 
 
-def transform_operator(op: Any, args: Any, kwargs: Any) -> Any:
+def transform_operator(op: Any, args: Any, kwargs: object) -> Any:
     """The operator under the innermost transform; NotImplemented if torch's rule for it is as good."""
     interpreter, kind, has_rule = _torch.innermost_transform(op)
     if kind == "Grad" and (hops.higher_order(op).backward is not None or not has_rule):
@@ -62,7 +62,7 @@ def transform_operator(op: Any, args: Any, kwargs: Any) -> Any:
     raise unsupported_error(op, NAMES.get(kind, kind))
 
 
-def unsupported_error(op: Any, transform: str) -> UnsupportedOperatorException:
+def unsupported_error(op: object, transform: str) -> UnsupportedOperatorException:
     hint = "inside of the transform, write it out in plain operators: torch.where, or a Python loop"
     return UnsupportedOperatorException(
         f"the higher-order operator {op} has no rule for {transform}",
@@ -112,7 +112,7 @@ class DifferentiableCall:
         }
         ctx.save_for_backward(*tensors, *[value for value in results if isinstance(value, torch.Tensor)])
 
-    def gradients(self, saved: Any, grads: tuple[Any, ...]) -> list[Any]:
+    def gradients(self, saved: Any, grads: tuple[object, ...]) -> list[Any]:
         tensors, remaining = saved[: len(self.places)], iter(saved[len(self.places) :])
         results = [
             self._plain[place] if place in self._plain else next(remaining) for place in range(len(grads))
@@ -134,7 +134,7 @@ class DifferentiableCall:
         return _torch.tree_unflatten(list(results), self.out_spec)
 
 
-def _keep_for_backward(op: Any, args: Any, tensors: Any) -> Any:
+def _keep_for_backward(op: Any, args: object, tensors: Any) -> Any:
     """The call with what its backward pass needs; NotImplemented where there is nothing to keep."""
     keep = hops.higher_order(op).keep_for_backward
     if not KEEPS.get() or keep is None or not any(tensor.requires_grad for tensor in tensors):
@@ -145,7 +145,7 @@ def _keep_for_backward(op: Any, args: Any, tensors: Any) -> Any:
 # --- ordinary gradients -------------------------------------------------------------------------------------------------
 
 
-def with_gradients(op: Any, args: Any, kwargs: Any) -> Any:
+def with_gradients(op: Any, args: object, kwargs: object) -> Any:
     """The operator with gradients of ours; NotImplemented if none are asked for."""
     if hops.higher_order(op).backward is None or not torch.is_grad_enabled():
         return NotImplemented
@@ -162,21 +162,21 @@ class AutogradCall(torch.autograd.Function):
     """What autograd sees of the operator."""
 
     @staticmethod
-    def forward(ctx: Any, call: DifferentiableCall, *tensors: torch.Tensor) -> tuple[Any, ...]:
+    def forward(ctx: object, call: DifferentiableCall, *tensors: torch.Tensor) -> tuple[Any, ...]:
         with _torch.below_autograd():
             results = tuple(call.run(tensors))
         call.save(ctx, tensors, results)
         return results
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Any, *grads: object) -> Any:
         return None, *ctx.call.gradients(ctx.saved_tensors, grads)
 
 
 # --- torch.func.grad ------------------------------------------------------------------------------------------------------
 
 
-def _differentiate(interpreter: Any, op: Any, args: Any, kwargs: Any) -> Any:
+def _differentiate(interpreter: object, op: Any, args: object, kwargs: object) -> Any:
     if hops.higher_order(op).backward is None:
         return _by_leaves(interpreter, op, args, kwargs)
     call = DifferentiableCall(op, args, kwargs)
@@ -201,11 +201,11 @@ class FuncGradCall(_torch.SingleLevelFunction):  # type: ignore[misc]
         ])  # fmt: skip
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: object, inputs: Any, output: object) -> None:
         inputs[1].save(ctx, inputs[2:], output)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Any, *grads: object) -> Any:
         return None, None, *ctx.call.gradients(ctx.saved_tensors, grads)
 
 
@@ -258,7 +258,7 @@ def _leaf(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().requires_grad_() if can_have_gradients else tensor
 
 
-def _by_leaves(interpreter: Any, op: Any, args: Any, kwargs: Any) -> Any:
+def _by_leaves(interpreter: object, op: object, args: object, kwargs: object) -> Any:
     leaves = LeafCall(interpreter, DifferentiableCall(op, args, kwargs))
     with _torch.single_level_functions():
         return leaves.call.unflatten(FuncGradLeafCall.apply(leaves, *leaves.call.tensors))
@@ -272,13 +272,13 @@ class FuncGradLeafCall(_torch.SingleLevelFunction):  # type: ignore[misc]
         return leaves.run(tensors)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: Any, inputs: Any, output: object) -> None:
         ctx.leaves = inputs[0]
         ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Any, *grads: object) -> Any:
         return None, *ctx.leaves.gradients(ctx.saved_tensors, grads)
 
 
@@ -321,7 +321,7 @@ def _pushed_forward(interpreter: Any, op: Any, args: Any, kwargs: Any) -> Any:
 # torch's own rule shares backward graphs through the cache of its compiler, which is not at work here.
 
 
-def invoke_with_gradients(capture: Capture, op: Any, args: Any, kwargs: Any) -> Any:
+def invoke_with_gradients(capture: Capture, op: object, args: Any, kwargs: object) -> Any:
     subgraph, identifier, *operands = args
     is_wanted = torch.is_grad_enabled() and any(
         isinstance(value, torch.Tensor) and value.requires_grad for value in operands
@@ -333,7 +333,7 @@ def invoke_with_gradients(capture: Capture, op: Any, args: Any, kwargs: Any) -> 
 
 class InvokedSubgraph(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, op: Any, subgraph: Any, identifier: Any, *operands: Any) -> Any:
+    def forward(ctx: Any, op: Any, subgraph: object, identifier: object, *operands: object) -> Any:
         ctx.call = op, subgraph, identifier
         ctx.keys = _torch.dispatch_keys_of_thread()
         ctx.others = {
@@ -344,7 +344,7 @@ class InvokedSubgraph(torch.autograd.Function):
             return op(subgraph, identifier, *operands)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Any, *grads: object) -> Any:
         op, subgraph, identifier = ctx.call
         tensors = iter(ctx.saved_tensors)
         count = len(ctx.saved_tensors) + len(ctx.others)
@@ -353,7 +353,7 @@ class InvokedSubgraph(torch.autograd.Function):
         )
         backward = _torch.backward_of(subgraph, operands)
 
-        def of_tensors(*values: Any) -> tuple[Any, ...]:
+        def of_tensors(*values: object) -> tuple[Any, ...]:
             return tuple([grad for grad in backward(*values) if isinstance(grad, torch.Tensor)])
 
         graph = _torch.as_graph(of_tensors, (*operands, *grads), ctx.keys)

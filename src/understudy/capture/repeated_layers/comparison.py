@@ -50,7 +50,7 @@ def flatten_call(args: tuple[object, ...], kwargs: dict[str, Any]) -> tuple[list
 
 
 def key_of(
-    tracer: PythonKeyTracer, mode: FakeTensorMode, leaves: list[Any], structure: Any, allows_gradients: bool
+    tracer: PythonKeyTracer, mode: FakeTensorMode, leaves: list[Any], structure: object, allows_gradients: bool
 ) -> Key:
     """Equal for calls that a layer can't tell apart but by what its tensors hold."""
     is_grad = torch.is_grad_enabled()
@@ -148,7 +148,7 @@ class ComparedState:
         self.modules: dict[int, int] = {}
         """The modules that were met, by identity, and in which order."""
 
-    def position(self, tensor: Any) -> int:
+    def position(self, tensor: object) -> int:
         """The same for one that was met before: tied weights."""
         position = self._positions.setdefault(id(tensor), len(self.tensors))
         self.tensors.append(tensor)

@@ -121,7 +121,7 @@ class WatchedAttribute:
         self._name = name
         self.readers: dict[int, AttributeReads] = {}
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         if instance is None:
             return self
         attributes = vars(instance)
@@ -130,7 +130,7 @@ class WatchedAttribute:
         self._note(instance)
         return attributes[self._name]
 
-    def __set__(self, instance: Any, value: Any) -> None:
+    def __set__(self, instance: object, value: object) -> None:
         self._note(instance)
         vars(instance)[self._name] = value
 
@@ -209,7 +209,7 @@ class LayerFamily:
                 self.watched.update(dict.fromkeys(map(id, modules), differing))
         return bool(self.watched)
 
-    def run(self, layer: torch.nn.Module, forward: Callable[[], Any]) -> tuple[set[str], Any]:
+    def run(self, layer: torch.nn.Module, forward: Callable[[], object]) -> tuple[set[str], Any]:
         """Run a layer that is recorded. Gives the watched attributes that it has used, and its result."""
         self.misses += self.is_recorded
         self.is_recorded = True

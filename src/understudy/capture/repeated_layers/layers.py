@@ -198,7 +198,7 @@ class LayerRecording:
         own = {node: ("own", i) for i, node in enumerate(self.own) if node is not None}
         numbers.update(own)
 
-        def describe(part: Any) -> Any:
+        def describe(part: object) -> Any:
             return numbers.get(part, part) if isinstance(part, Node) else (type(part), part)
 
         calls = [
@@ -218,7 +218,7 @@ class LayerRecording:
 
 
 def _specs(val: Any) -> Any:
-    def leaf(part: Any) -> Any:
+    def leaf(part: object) -> Any:
         return part._spec if type(part) is FakeTensor else part
 
     return map_aggregate(val, leaf)
@@ -266,7 +266,7 @@ class LayerHandlers:
     def handler_of(self, layer: torch.nn.Module, family: LayerFamily) -> Callable[..., Any]:
         """Runs the layer, or writes down again what one like it has recorded."""
 
-        def handle(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def handle(forward: Callable[..., object], *args: object, **kwargs: object) -> Any:
             if family.misses >= TRIES or not self._can_be_repeated():
                 return forward(*args, **kwargs)
             try:
@@ -329,7 +329,7 @@ class LayerHandlers:
 
     # --- running and comparing ---------------------------------------------------------------------------------
 
-    def _observe(self, forward: Callable[[], Any], place: LayerPlace | None) -> tuple[LayerRun, Any]:
+    def _observe(self, forward: Callable[[], object], place: LayerPlace | None) -> tuple[LayerRun, Any]:
         """Run a layer, and look at what happens meanwhile."""
         tracer = self._tracer
         run = LayerRun(
@@ -346,7 +346,7 @@ class LayerHandlers:
         tracer.node_meta.stack_trace()  # lets go of the frames in which the layer ran, and so of their tensors
         return run, result
 
-    def _check_run(self, run: LayerRun, result: Any, called: LayerCall, family: LayerFamily) -> LayerRecording:
+    def _check_run(self, run: LayerRun, result: object, called: LayerCall, family: LayerFamily) -> LayerRecording:
         """What was recorded, if writing it down again is as good as running the layer again."""
         after, seen = ComparedState(), called.seen
         seen.tensors = resolve_parameters(seen.tensors)
@@ -403,7 +403,7 @@ def _is_trained(tensors: list[Any]) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def _is_determined(leaf: Any, given: list[FakeTensor]) -> bool:
+def _is_determined(leaf: object, given: list[FakeTensor]) -> bool:
     """Whether a layer gives a tensor with values that are known, other than one that it was given."""
     return type(leaf) is FakeTensor and leaf._known is not None and not any(leaf is one for one in given)
 
@@ -424,7 +424,7 @@ def _after(before: Node) -> list[Node]:
     return nodes
 
 
-def _plain(leaf: Any) -> Any:
+def _plain(leaf: object) -> Any:
     if type(leaf) not in COMPARED:
         raise NotComparable
     return leaf
@@ -481,7 +481,7 @@ def _check_calls(recording: LayerRecording) -> None:
             raise NotComparable
 
 
-def _may_write(target: Any) -> bool:
+def _may_write(target: object) -> bool:
     if isinstance(target, _torch.HigherOrderOperator):
         raise NotComparable
     return isinstance(target, _torch.OpOverload) and record_of(target).may_write

@@ -62,7 +62,7 @@ class ObjectStates:
         self._found: dict[int, Any] = {}
         self._left = LARGEST
 
-    def state(self, value: Any) -> Any:
+    def state(self, value: object) -> Any:
         """Which object it is, and what it holds just now, all the way down."""
         kind = value.__class__
         if kind in COMPARED:

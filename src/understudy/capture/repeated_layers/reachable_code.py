@@ -179,7 +179,7 @@ class ReachableCode:
         """Whether there are names now that were not there before."""
         return self._sizes != list(map(len, self.spaces))
 
-    def knows(self, value: Any) -> bool:
+    def knows(self, value: object) -> bool:
         return id(value) in self._met
 
     def add(self, values: Iterable[type], *, is_module: bool = False) -> None:
@@ -264,7 +264,7 @@ class ReachableCode:
         for value in extras_of(function) if is_own(function) else ():
             self.states.append((CellType(value), None))
 
-    def _ask(self, value: Any, asked: frozenset[str], names: frozenset[str]) -> None:
+    def _ask(self, value: object, asked: frozenset[str], names: frozenset[str]) -> None:
         """A function uses these attributes of a module or class; `names`: all that it names."""
         if is_own(value):
             self._follow_attributes(value, asked)
@@ -315,7 +315,7 @@ class ReachableCode:
                 if isinstance(space[name], ModuleType) and is_own(space[name]):
                     self._follow_attributes(space[name], names)
 
-    def _reach(self, place: Any, name: Any, value: Any) -> None:
+    def _reach(self, place: object, name: object, value: object) -> None:
         key = (id(place), name)
         if key in self._found or name in IGNORED:
             return

@@ -65,7 +65,7 @@ class StepValues:
             return can_be_made_again(val._spec)
         tensors = flat(FakeTensor, (val,), {})
 
-        def describe(part: Any) -> Any:
+        def describe(part: object) -> Any:
             return self._describe(part) if type(part) is FakeTensor else part
 
         self.steps.append(map_aggregate(val, describe))
@@ -109,7 +109,7 @@ class ReplayedValues:
         if type(vals) is TensorValue:
             return self._tensor(vals, step)
 
-        def make(part: Any) -> Any:
+        def make(part: object) -> Any:
             return self._tensor(part, step) if type(part) is TensorValue else part
 
         return map_aggregate(vals, make)
@@ -243,7 +243,7 @@ class LayerPlan:
             NONE if is_late else number,
         )  # fmt: skip
 
-    def _arguments(self, args: tuple[Any, ...]) -> Callable[[list[Any]], tuple[Any, ...]]:
+    def _arguments(self, args: tuple[object, ...]) -> Callable[[list[Any]], tuple[Any, ...]]:
         placed = [self._place_all(part) if isinstance(part, AGGREGATES) else self._place(part) for part in args]
         if any(isinstance(part, AGGREGATES) and _has_places(part) for part in placed):
             return lambda values: tuple(_fill_slots(placed, values))
@@ -253,7 +253,7 @@ class LayerPlan:
             return lambda values: (values[position],)
         return itemgetter(*positions) if positions else _none_at_all
 
-    def _same_in_all(self, argument: Any) -> int:
+    def _same_in_all(self, argument: object) -> int:
         self._values.append(argument)
         return len(self._values) - 1
 
@@ -261,7 +261,7 @@ class LayerPlan:
         is_flat = isinstance(aggregate, (list, tuple)) and PLAIN.issuperset(map(type, aggregate))
         return aggregate if is_flat else map_aggregate(aggregate, self._place)
 
-    def _place(self, part: Any) -> Any:
+    def _place(self, part: object) -> Any:
         return self._slots.get(part, part) if type(part) is Node else part
 
     def _pending(self, name: str, value: Any, number: int) -> Any:
@@ -380,7 +380,7 @@ def _source_of_gradient(given: list[FakeTensor], tensors: list[Any]) -> torch.Te
 def _fill_slots(arguments: Any, slots: list[Any]) -> Any:
     """Arguments with the nodes of this run in their places."""
 
-    def fill(part: Any) -> Any:
+    def fill(part: object) -> Any:
         return slots[part.slot] if type(part) is ArgumentSlot else part
 
     return map_aggregate(arguments, fill)
@@ -391,7 +391,7 @@ def _has_places(part: Any) -> bool:
         return False
     found: list[Any] = []
 
-    def note(leaf: Any) -> None:
+    def note(leaf: object) -> None:
         if type(leaf) is ArgumentSlot:
             found.append(leaf)
 
@@ -407,7 +407,7 @@ def _base_name(target: Any) -> str:
     return str(target.overloadpacket.__name__ if isinstance(target, _torch.OpOverload) else target.__name__)
 
 
-def describe_function(func: Any) -> tuple[str, str]:
+def describe_function(func: object) -> tuple[str, str]:
     """A torch function as nodes name it."""
     name = getattr(func, "__name__", str(func))
     return name, f"{type(func).__name__}.{name}"

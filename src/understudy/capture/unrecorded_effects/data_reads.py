@@ -177,7 +177,7 @@ def _leaves(data: object) -> list[object]:
     return [leaf for part in data for leaf in _leaves(part)]
 
 
-def _example(func: Any, args: Any, kwargs: dict[str, object], data: Any) -> torch.Tensor:
+def _example(func: Any, args: Any, kwargs: dict[str, object], data: object) -> torch.Tensor:
     """What torch makes of such a list, with other values: it says the dtype, and refuses what it would refuse."""
 
     def zeros(part: object) -> Any:

@@ -73,7 +73,7 @@ def _record_calls(target: Function, original: Function) -> Function:
     """`target`: the function as the graph names it."""
 
     @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: Any) -> Any:
         tracer = active_tracer()
         if tracer is None:
             return original(*args, **kwargs)
@@ -111,7 +111,7 @@ def record_subclass(original: Function) -> Any:
     """`torch.nn.Parameter(x)` is made by it, on the memory of x, without an operator."""
 
     @functools.wraps(original)
-    def make_parameter(kind: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+    def make_parameter(kind: object, data: Any, *args: Any, **kwargs: object) -> Any:
         result = original(kind, data, *args, **kwargs)
         tracer = active_tracer()
         if tracer is None or type(result) is FakeTensor:
@@ -185,7 +185,7 @@ def apply_to_fakes(original: Any) -> Any:
     of_any_class = _torch.function_of_class_method(original)
 
     @functools.wraps(original)
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply(cls: object, *args: Any, **kwargs: Any) -> Any:
         tracer = active_tracer()
         if tracer is not None and tracer.strays is not None:
             args, kwargs = tracer.strays.replace(args, kwargs)

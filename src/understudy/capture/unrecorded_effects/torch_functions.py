@@ -54,12 +54,12 @@ def record_rnn_relu(original: Function) -> Function:
     return functools.wraps(original)(lambda *args, **kwargs: _call_layer(aten.rnn_relu.input, original, args, kwargs))
 
 
-def operator_called(tracer: PythonKeyTracer, op: Any, args: Any, kwargs: Any) -> Any:
+def operator_called(tracer: PythonKeyTracer, op: Any, args: object, kwargs: object) -> Any:
     """By a graph, in which the layer is one node."""
     return _call_layer(op, op, args, kwargs)
 
 
-def _call_layer(op: Any, otherwise: Function, args: Any, kwargs: Any) -> Any:
+def _call_layer(op: object, otherwise: Function, args: Any, kwargs: Any) -> Any:
     recorder = _torch.active_recorder()
     if recorder is None or kwargs or len(args) != 9 or not _can_be_whole(recorder, op, args):
         return otherwise(*args, **kwargs)
@@ -86,7 +86,7 @@ def _call_layer(op: Any, otherwise: Function, args: Any, kwargs: Any) -> Any:
     return (x.transpose(0, 1) if batch_first else x, *ends)
 
 
-def _can_be_whole(recorder: Any, op: Any, args: Any) -> bool:
+def _can_be_whole(recorder: Any, op: object, args: Any) -> bool:
     """Whether the number of steps is a symbol, and nothing around asks for what the layer is made of."""
     x, state, weights, has_biases = args[:4]
     if type(has_biases) is not bool or not hasattr(recorder, "below_autograd") or x.dim() != 3:
@@ -110,7 +110,7 @@ class WholeLayer(torch.autograd.Function):
     """The layer as one node; its gradient by the steps."""
 
     @staticmethod
-    def forward(ctx: Any, recorder: Any, op: Any, states: int, settings: Any, *tensors: Any) -> Any:
+    def forward(ctx: Any, recorder: Any, op: Any, states: int, settings: object, *tensors: object) -> Any:
         ctx.save_for_backward(*tensors)
         ctx.op, ctx.states, ctx.settings = op, states, settings
         args = _arguments(op, states, settings, tensors)
@@ -140,7 +140,7 @@ def _for_itself(tensor: torch.Tensor, is_followed: bool) -> torch.Tensor:
     return tensor.view_as(tensor) if is_followed else tensor.detach().requires_grad_(tensor.requires_grad)
 
 
-def _arguments(op: Any, states: int, settings: Any, tensors: Any) -> tuple[Any, ...]:
+def _arguments(op: object, states: int, settings: Any, tensors: Any) -> tuple[Any, ...]:
     x, state, weights = tensors[0], list(tensors[1 : states + 1]), list(tensors[states + 1 :])
     return x, state if op is aten.lstm.input else state[0], weights, *settings
 
@@ -170,7 +170,7 @@ def _with_lengths(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) ->
     return func(*args, **kwargs)
 
 
-def _set_data(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> Any:
+def _set_data(tracer: PythonKeyTracer, func: object, args: Any, kwargs: object) -> Any:
     return set_data(tracer, *args)
 
 
@@ -201,7 +201,7 @@ class TorchFunctionMetadataMode(TorchFunctionMode):
     def __init__(self, tracer: PythonKeyTracer) -> None:
         self.tracer = tracer
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         tracer = self.tracer
         counts = tracer.torch_fn_counts
         count = counts[func] = counts.get(func, 0) + 1

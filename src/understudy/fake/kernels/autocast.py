@@ -43,7 +43,7 @@ def _kernel(op: Any) -> Callable[..., Any]:
     how = casting.of(op)
     policy = _as_they_are if how is None else POLICIES[how]
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: object, **kwargs: object) -> Any:
         device_type = _casting_device(args, kwargs)
         with _torch.below(_torch.SPARE_AUTOCAST_KEYS):
             if device_type is not None:
@@ -64,16 +64,16 @@ def _casting_device(args: Any, kwargs: Any) -> str | None:
     return None
 
 
-def _lower(op: Any, device_type: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _lower(op: object, device_type: str, args: object, kwargs: object) -> tuple[Any, Any]:
     dtype = torch.get_autocast_dtype(device_type)
     return _cast_all(args, kwargs, dtype)
 
 
-def _to_float32(op: Any, device_type: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _to_float32(op: object, device_type: str, args: object, kwargs: object) -> tuple[Any, Any]:
     return _cast_all(args, kwargs, torch.float32)
 
 
-def _by_dtype(op: Any, device_type: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _by_dtype(op: object, device_type: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """These take dtype=: they compute in float32 without a copy of their input."""
     if args[0].dtype in _LOW and kwargs.get("dtype") is None:
         return _with_dtype(op, args, kwargs)
@@ -89,17 +89,17 @@ def _with_dtype(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     return args, {**kwargs, "dtype": torch.float32}
 
 
-def _widest(op: Any, device_type: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _widest(op: object, device_type: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
     tensors = flat(torch.Tensor, args, kwargs)
     wide = any(t.dtype is torch.float32 for t in tensors)
     return _cast_all(args, kwargs, torch.float32 if wide else torch.get_autocast_dtype(device_type))
 
 
-def _as_they_are(op: Any, device_type: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _as_they_are(op: object, device_type: str, args: object, kwargs: object) -> tuple[Any, Any]:
     return args, kwargs
 
 
-def _refuse_banned(op: Any, device_type: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _refuse_banned(op: object, device_type: str, args: object, kwargs: object) -> tuple[Any, Any]:
     raise RuntimeError(f"{op} under autocast: unsafe in 16 bit: use binary_cross_entropy_with_logits")
 
 

@@ -145,7 +145,7 @@ def _kernel(op: Any) -> Callable[..., Any]:
     is_curious = asks_much.of(op) is not None
     run = decomposed_kernel(op, decomposition.of(op))
 
-    def kernel(*args: Any, **kwargs: Any) -> object:
+    def kernel(*args: object, **kwargs: object) -> object:
         if not is_curious and _is_listened_to(args):
             return run(*args, **kwargs)
         tensors: list[FakeTensor] = []
@@ -252,7 +252,7 @@ class OperatorListener(_torch.TorchDispatchMode):
 
 def _record_recipe(
     mode: FakeTensorMode, run: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object],
-    tensors: list[FakeTensor], key: Any,
+    tensors: list[FakeTensor], key: object,
     question: SharedQuestion | None,
 ) -> object:  # fmt: skip
     with OperatorListener() as listener:
@@ -290,7 +290,7 @@ def _recipe(heard: list[tuple[Any, Any, Any, Any]], tensors: list[FakeTensor], r
     return Recipe(steps, numbers[id(result)], spec, views, tuple(spoilt))
 
 
-def _step(op: Any, args: Any, kwargs: Any, numbers: dict[int, int]) -> RecipeStep:
+def _step(op: object, args: Any, kwargs: Any, numbers: dict[int, int]) -> RecipeStep:
     given = dict(enumerate(args)) | kwargs
     places = []
     for position, value in given.items():

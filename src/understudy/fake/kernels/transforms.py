@@ -30,7 +30,7 @@ def _by_steps(name: str, function: Function) -> Function:
     """By the steps that stand-ins take without a transform."""
     op = _torch.operator_named(name)
 
-    def rule(keys: Any, *args: Any, **kwargs: Any) -> Any:
+    def rule(keys: object, *args: object, **kwargs: object) -> Any:
         if any(has_symbolic_sizes(tensor) for tensor in flat(torch.Tensor, args, kwargs)):
             result = function(*args, **kwargs)
             if result is not NotImplemented:
@@ -89,7 +89,7 @@ def with_rules(original: Function) -> Function:
     """Of the context in which torch runs a transform."""
 
     @contextmanager
-    def level(*args: Any, **kwargs: Any) -> Iterator[Any]:
+    def level(*args: object, **kwargs: object) -> Iterator[Any]:
         mode = _torch.active_fake_mode()
         if mode is None or mode.shape_env is None or mode.static_shapes:
             with original(*args, **kwargs) as depth:

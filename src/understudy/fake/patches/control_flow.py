@@ -96,7 +96,7 @@ def refuse_jit_traces(original: Function) -> Function:
     """TorchScript's tracer runs the function again on its own, and compares values."""
 
     @functools.wraps(original)
-    def trace(*args: Any, **kwargs: Any) -> object:
+    def trace(*args: object, **kwargs: object) -> object:
         tensors = [value for value in _torch.tree_leaves((args, kwargs)) if type(value) is FakeTensor]
         module: Any = next((value for value in args if isinstance(value, torch.nn.Module)), None)
         if module is not None:

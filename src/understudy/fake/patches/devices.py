@@ -62,7 +62,7 @@ def forget_casts_on_exit(original: Function) -> Function:
 def group_by_simulated_device(original: Function) -> Function:
     """Optimizers and the clipping of gradients choose their kernels by the device of each group."""
 
-    def group(*args: Any, **kwargs: Any) -> object:
+    def group(*args: object, **kwargs: object) -> object:
         meant = _torch.stand_in_devices
         return {
             (meant.get(device, device), dtype): rest

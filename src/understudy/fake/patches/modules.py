@@ -43,7 +43,7 @@ def encode_padded_batch(original: Function) -> Function:
 def draw_truncated_normal_once(original: Function) -> Function:
     """torch draws again until no value is outside of the bounds, and asks the values whether there is one."""
 
-    def draw(tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None) -> object:
+    def draw(tensor: Any, mean: float, std: float, a: float, b: float, generator: object = None) -> object:
         if not _torch.is_stand_in(tensor):
             return original(tensor, mean, std, a, b, generator)
         if type(tensor) is FakeTensor and initial_values.draw_normal(tensor, mean, std, generator):
@@ -149,7 +149,7 @@ DRAWN_FOR_REAL = "Which examples are taken, and in which order, is drawn and rea
 )  # fmt: skip
 def list_order_outside_of_mode(original: Function) -> Function:
     @functools.wraps(original)
-    def __iter__(self: Any) -> Iterator[Any]:
+    def __iter__(self: object) -> Iterator[Any]:
         if _torch.active_fake_mode() is None:  # asked when the first example is
             yield from original(self)
             return
@@ -202,7 +202,7 @@ def take_storages(original: Function) -> Function:
     _torch.collect_device_constructors()
 
     @functools.wraps(original)
-    def make(data: Any, *args: Any, **kwargs: Any) -> Any:
+    def make(data: object, *args: object, **kwargs: object) -> Any:
         mode = _torch.active_fake_mode()
         if mode is None or not isinstance(data, torch.UntypedStorage):
             return original(data, *args, **kwargs)
@@ -252,7 +252,7 @@ def refuse_lazy_parameters(original: Function) -> Function:
     """A parameter without sizes is a class of its own over a tensor, and there is no stand-in for it."""
 
     @functools.wraps(original)
-    def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def make(cls: Any, *args: object, **kwargs: object) -> Any:
         if _torch.active_fake_mode() is None:
             return original(cls, *args, **kwargs)
         raise with_line(
@@ -316,7 +316,7 @@ def reduce_with_nobody(original: Function) -> Function:
     """The reducer waits for results of the process group in C++. Of stand-ins, each bucket is its own sum."""
 
     @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: Any, *args: object, **kwargs: object) -> None:
         original(self, *args, **kwargs)
         if any(type(parameter) is FakeTensor for parameter in self.parameters()):
             self.register_comm_hook(None, _keep_bucket)

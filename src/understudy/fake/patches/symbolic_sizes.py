@@ -28,7 +28,7 @@ def pass_lengths_as_tensors(original: Function) -> Function:
     """C++ makes lists of lengths out of tensors, by reading their memory."""
 
     @functools.wraps(original)
-    def loss(*args: Any, **kwargs: Any) -> Any:
+    def loss(*args: object, **kwargs: object) -> Any:
         if active_fake_mode() is not None:
             args, kwargs = with_tensors_of_lengths(args, kwargs)
         return original(*args, **kwargs)
@@ -41,7 +41,7 @@ def broadcast_if_ranks_differ(original: Function) -> Function:
     """torch.masked compares the shapes of mask and input. Python compares their sizes one by one before it looks how many
     there are, which asks of symbols whether they are equal where no answer matters."""
 
-    def input_mask(input: Any, *args: object, **kwargs: Any) -> object:
+    def input_mask(input: Any, *args: object, **kwargs: object) -> object:
         mask = kwargs.get("mask")
         if isinstance(mask, FakeTensor) and mask.layout is torch.strided and mask.ndim < input.ndim:
             kwargs["mask"] = torch.broadcast_to(mask.clone(), input.shape).to(dtype=torch.bool)
@@ -54,7 +54,7 @@ def broadcast_if_ranks_differ(original: Function) -> Function:
 def compare_ranks_of_loss(original: Function) -> Function:
     """torch compares shapes of input and target, where only their ranks matter: symbols would become equal or different."""
 
-    def linear_cross_entropy(*args: Any, **kwargs: Any) -> object:
+    def linear_cross_entropy(*args: object, **kwargs: Any) -> object:
         mode = active_fake_mode()
         if mode is not None and mode.shape_env is not None and len(args) == 3:
             loss = loss_of_classes(*args, **kwargs)
@@ -106,7 +106,7 @@ def add_dropout_between_layers(original: Function) -> Function:
     layers are called one by one, with dropout between them."""
 
     def layers(
-        input: torch.Tensor, hidden: Sequence[Any], params: Sequence[Any], has_biases: bool, num_layers: int,
+        input: torch.Tensor, hidden: Sequence[object], params: Sequence[object], has_biases: bool, num_layers: int,
         dropout: float, train: bool, bidirectional: bool, batch_first: bool, layer_fn: Function,
     ) -> tuple[torch.Tensor, list[Any]]:  # fmt: skip
         directions = 2 if bidirectional else 1
@@ -152,7 +152,7 @@ def _patch_upsampling(name: str) -> None:
         in_python = run_python_version(original)
 
         @functools.wraps(original)
-        def upsample(*args: Any, **kwargs: Any) -> torch.Tensor:
+        def upsample(*args: object, **kwargs: object) -> torch.Tensor:
             result = upsample_to_symbols(name, args, kwargs) if _takes_symbols(args) else NotImplemented
             return in_python(*args, **kwargs) if result is NotImplemented else result
 
@@ -273,7 +273,7 @@ def say_symbols_have_no_function(original: None) -> Callable[..., object]:
 def pad_packed_sequence(original: Function) -> Function:
     """C++ reads the batch sizes from memory."""
 
-    def pad(data: Any, batch_sizes: Any, batch_first: bool, value: Any, total_length: int) -> object:
+    def pad(data: Any, batch_sizes: Any, batch_first: bool, value: object, total_length: int) -> object:
         if not _torch.is_stand_in(data):
             return original(data, batch_sizes, batch_first, value, total_length)
         return recurrent.pad_packed(data, batch_sizes.tolist(), batch_first, value, total_length)
@@ -302,7 +302,7 @@ class SymbolicLinspace:
         functools.update_wrapper(self, original)
         self._original = original
 
-    def __call__(self, start: Any, end: Any, steps: Any = None, *args: object, **kwargs: Any) -> Any:
+    def __call__(self, start: object, end: object, steps: object = None, *args: object, **kwargs: Any) -> Any:
         is_symbolic = type(steps) is torch.SymInt and not args and active_fake_mode() is not None
         result = factories.linspace_of_symbols(start, end, steps, **kwargs) if is_symbolic else NotImplemented
         if result is not NotImplemented:

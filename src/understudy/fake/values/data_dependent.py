@@ -90,7 +90,7 @@ def _positions(mode: FakeTensorMode, mask: FakeTensor) -> list[FakeTensor] | Non
     return list(aten.unbind.int(found, 1))
 
 
-def check_masks_of(func: Any, fake: FakeTensor, indices: Any) -> None:
+def check_masks_of(func: object, fake: FakeTensor, indices: Any) -> None:
     specs = [None if entry is None else entry._spec for entry in indices]
     try:
         check_masks(str(func), fake._spec, specs)
@@ -231,7 +231,7 @@ def _makes_sizes(mode: FakeTensorMode) -> bool:
 
 
 def fresh_size(
-    mode: FakeTensorMode, func: object, fake: FakeTensor, *question: Any, low: int = 0, high: Any = None
+    mode: FakeTensorMode, func: object, fake: FakeTensor, *question: object, low: int = 0, high: object = None
 ) -> Any:
     """The size that a data-dependent operator gives on this tensor: a node, NotImplemented if the mode makes none.
 
@@ -267,7 +267,7 @@ def add_context(func: object, *fakes: FakeTensor | None) -> Iterator[None]:
 
 
 @handler("aten::nonzero")
-def nonzero(mode: FakeTensorMode, func: Any, args: Any, kwargs: dict[str, object]) -> object:
+def nonzero(mode: FakeTensorMode, func: object, args: Any, kwargs: dict[str, object]) -> object:
     spec = args[0]._spec
     with add_context(func, args[0]):
         check_cpu_dtype("nonzero", spec, NUMBERS | BOOL | COMPLEX_HALF)
@@ -280,7 +280,7 @@ def nonzero(mode: FakeTensorMode, func: Any, args: Any, kwargs: dict[str, object
 
 
 @handler("aten::masked_select")
-def masked_select(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def masked_select(mode: FakeTensorMode, func: object, args: Any, kwargs: object) -> Any:
     fake, mask = args
     with add_context(func, fake, mask):
         if mask._spec.dtype is not torch.bool:
@@ -361,7 +361,7 @@ def _with_slices(spec: TensorSpec, dim: int, count: Any) -> TensorSpec:
 
 
 @handler("aten::repeat_interleave.Tensor")
-def repeat_interleave(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def repeat_interleave(mode: FakeTensorMode, func: object, args: Any, kwargs: Any) -> Any:
     repeats = args[0]
     with add_context(func, repeats):
         if repeats._spec.ndim != 1:
@@ -381,7 +381,7 @@ def _total(mode: FakeTensorMode, repeats: FakeTensor) -> int | None:
 
 
 @handler("aten::bincount")
-def bincount(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def bincount(mode: FakeTensorMode, func: object, args: Any, kwargs: Any) -> Any:
     fake = args[0]
     weights = args[1] if len(args) > 1 else kwargs.get("weights")
     least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
@@ -409,7 +409,7 @@ def _check_counted(spec: TensorSpec, weights: TensorSpec | None, least: int) -> 
 
 
 @handler("aten::_ctc_loss.Tensor")
-def ctc_loss(mode: FakeTensorMode, func: Any, args: Any, kwargs: object) -> Any:
+def ctc_loss(mode: FakeTensorMode, func: object, args: Any, kwargs: object) -> Any:
     """The losses, and a table of two columns for each step of the longest target, and one more."""
     log_probs, _, input_lengths, target_lengths = args[:4]
     if not _makes_sizes(mode) or is_known(target_lengths) or log_probs._spec.ndim != 3:
@@ -450,6 +450,6 @@ def constrain_number(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: 
 
 
 @handler("aten::sym_constrain_range_for_size")
-def constrain_size(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+def constrain_size(mode: FakeTensorMode, func: Any, args: object, kwargs: Any) -> Any:
     """As `constrain_number`, for a size, which is at least 0."""
     constrain_number(mode, func, args, {**kwargs, "min": max(kwargs.get("min") or 0, 0)})

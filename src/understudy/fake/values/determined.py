@@ -211,7 +211,7 @@ def copied_storage(real: torch.Tensor) -> torch.Tensor:
     return fresh.set_(storage, real.storage_offset(), real.shape, real.stride())
 
 
-def check_result(op: Any, real: torch.Tensor, spec: TensorSpec) -> None:
+def check_result(op: object, real: torch.Tensor, spec: TensorSpec) -> None:
     """A value of another dtype or shape than was said must not be viewed as what was said: that reads beyond it."""
     if real.dtype is not spec.dtype or tuple(real.shape) != spec.shape:
         name = str(op) if op is not None else "an operator"
@@ -304,7 +304,7 @@ def _drop_parameters(inputs: list[Any]) -> None:
             fake._known = None
 
 
-def after_call(op: Any, plan: Plan, before: Any, inputs: list[Any], results: list[Any]) -> None:
+def after_call(op: object, plan: Plan, before: Any, inputs: list[Any], results: list[Any]) -> None:
     """Keep account of what is known: of inputs that were written to, and of results on storages of their own."""
     if before is None:
         for position in plan.written:

@@ -169,7 +169,7 @@ def _one(reading: SymbolicEvaluation, value: object, **options: object) -> Symbo
     return _integers(reading, value)
 
 
-def _full(reading: SymbolicEvaluation, shape: Any, value: Any, **options: object) -> SymbolicElements:
+def _full(reading: SymbolicEvaluation, shape: Any, value: object, **options: object) -> SymbolicElements:
     return SymbolicElements(tuple(shape), _integers(reading, value).flat * _count(shape))
 
 

@@ -206,7 +206,7 @@ def decompose_one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
     return among_classes(x, x.max().item() + 1)
 
 
-def is_plain_one_hot(x: Tensor, count: Any) -> bool:
+def is_plain_one_hot(x: Tensor, count: object) -> bool:
     return x.dtype is torch.int64 and x.numel() > 0 and type(count) is int and count > 0
 
 

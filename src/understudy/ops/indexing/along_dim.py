@@ -98,7 +98,7 @@ def index_copy(spec: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec
 
 
 @rule("index_fill.int_Scalar")
-def index_fill(spec: TensorSpec, dim: int, index: TensorSpec, value: Any) -> TensorSpec:
+def index_fill(spec: TensorSpec, dim: int, index: TensorSpec, value: object) -> TensorSpec:
     wrap_dim(dim, spec.ndim)
     if index.ndim > 1 or index.dtype is not torch.int64:
         raise DimensionError(f"index_fill: the index must be a vector of i64, got {index}")
@@ -176,7 +176,7 @@ def scatter(spec: TensorSpec, dim: int, index: TensorSpec, src: TensorSpec) -> T
 
 
 @rule("scatter.value")
-def scatter_value(spec: TensorSpec, dim: int, index: TensorSpec, value: Any) -> TensorSpec:
+def scatter_value(spec: TensorSpec, dim: int, index: TensorSpec, value: object) -> TensorSpec:
     if not is_stored(value, spec.dtype, spec.device) and index.numel != 0:
         check_stored("scatter", value, spec.dtype, spec.device)
     return _check_scatter("scatter", spec, dim, index, None)
@@ -266,7 +266,7 @@ def masked_scatter(spec: TensorSpec, mask: TensorSpec, source: TensorSpec) -> Te
 
 
 @rule("masked_scatter_backward")
-def masked_scatter_backward(grad_output: TensorSpec, mask: TensorSpec, sizes: Sequence[Any]) -> TensorSpec:
+def masked_scatter_backward(grad_output: TensorSpec, mask: TensorSpec, sizes: Sequence[object]) -> TensorSpec:
     return grad_output.like(sizes)
 
 
@@ -282,7 +282,7 @@ def batch_gather(keys: object, x: torch.Tensor, dim: int, index: torch.Tensor, *
 
 
 def _scattering(function: Function) -> Function:
-    def rule(keys: Any, x: torch.Tensor, dim: int, index: torch.Tensor, source: Any) -> Any:
+    def rule(keys: object, x: torch.Tensor, dim: int, index: torch.Tensor, source: object) -> Any:
         level = BatchLevel()
         dim = dim_behind_batch(dim, x.dim())
         with level.below():

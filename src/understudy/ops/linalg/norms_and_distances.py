@@ -124,7 +124,7 @@ def _default_tolerance(x: Tensor) -> Any:
 
 
 def _by_default_tolerance(
-    steps: Callable[[Tensor, Tolerances, bool], Any], beside: Callable[[Tensor, Any], tuple[Tensor, Tensor]]
+    steps: Callable[[Tensor, Tolerances, bool], object], beside: Callable[[Tensor, Any], tuple[Tensor, Tensor]]
 ) -> Callable[..., Any]:
     """Those steps, unless a relative tolerance is given: how large it is by default depends on the sizes."""
 
@@ -189,7 +189,7 @@ def _check(a: TensorSpec, b: TensorSpec) -> bool:
     return False
 
 
-def _solution(a: TensorSpec, batch: Sequence[Any], columns: Any, right: Sequence[Any], rows: Any) -> TensorSpec:
+def _solution(a: TensorSpec, batch: Sequence[Any], columns: object, right: Sequence[Any], rows: Any) -> TensorSpec:
     """The first rows of columns that are as long as the kernel needs them: matrices are stored column by column."""
     column = max(rows, columns, 1)
     width = right[0] if right else 1
@@ -359,7 +359,7 @@ def decompose_cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: int | 
     return result
 
 
-def _may_be_contiguous_transposed(shape: Sequence[Any]) -> bool:
+def _may_be_contiguous_transposed(shape: Sequence[object]) -> bool:
     """Whether there are sizes for which a matrix and its transpose are both contiguous."""
     *batch, rows, columns = map(from_torch, shape)
     return not (surely_less(1, rows) and surely_less(1, columns) and all(surely_less(0, size) for size in batch))

@@ -96,7 +96,7 @@ def addmm(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: object = 1, a
 
 @rule("_addmm_activation")
 def addmm_activation(
-    bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False
+    bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: object = 1, alpha: object = 1, use_gelu: bool = False
 ) -> TensorSpec:
     accepted = NUMBERS - {torch.complex64, torch.complex128}
     check_cpu_dtype("_addmm_activation", a, accepted - INTEGERS if use_gelu else accepted)
@@ -104,13 +104,13 @@ def addmm_activation(
 
 
 @rule("baddbmm")
-def baddbmm(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alpha: Any = 1) -> TensorSpec:
+def baddbmm(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: object = 1, alpha: object = 1) -> TensorSpec:
     check_cpu_dtype("baddbmm", a, NUMBERS)
     return _add_bias("baddbmm", bias, _batch_product("baddbmm", a, b))
 
 
 @rule("addbmm")
-def addbmm(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alpha: Any = 1) -> TensorSpec:
+def addbmm(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: object = 1, alpha: object = 1) -> TensorSpec:
     check_cpu_dtype("addbmm", a, MATRIX_DTYPES)
     products = _batch_product("addbmm", a, b)
     return _add_bias("addbmm", bias, products.like(products.shape[1:]))
@@ -118,7 +118,7 @@ def addbmm(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alp
 
 @rule("addbmm_")
 def addbmm_in_place(
-    target: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alpha: Any = 1
+    target: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: object = 1, alpha: object = 1
 ) -> Same:
     """Alone among its kind, it resizes a target that has to be broadcast."""
     result = addbmm(target, a, b)
@@ -144,7 +144,7 @@ def mm_to_dtype(a: TensorSpec, b: TensorSpec, out_dtype: torch.dtype) -> TensorS
 
 @rule("addmm.dtype", "baddbmm.dtype")
 def addmm_to_dtype(
-    bias: TensorSpec, a: TensorSpec, b: TensorSpec, out_dtype: torch.dtype, *, beta: Any = 1, alpha: Any = 1
+    bias: TensorSpec, a: TensorSpec, b: TensorSpec, out_dtype: torch.dtype, *, beta: object = 1, alpha: object = 1
 ) -> TensorSpec:
     _check_gpu("addmm with a dtype for its result", a)
     result = mm_to_dtype(a, b, out_dtype)
@@ -178,7 +178,7 @@ def mv(matrix: TensorSpec, vector: TensorSpec) -> TensorSpec:
 
 @rule("addmv")
 def addmv(
-    bias: TensorSpec, matrix: TensorSpec, vector: TensorSpec, *, beta: Any = 1, alpha: Any = 1
+    bias: TensorSpec, matrix: TensorSpec, vector: TensorSpec, *, beta: object = 1, alpha: object = 1
 ) -> TensorSpec:
     result = _add_bias("addmv", bias, mv(matrix, vector))
     # Without elements in the matrix, eager scales the bias and forgets to expand it.
@@ -208,7 +208,7 @@ def _inner_product(a: TensorSpec, b: TensorSpec, lazily_conjugated: bool) -> Ten
 
 
 @rule("addr")
-def addr(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alpha: Any = 1) -> TensorSpec:
+def addr(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: object = 1, alpha: object = 1) -> TensorSpec:
     """Elementwise on the bias, a column and a row: the only product whose result follows a layout."""
     _check_rank("addr", a, 1)
     _check_rank("addr", b, 1)
@@ -431,7 +431,7 @@ def decompose_matmul(a: Tensor, b: Tensor) -> Any:
     return aten._unsafe_view(left.bmm(right), [*batch, a.shape[-2], b.shape[-1]])
 
 
-def _reshape(x: Any, shape: Sequence[Any]) -> Tensor:
+def _reshape(x: Any, shape: Sequence[object]) -> Tensor:
     """A view where one can be had, else a copy."""
     if view_strides(x._spec, tuple(map(from_torch, shape))) is not None:
         return x.view(shape)

@@ -157,7 +157,7 @@ def attention(
 def _attention(op: OpOverload, operands: int) -> Function:
     """Attention of one batch more, which is counted among the entries of the batch that there is."""
 
-    def rule(keys: Any, *args: Any, attn_mask: Any = None, **options: Any) -> Any:
+    def rule(keys: object, *args: Any, attn_mask: Any = None, **options: object) -> Any:
         level = BatchLevel()
         with level.below():
             tensors = [level.inside(tensor) for tensor in args[:operands]]

@@ -53,7 +53,7 @@ def _pad_size(size: Any, multiple: int) -> Any:
 
 
 def _debug_mask(
-    query: TensorSpec, batch: Any, heads: Any, rows: Any, columns: Any, wanted: bool
+    query: TensorSpec, batch: object, heads: object, rows: Any, columns: Any, wanted: bool
 ) -> TensorSpec:
     if not wanted:
         return query.like((0,))

@@ -44,7 +44,7 @@ class Window(NamedTuple):
     @classmethod
     def of(
         cls, weight: TensorSpec, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any,
-        groups: Any,
+        groups: object,
     ) -> Window:  # fmt: skip
         spatial = weight.ndim - 2
         if spatial not in (1, 2, 3):
@@ -155,7 +155,7 @@ def _check_kernel_fits(x: TensorSpec, weight: TensorSpec, window: Window) -> Non
 @rule("convolution")
 def convolution(
     x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, stride: Sizes, padding: Sizes,
-    dilation: Sizes, transposed: bool, output_padding: Sizes, groups: Any,
+    dilation: Sizes, transposed: bool, output_padding: Sizes, groups: object,
 ) -> TensorSpec:  # fmt: skip
     window = Window.of(weight, stride, padding, dilation, transposed, output_padding, groups)
     return _convolve(x, weight, bias, window)
@@ -275,7 +275,7 @@ def _onednn_halves() -> frozenset[torch.dtype]:
 @rule("convolution_backward")
 def convolution_backward(
     grad: TensorSpec, x: TensorSpec, weight: TensorSpec, bias_sizes: Sizes | None, stride: Sizes,
-    padding: Sizes, dilation: Sizes, transposed: bool, output_padding: Sizes, groups: Any,
+    padding: Sizes, dilation: Sizes, transposed: bool, output_padding: Sizes, groups: object,
     output_mask: Sequence[bool],
 ) -> tuple[TensorSpec | None, ...]:  # fmt: skip
     window = Window.of(weight, stride, padding, dilation, transposed, output_padding, groups)
@@ -406,7 +406,7 @@ def decompose_convolution_with_named_padding(
 
 
 @batching_rule("convolution")
-def batch_convolution(keys: Any, x: torch.Tensor, weight: torch.Tensor, bias: Any, *settings: Any) -> Any:
+def batch_convolution(keys: object, x: torch.Tensor, weight: torch.Tensor, bias: Any, *settings: Any) -> Any:
     """One kernel for all: the batch is counted among the entries that there are. A kernel for each: among the groups."""
     level = BatchLevel()
     if not level.is_batch(weight) and not level.is_batch(bias):
@@ -430,7 +430,7 @@ def batch_convolution(keys: Any, x: torch.Tensor, weight: torch.Tensor, bias: An
 
 @batching_rule("convolution_backward")
 def batch_convolution_backward(
-    keys: Any, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias_sizes: list[object], *settings: Any
+    keys: object, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias_sizes: list[object], *settings: Any
 ) -> tuple[object, ...]:
     level = BatchLevel()
     *others, groups, wanted = settings

@@ -180,7 +180,7 @@ exact_out.mark("binary_cross_entropy.out", "binary_cross_entropy_backward.grad_i
 def _loss(op: Any) -> Function:
     """Of the differences of two tensors, each of which is broadcast."""
 
-    def rule(keys: Any, x: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, *settings: Any) -> Any:
+    def rule(keys: object, x: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, *settings: object) -> Any:
         level = BatchLevel()
         with level.below():
             losses = op(*align_ranks(level, x, target), NONE, *settings)
@@ -194,12 +194,12 @@ def _loss(op: Any) -> Function:
 
 def _loss_backward(op: Any) -> Function:
     def rule(
-        keys: Any,
+        keys: object,
         gradient: torch.Tensor,
         x: torch.Tensor,
         target: torch.Tensor,
         reduction: int,
-        *settings: Any,
+        *settings: object,
     ) -> Any:
         level = BatchLevel()
         with level.below():

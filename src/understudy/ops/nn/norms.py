@@ -409,7 +409,7 @@ def batch_native_layer_norm(
 
 @batching_rule("native_layer_norm_backward")
 def batch_native_layer_norm_backward(
-    keys: Any, gradient: torch.Tensor, x: torch.Tensor, shape: list[object], mean: torch.Tensor,
+    keys: object, gradient: torch.Tensor, x: torch.Tensor, shape: list[object], mean: torch.Tensor,
     rstd: torch.Tensor, weight: Any,
     bias: object, wanted: list[bool],
 ) -> tuple[object, ...]:  # fmt: skip

@@ -153,7 +153,7 @@ for _kind in ("reflection", "replication"):
 
 
 @rule("pad")
-def pad(spec: TensorSpec, pad: Sequence[Any], mode: str = "constant", value: object = None) -> Any:
+def pad(spec: TensorSpec, pad: Sequence[object], mode: str = "constant", value: object = None) -> Any:
     if mode == "constant":
         return constant_padded(spec, pad)
     if value is not None and value != 0:
@@ -169,7 +169,7 @@ def _pair(name: str, values: Sequence[Any], least: int) -> tuple[Any, Any]:
 
 
 def _blocks(
-    size: Sequence[Any], kernel: Sequence[Any], dilation: Sequence[Any], padding: Sequence[Any], stride: Sequence[Any]
+    size: Sequence[object], kernel: Sequence[Any], dilation: Sequence[object], padding: Sequence[Any], stride: Sequence[Any]
 ) -> tuple[Any, Any, Any]:
     """Elements of one block, and how many blocks there are along each of the two dimensions."""
     kernel, dilation = _pair("kernel_size", kernel, 1), _pair("dilation", dilation, 1)

@@ -81,8 +81,8 @@ def _pooled_shape(
     spatial: int,
     kernel: object,
     stride: object,
-    padding: Any,
-    dilation: Any,
+    padding: object,
+    dilation: object,
     ceil_mode: bool,
 ) -> Shape:
     _check_input(what, x, spatial)
@@ -115,7 +115,7 @@ def _register_max_pool(spatial: int) -> None:
 
     @rule(f"{name}_with_indices")
     def max_pool_with_indices(
-        x: TensorSpec, kernel_size: Sizes, stride: Sizes = (), padding: Any = 0, dilation: Any = 1,
+        x: TensorSpec, kernel_size: Sizes, stride: Sizes = (), padding: object = 0, dilation: object = 1,
         ceil_mode: bool = False,
     ) -> tuple[TensorSpec, TensorSpec]:  # fmt: skip
         check_cpu_dtype(name, x, FLOATS | INTEGERS)
@@ -163,7 +163,7 @@ def _register_avg_pool(spatial: int) -> None:
     keeps_format = spatial == 2
 
     def shape_of(
-        x: TensorSpec, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, divisor: object
+        x: TensorSpec, kernel: object, stride: object, padding: object, ceil_mode: bool, divisor: object
     ) -> Shape:
         check_cpu_dtype(name, x, AVERAGED[spatial])
         if divisor == 0:
@@ -378,7 +378,7 @@ def adaptive_avg_pool1d(x: TensorSpec, output_size: Sizes) -> TensorSpec:
 def _pooling(op: Any) -> Function:
     """Of planes: the batch is counted among the entries that there are, or is those, if there are none."""
 
-    def rule(keys: Any, *args: Any) -> Any:
+    def rule(keys: object, *args: Any) -> Any:
         level = BatchLevel()
         has_entries = args[0].dim() == PLANES_WITH_ENTRIES
         with level.below():
@@ -451,7 +451,7 @@ class SymbolicPooling(torch.autograd.Function):
     """One call of such an operator."""
 
     @staticmethod
-    def forward(ctx: Any, name: str, x: Tensor, *others: Any) -> Any:
+    def forward(ctx: Any, name: str, x: Tensor, *others: object) -> Any:
         output, indices = _call_past_cpp(getattr(aten, name).default, x, *others)
         ctx.save_for_backward(x, indices)
         ctx.mark_non_differentiable(indices)
@@ -462,7 +462,7 @@ class SymbolicPooling(torch.autograd.Function):
         return output, indices
 
     @staticmethod
-    def backward(ctx: Any, grad: Any, _: Any) -> Any:
+    def backward(ctx: Any, grad: object, _: object) -> Any:
         x, indices = ctx.saved_tensors
         gradient = _call_past_cpp(getattr(aten, f"{ctx.name}_backward").default, grad, x, *ctx.sizes, indices)
         return None, gradient, *[None] * ctx.count
@@ -478,7 +478,7 @@ def _call_past_cpp(op: Callable[..., object], *args: object) -> Any:
 
 @decomposition("max_pool1d_with_indices")
 def decompose_max_pool1d_with_indices(
-    x: Tensor, kernel_size: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil_mode: bool = False
+    x: Tensor, kernel_size: object, stride: object = (), padding: Any = (0,), dilation: Any = (1,), ceil_mode: bool = False
 ) -> tuple[Tensor, Tensor]:
     """As the pooling of an image of one row."""
     size, step, pad, spread = ([start, *numbers] for start, numbers in zip(

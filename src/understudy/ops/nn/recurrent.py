@@ -129,7 +129,7 @@ def by_onednn(
     directions, width = (2 if bidirectional else 1), (4 if has_biases else 2)
     last: list[tuple[Any, Any]] = []
 
-    def run(x: Any, layer: int) -> Any:
+    def run(x: object, layer: int) -> Any:
         outputs = []
         for direction in range(directions):
             index = layer * directions + direction

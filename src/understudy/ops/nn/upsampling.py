@@ -180,7 +180,7 @@ def affine_grid(theta: TensorSpec, size: Sizes, align_corners: bool) -> Any:
 aten = torch.ops.aten
 
 
-def upsample_to_symbols(name: str, args: Any, kwargs: Any) -> Any:
+def upsample_to_symbols(name: str, args: Any, kwargs: object) -> Any:
     """The call of such a function on a stand-in; NotImplemented if it is not in the form that takes factors."""
     with_corners = "nearest" not in name
     if kwargs or len(args) != 3 + with_corners:

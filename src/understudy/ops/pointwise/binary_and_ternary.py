@@ -196,7 +196,7 @@ def pow_by_number(base: TensorSpec, exponent: Any) -> TensorSpec:
 
 
 @rule("pow.Scalar")
-def pow_of_number(base: Any, exponent: TensorSpec) -> TensorSpec:
+def pow_of_number(base: object, exponent: TensorSpec) -> TensorSpec:
     return exponent.like(dtype=_pow_dtype(base, exponent))
 
 
@@ -395,7 +395,7 @@ def _check_mask(mask: TensorSpec) -> None:
 
 
 @rule("threshold")
-def threshold(a: TensorSpec, threshold: Any, value: object) -> TensorSpec:
+def threshold(a: TensorSpec, threshold: object, value: object) -> TensorSpec:
     check_dtype("threshold", a.dtype, "if", a.device)
     for number in (threshold, value):
         check_stored("threshold", number, a.dtype, a.device)

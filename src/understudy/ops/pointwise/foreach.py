@@ -128,7 +128,7 @@ def unary(name: str, one: Rule) -> Rule:
 
 
 def with_list(name: str, one: Rule) -> Rule:
-    def list_rule(tensors: Specs, others: Specs, **kwargs: Any) -> list[object]:
+    def list_rule(tensors: Specs, others: Specs, **kwargs: object) -> list[object]:
         check_lists(name, tensors, others)
         return each(lambda a, b: one(a, b, **kwargs), tensors, others)
 
@@ -144,7 +144,7 @@ def with_number(name: str, one: Rule) -> Rule:
 
 
 def with_tensor(name: str, one: Rule) -> Rule:
-    def list_rule(tensors: Specs, other: TensorSpec, **kwargs: Any) -> list[object]:
+    def list_rule(tensors: Specs, other: TensorSpec, **kwargs: object) -> list[object]:
         check_lists(name, tensors)
         if other.shape:
             raise ShapeMismatch(f"{name}: the tensor that goes with all must be 0-dim, not {other}")
@@ -216,7 +216,7 @@ register("lerp.List", three_lists, "lerp.Tensor")
 
 
 @rule("_foreach_pow.ScalarAndTensor")
-def foreach_pow_of_number(base: Any, exponents: Specs) -> list[object]:
+def foreach_pow_of_number(base: object, exponents: Specs) -> list[object]:
     check_lists("_foreach_pow", exponents)
     one = rule.by_name("pow.Scalar")
     return each(lambda exponent: one(base, exponent), exponents)

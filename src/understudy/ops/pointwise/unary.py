@@ -344,7 +344,7 @@ def rrelu_with_noise(
 
 @rule("rrelu_with_noise_backward")
 def rrelu_with_noise_backward(
-    grad: TensorSpec, a: TensorSpec, noise: TensorSpec, lower: Any, upper: Any, training: bool,
+    grad: TensorSpec, a: TensorSpec, noise: TensorSpec, lower: object, upper: Any, training: bool,
     self_is_result: bool,
 ) -> TensorSpec:  # fmt: skip
     if training and upper - lower > 1e-6:

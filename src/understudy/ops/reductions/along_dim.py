@@ -272,7 +272,7 @@ def _gradients(x: Tensor, spacing: Sequence[object], dims: Sequence[int], edge_o
     ]
 
 
-def _even(x: Tensor, dim: int, space: Any, edge_order: int) -> Tensor:
+def _even(x: Tensor, dim: int, space: object, edge_order: int) -> Tensor:
     def part(start: int, end: int | None = None) -> Any:
         return aten.slice.Tensor(x, dim, start, end)
 
@@ -332,7 +332,7 @@ def _uneven(x: Tensor, dim: int, places: Tensor, edge_order: int) -> Tensor:
     return torch.cat([first, middle, last], dim)
 
 
-def _difference(before: Any, after: Any) -> Any:
+def _difference(before: object, after: Any) -> Any:
     return after - before
 
 

@@ -137,7 +137,7 @@ def histogramdd_edges(
 
 @rule("_histogramdd_from_bin_cts")
 def histogramdd_in(
-    spec: TensorSpec, bins: Sequence[Any], *, range: Range = None, weight: Maybe = None, density: bool = False
+    spec: TensorSpec, bins: Sequence[object], *, range: Range = None, weight: Maybe = None, density: bool = False
 ) -> TensorSpec:
     _check_points(spec, len(bins))
     _check_counts(bins)

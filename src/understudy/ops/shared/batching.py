@@ -31,7 +31,7 @@ class BatchLevel:
         """Inside, calls are passed on to the transforms around this level."""
         return _torch.below(_torch.BATCHED_KEYS)
 
-    def is_batch(self, tensor: Any) -> bool:
+    def is_batch(self, tensor: object) -> bool:
         return bool(_torch.batched_at(tensor, 0, self._level)[1])
 
     def inside(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ _contiguity: list[Callable[[TensorSpec], None]] = []
 def decomposed_kernel(op: Any, function: Function | None) -> Function:
     """The operator by its decomposition, where nothing but the simpler operators matters; else by C++."""
 
-    def kernel(*args: Any, **kwargs: Any) -> object:
+    def kernel(*args: object, **kwargs: object) -> object:
         if function is not None and not _torch.composites_are_special():
             result = function(*args, **kwargs)
             if result is not NotImplemented:
@@ -44,7 +44,7 @@ def has_symbolic_sizes(tensor: torch.Tensor) -> bool:
     return any(isinstance(size, torch.SymInt) for size in tensor.shape)
 
 
-def broadcast(*shapes: Sequence[Any]) -> list[int | torch.SymInt]:
+def broadcast(*shapes: Sequence[object]) -> list[int | torch.SymInt]:
     """The shape that tensors of these shapes have together."""
     return [to_torch(size) for size in broadcast_shapes(*[tuple(map(from_torch, shape)) for shape in shapes])]
 

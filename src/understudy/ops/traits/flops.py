@@ -128,33 +128,33 @@ def _stored_elements(spec: TensorSpec) -> int:
 
 
 @macs("mm", "_int_mm", "_scaled_mm", "_scaled_mm_v2", "_sparse_mm", "bmm", "matmul", "_weight_int8pack_mm")
-def count_product(made: Results, a: TensorSpec, b: TensorSpec, *rest: Any, **settings: Any) -> int:
+def count_product(made: Results, a: TensorSpec, b: TensorSpec, *rest: object, **settings: object) -> int:
     """Each element of the result is a row of the first times a column of the second."""
     return made[0].numel * a.shape[-1]
 
 
 @macs("addmm", "baddbmm", "_addmm_activation", "addmv")
-def count_product_with_bias(made: Results, bias: TensorSpec, a: TensorSpec, *rest: Any, **settings: Any) -> int:
+def count_product_with_bias(made: Results, bias: TensorSpec, a: TensorSpec, *rest: object, **settings: object) -> int:
     return made[0].numel * a.shape[-1]
 
 
 @macs("addbmm")
-def count_sum_of_products(made: Results, bias: TensorSpec, a: TensorSpec, *rest: Any, **settings: Any) -> int:
+def count_sum_of_products(made: Results, bias: TensorSpec, a: TensorSpec, *rest: object, **settings: object) -> int:
     return made[0].numel * a.shape[-1] * a.shape[0]
 
 
 @macs("mv", "dot", "vdot")
-def count_vector_product(made: Results, a: TensorSpec, *rest: Any, **settings: Any) -> int:
+def count_vector_product(made: Results, a: TensorSpec, *rest: object, **settings: object) -> int:
     return a.numel
 
 
 @macs("linear", "mkldnn_linear", "_weight_int4pack_mm")
-def count_linear(made: Results, x: TensorSpec, weight: TensorSpec, *rest: Any, **settings: Any) -> int:
+def count_linear(made: Results, x: TensorSpec, weight: TensorSpec, *rest: object, **settings: object) -> int:
     return made[0].numel * x.shape[-1]
 
 
 @macs("_grouped_mm", "_scaled_grouped_mm", "transformers::grouped_mm_fallback")
-def count_grouped(made: Results, a: TensorSpec, b: TensorSpec, *rest: Any, **settings: Any) -> int:
+def count_grouped(made: Results, a: TensorSpec, b: TensorSpec, *rest: object, **settings: object) -> int:
     """Rows (or columns of the contraction) belong to one group each, unless both operands are batches."""
     batch = a.shape[0] if a.ndim == b.ndim == 3 else 1
     return batch * a.shape[-2] * a.shape[-1] * b.shape[-1]
@@ -163,7 +163,7 @@ def count_grouped(made: Results, a: TensorSpec, b: TensorSpec, *rest: Any, **set
 @macs("_trilinear")
 def count_trilinear(
     made: Results, a: TensorSpec, b: TensorSpec, c: TensorSpec, expand1: Sequence[int], expand2: Sequence[int],
-    expand3: Sequence[int], *rest: Any, **settings: Any,
+    expand3: Sequence[int], *rest: object, **settings: object,
 ) -> int:  # fmt: skip
     """Every element of the product of all three, which is then summed."""
     shapes = []
@@ -176,7 +176,7 @@ def count_trilinear(
 
 
 @macs("_cdist_forward", "_euclidean_dist")
-def count_distances(made: Results, a: TensorSpec, *rest: Any, **settings: Any) -> int:
+def count_distances(made: Results, a: TensorSpec, *rest: object, **settings: object) -> int:
     return made[0].numel * a.shape[-1]
 
 
@@ -185,8 +185,8 @@ def count_distances(made: Results, a: TensorSpec, *rest: Any, **settings: Any) -
 
 @macs("convolution", "_convolution", "convolution_overrideable")
 def count_convolution(
-    made: Results, x: TensorSpec, weight: TensorSpec, bias: Any, stride: Any, padding: Any, dilation: Any,
-    transposed: bool, *rest: Any, **settings: Any,
+    made: Results, x: TensorSpec, weight: TensorSpec, bias: object, stride: object, padding: object, dilation: object,
+    transposed: bool, *rest: object, **settings: object,
 ) -> int:  # fmt: skip
     """A window of the weight for each element of the result; transposed, for each element of the input."""
     return (x if transposed else made[0]).numel * prod(weight.shape[1:])
@@ -195,20 +195,20 @@ def count_convolution(
 @macs("conv1d", "conv2d", "conv3d", "mkldnn_convolution", "cudnn_convolution", "_conv_depthwise2d", "conv_depthwise3d",
       "slow_conv3d", "slow_conv_dilated2d", "slow_conv_dilated3d", "thnn_conv2d", "_slow_conv2d_forward",
       "cudnn_convolution_relu", "cudnn_convolution_add_relu", "miopen_convolution")  # fmt: skip
-def count_plain_convolution(made: Results, x: TensorSpec, weight: TensorSpec, *rest: Any, **settings: Any) -> int:
+def count_plain_convolution(made: Results, x: TensorSpec, weight: TensorSpec, *rest: object, **settings: object) -> int:
     return made[0].numel * prod(weight.shape[1:])
 
 
 @macs("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "cudnn_convolution_transpose", "slow_conv_transpose2d",
       "slow_conv_transpose3d")  # fmt: skip
-def count_transposed_convolution(made: Results, x: TensorSpec, weight: TensorSpec, *rest: Any, **settings: Any) -> int:
+def count_transposed_convolution(made: Results, x: TensorSpec, weight: TensorSpec, *rest: object, **settings: object) -> int:
     return x.numel * prod(weight.shape[1:])
 
 
 @macs("convolution_backward", "convolution_backward_overrideable")
 def count_convolution_backward(
-    made: Results, grad: TensorSpec, x: TensorSpec, weight: TensorSpec, bias_sizes: Any, stride: Any, padding: Any,
-    dilation: Any, transposed: bool, output_padding: Any, groups: Any, output_mask: Sequence[bool], **settings: Any,
+    made: Results, grad: TensorSpec, x: TensorSpec, weight: TensorSpec, bias_sizes: object, stride: object, padding: object,
+    dilation: object, transposed: bool, output_padding: object, groups: object, output_mask: Sequence[bool], **settings: Any,
 ) -> int:  # fmt: skip
     """As much as the forward for the gradient of the input, and again for that of the weight."""
     forward = (x if transposed else grad).numel * prod(weight.shape[1:])
@@ -229,7 +229,7 @@ def _count_scores(query: TensorSpec, key: TensorSpec) -> int:
     "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_fused_attention_overrideable",
 )  # fmt: skip
 def count_attention(
-    made: Results, query: TensorSpec, key: TensorSpec, value: TensorSpec, *rest: Any, **settings: Any
+    made: Results, query: TensorSpec, key: TensorSpec, value: TensorSpec, *rest: object, **settings: object
 ) -> int:
     return _count_scores(query, key) * (query.shape[-1] + value.shape[-1])
 
@@ -240,7 +240,7 @@ def count_attention(
     "_scaled_dot_product_fused_attention_overrideable_backward",
 )  # fmt: skip
 def count_attention_backward(
-    made: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, *rest: Any, **settings: Any
+    made: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, *rest: object, **settings: object
 ) -> int:
     """The scores again, then the gradients of query and key (of their width), of weights and value (of its width)."""
     return _count_scores(query, key) * (3 * query.shape[-1] + 2 * value.shape[-1])
@@ -254,39 +254,39 @@ def _count_scores_of_rows(query: TensorSpec, key: TensorSpec, offsets: TensorSpe
 
 @macs("_flash_attention_forward")
 def count_flash_forward(
-    made: Results, query: TensorSpec, key: TensorSpec, value: TensorSpec, cum_seq_q: Any, cum_seq_k: Any, max_q: Any,
-    max_k: Any, *rest: Any, **settings: Any,
+    made: Results, query: TensorSpec, key: TensorSpec, value: TensorSpec, cum_seq_q: object, cum_seq_k: Any, max_q: object,
+    max_k: object, *rest: object, **settings: object,
 ) -> int:  # fmt: skip
     return _count_scores_of_rows(query, key, cum_seq_k, max_k) * (query.shape[-1] + value.shape[-1])
 
 
 @macs("_efficient_attention_forward")
 def count_efficient_forward(
-    made: Results, query: TensorSpec, key: TensorSpec, value: TensorSpec, bias: Any, cu_seqlens_q: Any, cu_seqlens_k: Any,
-    max_seqlen_q: Any, max_seqlen_k: Any, *rest: Any, **settings: Any,
+    made: Results, query: TensorSpec, key: TensorSpec, value: TensorSpec, bias: object, cu_seqlens_q: Any, cu_seqlens_k: Any,
+    max_seqlen_q: object, max_seqlen_k: object, *rest: object, **settings: Any,
 ) -> int:  # fmt: skip
     return _count_scores_of_rows(query, key, cu_seqlens_k, max_seqlen_k) * (query.shape[-1] + value.shape[-1])
 
 
 @macs("_flash_attention_backward")
 def count_flash_backward(
-    made: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, out: Any, logsumexp: Any,
-    cum_seq_q: Any, cum_seq_k: Any, max_q: Any, max_k: Any, *rest: Any, **settings: Any,
+    made: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, out: object, logsumexp: object,
+    cum_seq_q: object, cum_seq_k: Any, max_q: object, max_k: object, *rest: Any, **settings: Any,
 ) -> int:  # fmt: skip
     return _count_scores_of_rows(query, key, cum_seq_k, max_k) * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 
 @macs("_efficient_attention_backward")
 def count_efficient_backward(
-    made: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, bias: Any, out: Any,
-    cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: Any, max_seqlen_k: Any, *rest: Any, **settings: Any,
+    made: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, bias: object, out: object,
+    cu_seqlens_q: object, cu_seqlens_k: Any, max_seqlen_q: object, max_seqlen_k: object, *rest: Any, **settings: Any,
 ) -> int:  # fmt: skip
     return _count_scores_of_rows(query, key, cu_seqlens_k, max_seqlen_k) * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 
 @macs("_native_multi_head_attention")
 def count_multi_head(
-    made: Results, query: TensorSpec, key: TensorSpec, value: TensorSpec, embed_dim: int, *rest: Any, **settings: Any
+    made: Results, query: TensorSpec, key: TensorSpec, value: TensorSpec, embed_dim: int, *rest: object, **settings: object
 ) -> int:
     batch, rows, _ = query.shape
     projections = 4 * embed_dim * embed_dim * batch * rows
@@ -295,7 +295,7 @@ def count_multi_head(
 
 @macs("_transformer_encoder_layer_fwd")
 def count_encoder_layer(
-    made: Results, src: TensorSpec, embed_dim: int, num_heads: int, *rest: Any, **settings: Any
+    made: Results, src: TensorSpec, embed_dim: int, num_heads: int, *rest: object, **settings: object
 ) -> int:
     batch, rows, _ = src.shape
     weights = [spec for spec in flat(TensorSpec, rest, settings) if spec.ndim == 2]
@@ -307,14 +307,14 @@ def count_encoder_layer(
 
 @macs("mkldnn_rnn_layer")
 def count_onednn_layer(
-    made: Results, x: TensorSpec, weight0: TensorSpec, weight1: TensorSpec, *rest: Any, **settings: Any
+    made: Results, x: TensorSpec, weight0: TensorSpec, weight1: TensorSpec, *rest: object, **settings: object
 ) -> int:
     return x.shape[0] * x.shape[1] * (weight0.numel + weight1.numel)
 
 
 @macs("mkldnn_rnn_layer_backward")
 def count_onednn_layer_backward(
-    made: Results, x: TensorSpec, weight1: TensorSpec, weight2: TensorSpec, *rest: Any, **settings: Any
+    made: Results, x: TensorSpec, weight1: TensorSpec, weight2: TensorSpec, *rest: object, **settings: object
 ) -> int:
     return 2 * x.shape[0] * x.shape[1] * (weight1.numel + weight2.numel)
 
@@ -327,14 +327,14 @@ def _count_recurrent(x: TensorSpec, weights: Sequence[TensorSpec]) -> int:
 
 @macs("_cudnn_rnn", "miopen_rnn")
 def count_recurrent(
-    made: Results, x: TensorSpec, weight: Sequence[TensorSpec], *rest: Any, **settings: Any
+    made: Results, x: TensorSpec, weight: Sequence[TensorSpec], *rest: object, **settings: object
 ) -> int:
     return _count_recurrent(x, weight)
 
 
 @macs("_cudnn_rnn_backward", "miopen_rnn_backward")
 def count_recurrent_backward(
-    made: Results, x: TensorSpec, weight: Sequence[TensorSpec], *rest: Any, **settings: Any
+    made: Results, x: TensorSpec, weight: Sequence[TensorSpec], *rest: object, **settings: object
 ) -> int:
     return 2 * _count_recurrent(x, weight)
 

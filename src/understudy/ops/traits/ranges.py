@@ -101,7 +101,7 @@ def exactly(value: float) -> ValueRange:
 TRUE, FALSE = exactly(1), exactly(0)
 
 
-def of(x: Any) -> ValueRange:
+def of(x: object) -> ValueRange:
     """The range of an operand or of a plain number."""
     if isinstance(x, Operand):
         return x.range
@@ -113,7 +113,7 @@ def truth(share: float | None) -> ValueRange:
     return ValueRange(0, 1, False, share)
 
 
-def _likely(x: Any) -> float | None:
+def _likely(x: object) -> float | None:
     return of(x).likely
 
 
@@ -121,7 +121,7 @@ def _likely(x: Any) -> float | None:
 
 
 @value_range("eq")
-def _eq(a: Operand, b: Any) -> ValueRange:
+def _eq(a: Operand, b: object) -> ValueRange:
     x, y = of(a), of(b)
     if a.is_same_as(b):
         return truth(1) if x.may_be_nan else TRUE
@@ -136,7 +136,7 @@ def _eq(a: Operand, b: Any) -> ValueRange:
 
 
 @value_range("ne")
-def _ne(a: Operand, b: Any) -> ValueRange:
+def _ne(a: Operand, b: object) -> ValueRange:
     is_equal = _eq(a, b)
     assert isinstance(is_equal, ValueRange)
     return _negate(is_equal)
@@ -146,7 +146,7 @@ def _negate(x: ValueRange) -> ValueRange:
     return ValueRange(1 - x.high, 1 - x.low, False, None if x.likely is None else 1 - x.likely)
 
 
-def _compare(a: Any, b: Any, is_strict: bool) -> ValueRange:
+def _compare(a: object, b: object, is_strict: bool) -> ValueRange:
     """a < b, or a <= b."""
     x, y = of(a), of(b)
     is_sure = x.high < y.low or (x.high == y.low and not is_strict)
@@ -161,7 +161,7 @@ def _compare(a: Any, b: Any, is_strict: bool) -> ValueRange:
     return truth(_guess_order(a, b, is_strict))
 
 
-def _guess_order(a: Any, b: Any, is_strict: bool) -> float | None:
+def _guess_order(a: object, b: object, is_strict: bool) -> float | None:
     first, second = _likely(a), _likely(b)
     is_number = [not isinstance(operand, Operand) or operand.is_single for operand in (a, b)]
     if not all(is_number):
@@ -177,22 +177,22 @@ ORDINARY = 1.0
 
 
 @value_range("lt")
-def _lt(a: Any, b: Any) -> ValueRange:
+def _lt(a: object, b: object) -> ValueRange:
     return _compare(a, b, True)
 
 
 @value_range("le")
-def _le(a: Any, b: Any) -> ValueRange:
+def _le(a: object, b: object) -> ValueRange:
     return _compare(a, b, False)
 
 
 @value_range("gt")
-def _gt(a: Any, b: Any) -> ValueRange:
+def _gt(a: object, b: object) -> ValueRange:
     return _compare(b, a, True)
 
 
 @value_range("ge")
-def _ge(a: Any, b: Any) -> ValueRange:
+def _ge(a: object, b: object) -> ValueRange:
     return _compare(b, a, False)
 
 
@@ -216,20 +216,20 @@ def _isfinite(x: Operand) -> ValueRange:
 
 
 @value_range("isin")
-def _isin(elements: Any, tests: Any, *, assume_unique: bool = False, invert: bool = False) -> ValueRange:
+def _isin(elements: object, tests: object, *, assume_unique: bool = False, invert: bool = False) -> ValueRange:
     found = truth(0)
     return _negate(found) if invert else found
 
 
 @value_range("isclose")
-def _isclose(a: Operand, b: Operand, *args: Any, **kwargs: Any) -> ValueRange:
+def _isclose(a: Operand, b: Operand, *args: object, **kwargs: object) -> ValueRange:
     return TRUE if a.is_same_as(b) and not a.range.may_be_nan else truth(1)
 
 
 # --- logic -----------------------------------------------------------------------------------------------------------
 
 
-def _is_truth(x: Any) -> bool:
+def _is_truth(x: object) -> bool:
     return isinstance(x, bool) or (isinstance(x, Operand) and x.spec.dtype is torch.bool)
 
 
@@ -239,12 +239,12 @@ def _both(a: ValueRange, b: ValueRange) -> ValueRange:
 
 
 @value_range("logical_and")
-def _logical_and(a: Operand, b: Any) -> ValueRange:
+def _logical_and(a: Operand, b: object) -> ValueRange:
     return _both(_as_truth(of(a)), _as_truth(of(b)))
 
 
 @value_range("logical_or")
-def _logical_or(a: Operand, b: Any) -> ValueRange:
+def _logical_or(a: Operand, b: object) -> ValueRange:
     return _negate(_both(_negate(_as_truth(of(a))), _negate(_as_truth(of(b)))))
 
 
@@ -262,18 +262,18 @@ def _as_truth(x: ValueRange) -> ValueRange:
     return ValueRange(0, 1, False, None if x.likely is None else min(abs(x.likely), 1.0))
 
 
-def _is_bit(x: Any) -> bool:
+def _is_bit(x: object) -> bool:
     """A truth, or an integer that is 0 or 1."""
     return _is_truth(x) or (of(x).low >= 0 and of(x).high <= 1)
 
 
 @value_range("bitwise_and", "__and__", "bitwise_and_", "__iand__")
-def _bitwise_and(a: Any, b: Any) -> ValueRange | None:
+def _bitwise_and(a: object, b: object) -> ValueRange | None:
     return _both(of(a), of(b)) if _is_bit(a) and _is_bit(b) else None
 
 
 @value_range("bitwise_or", "__or__", "bitwise_or_", "__ior__")
-def _bitwise_or(a: Any, b: Any) -> ValueRange | None:
+def _bitwise_or(a: object, b: object) -> ValueRange | None:
     return _negate(_both(_negate(of(a)), _negate(of(b)))) if _is_bit(a) and _is_bit(b) else None
 
 
@@ -289,7 +289,7 @@ def _bitwise_not(a: Operand) -> ValueRange | None:
 
 
 @value_range("all", "_is_all_true")
-def _all(x: Operand, *args: Any, **kwargs: Any) -> ValueRange:
+def _all(x: Operand, *args: object, **kwargs: object) -> ValueRange:
     found = _as_truth(x.range)
     if x.spec.numel == 0:
         return TRUE
@@ -297,7 +297,7 @@ def _all(x: Operand, *args: Any, **kwargs: Any) -> ValueRange:
 
 
 @value_range("any", "_is_any_true")
-def _any(x: Operand, *args: Any, **kwargs: Any) -> ValueRange:
+def _any(x: Operand, *args: object, **kwargs: object) -> ValueRange:
     found = _as_truth(x.range)
     if x.spec.numel == 0:
         return FALSE
@@ -305,7 +305,7 @@ def _any(x: Operand, *args: Any, **kwargs: Any) -> ValueRange:
 
 
 @value_range("max", "min", "amax", "amin")
-def _extreme(x: Operand, *args: Any, **kwargs: Any) -> ValueRange | tuple[ValueRange, ...]:
+def _extreme(x: Operand, *args: object, **kwargs: object) -> ValueRange | tuple[ValueRange, ...]:
     if args and isinstance(args[0], Operand):
         return _larger_range(x.range, args[0].range)
     if args and isinstance(args[0], int) and x.spec.ndim:  # with positions, if it is `max.dim`
@@ -324,7 +324,7 @@ def _position(x: Operand, dim: int | None = None, keepdim: bool = False) -> Valu
 
 
 @value_range("sum", "count_nonzero")
-def _sum(x: Operand, *args: Any, **kwargs: Any) -> ValueRange | None:
+def _sum(x: Operand, *args: object, **kwargs: object) -> ValueRange | None:
     if x.spec.dtype is not torch.bool:
         return None
     count = x.spec.numel
@@ -351,13 +351,13 @@ ROUNDING = 2.0**-7
 """Half of the precision of bfloat16, the coarsest of the usual dtypes."""
 
 
-def _is_float(*operands: Any) -> bool:
+def _is_float(*operands: object) -> bool:
     return any(
         isinstance(x, float) or (isinstance(x, Operand) and x.spec.dtype.is_floating_point) for x in operands
     )
 
 
-def _combine(function: Callable[[float, float], float], a: Any, b: Any) -> ValueRange:
+def _combine(function: Callable[[float, float], float], a: object, b: object) -> ValueRange:
     x, y = of(a), of(b)
     if not (_is_finite(x) and _is_finite(y)):
         likely = None if x.likely is None or y.likely is None else function(x.likely, y.likely)
@@ -368,29 +368,29 @@ def _combine(function: Callable[[float, float], float], a: Any, b: Any) -> Value
 
 
 @value_range("add", "add_")
-def _add(a: Any, b: Any, *, alpha: float = 1) -> ValueRange | None:
+def _add(a: object, b: object, *, alpha: float = 1) -> ValueRange | None:
     return _combine(lambda x, y: x + y, a, b) if alpha == 1 else None
 
 
 @value_range("sub", "sub_")
-def _sub(a: Any, b: Any, *, alpha: float = 1) -> ValueRange | None:
+def _sub(a: object, b: object, *, alpha: float = 1) -> ValueRange | None:
     return _combine(lambda x, y: x - y, a, b) if alpha == 1 else None
 
 
 @value_range("rsub")
-def _rsub(a: Any, b: Any, alpha: float = 1) -> ValueRange | None:
+def _rsub(a: object, b: object, alpha: float = 1) -> ValueRange | None:
     return _combine(lambda x, y: x - y, b, a) if alpha == 1 else None
 
 
 @value_range("mul", "mul_")
-def _mul(a: Any, b: Any) -> ValueRange:
+def _mul(a: object, b: object) -> ValueRange:
     if _is_truth(a) and _is_truth(b):
         return _both(of(a), of(b))
     return _combine(lambda x, y: x * y, a, b)
 
 
 @value_range("div")
-def _div(a: Any, b: Any, *, rounding_mode: str | None = None) -> ValueRange | None:
+def _div(a: object, b: object, *, rounding_mode: str | None = None) -> ValueRange | None:
     by = of(b)
     if rounding_mode is not None or by.value is None or by.value == 0:
         return None
@@ -418,12 +418,12 @@ def _sigmoid(x: Operand) -> ValueRange:
 
 
 @value_range("_softmax")
-def _softmax(x: Operand, *args: Any) -> ValueRange:
+def _softmax(x: Operand, *args: object) -> ValueRange:
     return ValueRange(0, 1)  # NaN where all of a row is -inf
 
 
 @value_range("clamp")
-def _clamp(x: Operand, min: Any = None, max: Any = None) -> ValueRange:
+def _clamp(x: Operand, min: object = None, max: object = None) -> ValueRange:
     low = x.range.low if min is None else builtin_max(x.range.low, of(min).low)
     high = x.range.high if max is None else builtin_min(x.range.high, of(max).high)
     return ValueRange(builtin_min(low, high), high, x.range.may_be_nan).expect(x.range.likely)
@@ -433,7 +433,7 @@ builtin_min, builtin_max = min, max
 
 
 @value_range("_to_copy", "clone", "floor", "round", "trunc")
-def _copy(x: Operand, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> ValueRange | None:
+def _copy(x: Operand, *args: object, dtype: torch.dtype | None = None, **kwargs: object) -> ValueRange | None:
     if dtype is torch.bool:
         return _as_truth(x.range)
     if dtype is None or dtype == x.spec.dtype:
@@ -460,24 +460,24 @@ def math_ceil(x: float) -> float:
 
 
 @value_range("rand", "rand_like")
-def _rand(*args: Any, **kwargs: Any) -> ValueRange:
+def _rand(*args: object, **kwargs: object) -> ValueRange:
     return ValueRange(0, math.nextafter(1, 0), False, 0.5)  # without 1
 
 
 @value_range("uniform_", "uniform")
-def _uniform(x: Operand, low: float = 0.0, high: float = 1.0, *, generator: Any = None) -> ValueRange:
+def _uniform(x: Operand, low: float = 0.0, high: float = 1.0, *, generator: object = None) -> ValueRange:
     return _round_outwards(low, high, False, (low + high) / 2, low != 0 or high != 1)
 
 
 @value_range("randint", "randint_like")
-def _randint(*args: Any, **kwargs: Any) -> ValueRange | None:
+def _randint(*args: object, **kwargs: object) -> ValueRange | None:
     numbers = [value for value in args if isinstance(value, int)]
     low, high = (0, *numbers)[-2:]
     return ValueRange(low, high - 1, False, (low + high) // 2)
 
 
 @value_range("random_")
-def _random(x: Operand, *bounds: Any, generator: Any = None) -> ValueRange | None:
+def _random(x: Operand, *bounds: Any, generator: object = None) -> ValueRange | None:
     if not bounds or any(not isinstance(bound, int) for bound in bounds):
         return None
     low, high = (0, *bounds)[-2:]
@@ -485,7 +485,7 @@ def _random(x: Operand, *bounds: Any, generator: Any = None) -> ValueRange | Non
 
 
 @value_range("bernoulli", "bernoulli_")
-def _bernoulli(x: Operand, p: Any = None, *, generator: Any = None) -> ValueRange:
+def _bernoulli(x: Operand, p: object = None, *, generator: object = None) -> ValueRange:
     chance = of(x if p is None else p)
     if chance.value in (0, 1):
         return exactly(chance.value)
@@ -493,7 +493,7 @@ def _bernoulli(x: Operand, p: Any = None, *, generator: Any = None) -> ValueRang
 
 
 @value_range("multinomial")
-def _multinomial(x: Operand, *args: Any, **kwargs: Any) -> ValueRange:
+def _multinomial(x: Operand, *args: object, **kwargs: object) -> ValueRange:
     return ValueRange(0, x.spec.shape[-1] - 1, False)
 
 
@@ -501,10 +501,10 @@ def _multinomial(x: Operand, *args: Any, **kwargs: Any) -> ValueRange:
 
 
 @value_range("_amp_foreach_non_finite_check_and_unscale_")
-def _check_overflow(gradients: Any, found: Operand, inverse_scale: Operand) -> ValueRange:
+def _check_overflow(gradients: object, found: Operand, inverse_scale: Operand) -> ValueRange:
     return ValueRange(0, 1, False, 0)
 
 
 @value_range("_amp_update_scale_")
-def _update_scale(scale: Operand, *args: Any, **kwargs: Any) -> tuple[ValueRange, ValueRange]:
+def _update_scale(scale: Operand, *args: object, **kwargs: object) -> tuple[ValueRange, ValueRange]:
     return ValueRange(0, INFINITE, False, scale.range.likely), ValueRange(0, INFINITE, False, 0)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -196,13 +196,15 @@ def _is_awkward(spec: TensorSpec) -> bool:
 
 
 @scratch("mm", "bmm")
-def of_product(facts: DeviceFacts, made: Results, a: TensorSpec, b: TensorSpec, *rest: Any, **settings: Any) -> Scratch:
+def of_product(
+    facts: DeviceFacts, made: Results, a: TensorSpec, b: TensorSpec, *rest: object, **settings: object
+) -> Scratch:
     return Scratch(tuple(size for spec in (a, b) for size in _copy_if(spec.numel > 0 and _is_awkward(spec), spec)))
 
 
 @scratch("addmm", "baddbmm", "_addmm_activation", "addmm_", "baddbmm_")
 def of_product_with_bias(
-    facts: DeviceFacts, made: Results, bias: TensorSpec, a: TensorSpec, b: TensorSpec, *rest: Any, **settings: Any
+    facts: DeviceFacts, made: Results, bias: TensorSpec, a: TensorSpec, b: TensorSpec, *rest: object, **settings: object
 ) -> Scratch:
     return of_product(facts, made, a, b)
 
@@ -213,7 +215,7 @@ def of_product_with_bias(
 @scratch("_scaled_dot_product_flash_attention_backward")
 def of_flash_backward(
     facts: DeviceFacts, made: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec,
-    *rest: Any, **settings: Any,
+    *rest: object, **settings: object,
 ) -> Scratch:  # fmt: skip
     batch, heads, rows, width = query.numbers.shape
     sizes = [4 * batch * heads * _align(rows, 128)]
@@ -226,7 +228,7 @@ def of_flash_backward(
 @scratch("_scaled_dot_product_efficient_attention_backward")
 def of_efficient_backward(
     facts: DeviceFacts, made: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec,
-    *rest: Any, **settings: Any,
+    *rest: object, **settings: object,
 ) -> Scratch:  # fmt: skip
     """delta; half types accumulate the gradient of the query in float32, in blocks."""
     batch, heads, rows, width = query.numbers.shape
@@ -239,7 +241,7 @@ def of_efficient_backward(
 @scratch("_scaled_dot_product_cudnn_attention_backward")
 def of_cudnn_backward(
     facts: DeviceFacts, made: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec,
-    *rest: Any, **settings: Any,
+    *rest: object, **settings: object,
 ) -> Scratch:  # fmt: skip
     """cuDNN decides by itself; the accumulator of the query's gradient is what such kernels need."""
     batch, heads, rows, width = query.numbers.shape
@@ -252,7 +254,7 @@ def of_cudnn_backward(
 
 @scratch("convolution", "cudnn_convolution", "convolution_backward", "_cudnn_rnn", "_cudnn_rnn_backward",
          "cudnn_convolution_transpose", "cudnn_convolution_relu")  # fmt: skip
-def of_cudnn(facts: DeviceFacts, made: Results, *args: Any, **settings: Any) -> Scratch:
+def of_cudnn(facts: DeviceFacts, made: Results, *args: object, **settings: object) -> Scratch:
     """Not known from shapes. Plans that copy operands into another order need as much as these."""
     operands = [*made, *flat(TensorSpec, args, settings)]
     return Scratch((), bound=sum(map(_bytes, operands)), is_exact=False)
@@ -263,8 +265,8 @@ def of_cudnn(facts: DeviceFacts, made: Results, *args: Any, **settings: Any) -> 
 
 @scratch("native_layer_norm_backward")
 def of_layer_norm_backward(
-    facts: DeviceFacts, made: Results, grad: TensorSpec, x: TensorSpec, normalized_shape: Sequence[int], *rest: Any,
-    **settings: Any,
+    facts: DeviceFacts, made: Results, grad: TensorSpec, x: TensorSpec, normalized_shape: Sequence[int], *rest: object,
+    **settings: object,
 ) -> Scratch:  # fmt: skip
     """Partial sums for weight and bias, where there are many rows of few columns."""
     columns = prod(normalized_shape)
@@ -285,14 +287,16 @@ def _cub(elements: int) -> int:
 
 
 @scratch("sort", "argsort", "msort", "_unique2", "unique_dim", "unique_consecutive", "mode", "median", "kthvalue")
-def of_sort(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: Any, **settings: Any) -> Scratch:
+def of_sort(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
     """Copies of keys and of indices."""
     n = int(x.numel)
     return Scratch((n * x.itemsize, 8 * n, 8 * n, _cub(n)), is_exact=False)
 
 
 @scratch("topk")
-def of_topk(facts: DeviceFacts, made: Results, x: TensorSpec, k: int, dim: int = -1, *rest: Any, **settings: Any) -> Scratch:
+def of_topk(
+    facts: DeviceFacts, made: Results, x: TensorSpec, k: int, dim: int = -1, *rest: object, **settings: object
+) -> Scratch:
     """Long slices are counted by several blocks."""
     length = x.shape[dim] if x.ndim else 1
     slices = int(x.numel) // max(1, length)
@@ -303,7 +307,7 @@ def of_topk(facts: DeviceFacts, made: Results, x: TensorSpec, k: int, dim: int =
 
 
 @scratch("cumsum", "cumprod")
-def of_scan(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: Any, **settings: Any) -> Scratch:
+def of_scan(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
     """One dimension goes through cub, several do not."""
     if x.ndim > 1 and max(x.shape) != x.numel:
         return NO_SCRATCH
@@ -311,14 +315,14 @@ def of_scan(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: Any, **sett
 
 
 @scratch("nonzero", "masked_select")
-def of_nonzero(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: Any, **settings: Any) -> Scratch:
+def of_nonzero(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
     return Scratch((512, 1024 + 8 * (int(x.numel) // 2048)), is_exact=False)
 
 
 @scratch("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
 def of_index_put(
     facts: DeviceFacts, made: Results, x: TensorSpec, indices: Sequence[Maybe], values: TensorSpec,
-    accumulate: bool = False, *rest: Any, **settings: Any,
+    accumulate: bool = False, *rest: object, **settings: object,
 ) -> Scratch:  # fmt: skip
     """Accumulating sorts the indices, with their order, and reads the values one after the other."""
     used = [index for index in indices if index is not None]
@@ -332,7 +336,7 @@ def of_index_put(
 @scratch("embedding_dense_backward")
 def of_embedding_backward(
     facts: DeviceFacts, made: Results, grad: TensorSpec, indices: TensorSpec, num_weights: int, padding_idx: int,
-    scale_grad_by_freq: bool = False, **settings: Any,
+    scale_grad_by_freq: bool = False, **settings: object,
 ) -> Scratch:  # fmt: skip
     """Few indices need nothing; many are sorted, and summed up in segments of at most ten."""
     copied = _copy_if(not grad.is_contiguous, grad)
@@ -352,7 +356,7 @@ CHUNK = 65_536
 
 @scratch("_foreach_norm")
 def of_foreach_norm(
-    facts: DeviceFacts, made: Results, tensors: Sequence[TensorSpec], *rest: Any, **settings: Any
+    facts: DeviceFacts, made: Results, tensors: Sequence[TensorSpec], *rest: object, **settings: object
 ) -> Scratch:
     """A partial norm for each chunk of the longest tensor, for every tensor."""
     chunks = max((-(-int(spec.numel) // CHUNK) for spec in tensors), default=0)

@@ -49,7 +49,7 @@ def specs_in(outcomes: object) -> list[TensorSpec]:
     return []
 
 
-def _count_elements(outcomes: Any, inputs: tuple[TensorSpec, ...]) -> Any:
+def _count_elements(outcomes: object, inputs: tuple[TensorSpec, ...]) -> Any:
     match outcomes:
         case New(spec) | View(_, spec):
             return spec.numel

@@ -52,12 +52,12 @@ def viewed_as(spec: TensorSpec, shape: Shape) -> TensorSpec:
 
 
 @rule("_reshape_alias")
-def reshape_alias(spec: TensorSpec, size: Sequence[Any], stride: Sequence[Any]) -> View:
+def reshape_alias(spec: TensorSpec, size: Sequence[object], stride: Sequence[object]) -> View:
     return View(0, spec.as_view(size, stride))
 
 
 @rule("expand")
-def expand(spec: TensorSpec, size: Sequence[Any], *, implicit: bool = False) -> View:
+def expand(spec: TensorSpec, size: Sequence[object], *, implicit: bool = False) -> View:
     return View(0, spec.as_view(*expand_strides(spec, size)))
 
 
@@ -182,7 +182,7 @@ def _clamped_in_data(size: int | SymNode, start: int | SymNode, end: int | SymNo
 _TO_THE_END = 2**63 - 1
 
 
-def sliced_size(spec: TensorSpec, dim: int, start: Any, end: Any, step: int | SymNode) -> tuple[int, Any, Any]:
+def sliced_size(spec: TensorSpec, dim: int, start: object, end: Any, step: int | SymNode) -> tuple[int, Any, Any]:
     """The wrapped dimension, the first index and the number of indices of a slice."""
     if not spec.shape:
         raise DimensionError(f"slice: {spec} has no dimension to slice")
@@ -194,7 +194,7 @@ def sliced_size(spec: TensorSpec, dim: int, start: Any, end: Any, step: int | Sy
     return dim, start, length if step == 1 else (length + step - 1) // step
 
 
-def slice_spec(spec: TensorSpec, dim: int, start: Any, end: Any, step: Any) -> TensorSpec:
+def slice_spec(spec: TensorSpec, dim: int, start: Any, end: object, step: Any) -> TensorSpec:
     dim, start, length = sliced_size(spec, dim, start, end, step)
     stride = spec.stride
     return spec.as_view(

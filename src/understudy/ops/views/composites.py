@@ -34,7 +34,7 @@ def reshape_spec(spec: TensorSpec, shape: tuple[Any, ...]) -> New | View:
 
 
 @rule("reshape")
-def reshape(spec: TensorSpec, shape: Sequence[Any]) -> New | View:
+def reshape(spec: TensorSpec, shape: Sequence[object]) -> New | View:
     return reshape_spec(spec, complete_shape(spec, shape))
 
 
@@ -59,7 +59,7 @@ def flatten(spec: TensorSpec, start_dim: int = 0, end_dim: int = -1) -> New | Vi
 
 
 @rule("unflatten.int")
-def unflatten(spec: TensorSpec, dim: int, sizes: Sequence[Any]) -> View:
+def unflatten(spec: TensorSpec, dim: int, sizes: Sequence[object]) -> View:
     dim = wrap_dim(dim, spec.ndim)
     if not sizes or not spec.shape:
         raise ArgumentError(f"unflatten: can't take {spec} apart into sizes {list(sizes)}")
@@ -73,7 +73,7 @@ def expand_as(spec: TensorSpec, other: TensorSpec) -> View:
 
 
 @rule("broadcast_to")
-def broadcast_to(spec: TensorSpec, size: Sequence[Any]) -> View:
+def broadcast_to(spec: TensorSpec, size: Sequence[object]) -> View:
     return View(0, spec.as_view(*expand_strides(spec, size)))
 
 

@@ -55,7 +55,7 @@ def repeat_interleave(
 
 
 @rule("repeat_interleave.Tensor")
-def repeat_interleave_indices(repeats: TensorSpec, *, output_size: Any = None) -> TensorSpec:
+def repeat_interleave_indices(repeats: TensorSpec, *, output_size: object = None) -> TensorSpec:
     if repeats.ndim != 1:
         raise ShapeMismatch(f"repeat_interleave: repeats must have one dimension, got {repeats}")
     if output_size is None:
@@ -208,7 +208,7 @@ def pixel_unshuffle(spec: TensorSpec, downscale_factor: Any) -> TensorSpec:
     return _shuffle_spec(spec, (*batch, channels * factor * factor, height // factor, width // factor))
 
 
-def _shuffle_spec(spec: TensorSpec, shape: tuple[Any, ...]) -> TensorSpec:
+def _shuffle_spec(spec: TensorSpec, shape: tuple[object, ...]) -> TensorSpec:
     """The CPU kernel keeps a channels-last format; elsewhere the shuffle is made of reshapes and a copy."""
     if spec.device.type != "cpu":
         return spec.like(shape)

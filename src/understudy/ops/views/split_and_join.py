@@ -64,7 +64,7 @@ def equal_sizes(spec: TensorSpec, dim: int, split_size: int | SymNode) -> list[i
     return [*[split_size] * full, length - full * split_size]
 
 
-def _count(length: Any, split_size: Any) -> int:
+def _count(length: Any, split_size: object) -> int:
     """How many pieces there are, at least one. Of symbols, what that depends on is asked as plainly as can be."""
     count = -(-length // split_size)
     number = at_hand(count)

@@ -65,7 +65,7 @@ def select_backward(
 
 @rule("diagonal_backward")
 def diagonal_backward(
-    grad_output: TensorSpec, input_sizes: Sequence[Any], offset: int, dim1: int, dim2: int
+    grad_output: TensorSpec, input_sizes: Sequence[object], offset: int, dim1: int, dim2: int
 ) -> TensorSpec:
     result = grad_output.like(input_sizes)
     check_expandable(grad_output.shape, diagonal_of(result, offset, dim1, dim2).shape, "diagonal_backward")
@@ -73,7 +73,7 @@ def diagonal_backward(
 
 
 @rule("unfold_backward")
-def unfold_backward(grad_in: TensorSpec, input_sizes: Sequence[Any], dim: int, size: object, step: object) -> TensorSpec:
+def unfold_backward(grad_in: TensorSpec, input_sizes: Sequence[object], dim: int, size: object, step: object) -> TensorSpec:
     return grad_in.like(input_sizes)
 
 
@@ -92,7 +92,7 @@ def _check_source(what: str, src: TensorSpec, part: TensorSpec) -> None:
 
 @rule("slice_scatter")
 def slice_scatter(
-    spec: TensorSpec, src: TensorSpec, dim: int = 0, start: object = None, end: Any = None, step: object = 1
+    spec: TensorSpec, src: TensorSpec, dim: int = 0, start: object = None, end: object = None, step: object = 1
 ) -> TensorSpec:
     _check_source("slice_scatter", src, slice_spec(spec, dim, start, end, step))
     return copied_in_place(spec)
@@ -211,7 +211,7 @@ def batch_slice_backward(
 def _putting(op: Any) -> Function:
     """Of a part of a tensor along one dimension: the part, the dimension, and which part it is."""
 
-    def rule(keys: Any, x: torch.Tensor, part: torch.Tensor, dim: int = 0, *places: Any) -> Any:
+    def rule(keys: object, x: torch.Tensor, part: torch.Tensor, dim: int = 0, *places: object) -> Any:
         level = BatchLevel()
         dim = dim_behind_batch(dim, x.dim())
         with level.below():

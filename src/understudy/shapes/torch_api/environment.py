@@ -83,7 +83,7 @@ class TorchFacade:
             found = from_sympy(self.env.algebra, expression) if is_sympy(expression) else expression
         return found
 
-    def replace(self, value: Any) -> Any:
+    def replace(self, value: object) -> Any:
         return self.env.simplify(value)
 
     def merge_symbols(self, value: Any) -> Any:
@@ -172,7 +172,7 @@ class TorchFacade:
         return found
 
     def produce_guards(
-        self, placeholders: Any = None, sources: Any = None, *args: object, input_contexts: Any = None, **options: Any
+        self, placeholders: object = None, sources: Any = None, *args: object, input_contexts: Any = None, **options: Any
     ) -> list[str]:
         """As above; with the contexts of the inputs, an error if the run has not kept what they ask for."""
         found = self.env.checks.produce_guards(placeholders, sources, **options)
@@ -185,7 +185,7 @@ class TorchFacade:
         return found
 
     def produce_guards_verbose(
-        self, placeholders: Any = None, sources: Any = None, *args: object,
+        self, placeholders: object = None, sources: Any = None, *args: object,
         langs: Sequence[str] = ("python", "verbose_python"), **options: Any,
     ) -> list[GuardWriters]:  # fmt: skip
         """The same for each of the languages; the verbose one has the lines of code that made them, as comments."""
@@ -198,7 +198,7 @@ class TorchFacade:
     def _choose_inputs(self, placeholders: object, sources: Sequence[object] | None) -> InputSizes:
         return self.env.inputs if placeholders is None else describe_inputs(list_placeholders(placeholders), sources)
 
-    def get_pruned_guards(self, symints: Sequence[Any]) -> list[Guard]:
+    def get_pruned_guards(self, symints: Sequence[object]) -> list[Guard]:
         """The guards that are about these numbers, and no others."""
         symbols = {s for number in symints for s in getattr(self.from_sympy(value_of(number)), "symbols", ())}
         return [guard for guard in self.env.guards if guard.condition.symbols <= symbols]
@@ -217,7 +217,7 @@ class TorchFacade:
             return condition
         return condition.substitute({symbol: self.facts.simplify(symbol) for symbol in condition.symbols})
 
-    def guard_or_defer_runtime_assert(self, expression: Any, message: str = "", fx_node: object = None) -> bool:
+    def guard_or_defer_runtime_assert(self, expression: object, message: str = "", fx_node: object = None) -> bool:
         """`torch._check` of a condition: a guard if there is an example, else a promise."""
         return self.decisions.expect(self.from_sympy(expression))
 
@@ -255,23 +255,23 @@ class TorchFacade:
             return self.decisions.decide(sym_node.value, fallback=False if size_oblivious else fallback_value)
         return self.decisions.specialise(sym_node.value)
 
-    def evaluate_expr(self, orig_expr: Any, hint: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def evaluate_expr(self, orig_expr: object, hint: object = None, *args: object, **kwargs: object) -> Any:
         value = self.from_sympy(orig_expr)
         is_number = isinstance(value, (int, float, Expr, FloatExpr)) and not isinstance(value, bool)
         return self.decisions.specialise(value) if is_number else self.decisions.decide(value)
 
-    def _maybe_evaluate_static(self, expression: Any, **ignored: Any) -> bool | None:
+    def _maybe_evaluate_static(self, expression: object, **ignored: object) -> bool | None:
         value = self.from_sympy(expression)
         return None if isinstance(value, (Expr, FloatExpr)) else self.decisions.find_truth(value)
 
-    def guarding_hint_or_throw(self, expr: Any) -> Any:
+    def guarding_hint_or_throw(self, expr: object) -> Any:
         value = self.from_sympy(expr)
         hint = self.decisions.get_hint(value)
         if hint is None:
             raise self.decisions.make_error(value)
         return hint
 
-    def optimization_hint(self, expr: Any, fallback: int | None = None) -> Any:
+    def optimization_hint(self, expr: object, fallback: int | None = None) -> Any:
         """The example value; where only data tells, what comes out for a size like `fallback`, as far as it can be that."""
         value = self.from_sympy(expr)
         hint = self.decisions.get_hint(value)
@@ -295,20 +295,20 @@ class TorchFacade:
                 found[symbol] = max(usual if high is None else min(usual, high), usual if low is None else low)
         return value.evaluate(found)
 
-    def size_hint(self, expr: Any, fallback: int | None = None, *, allow_none: bool = False) -> Any:
+    def size_hint(self, expr: object, fallback: int | None = None, *, allow_none: bool = False) -> Any:
         """As `optimization_hint`; `allow_none`: None where only data tells."""
         if allow_none:
             return self.decisions.get_hint(self.from_sympy(expr))
         return self.optimization_hint(expr, fallback)
 
-    def has_guarding_hint(self, expression: Any) -> bool:
+    def has_guarding_hint(self, expression: object) -> bool:
         return self.decisions.get_hint(self.from_sympy(expression)) is not None
 
     def freeze_runtime_asserts(self) -> None:
         """From here on nothing more is written down to be checked when the program runs."""
         self.env.runtime_asserts_frozen = True
 
-    def constrain_symbol_range(self, symbol: Any, compiler_min: int, compiler_max: int) -> None:
+    def constrain_symbol_range(self, symbol: object, compiler_min: int, compiler_max: int) -> None:
         number = self.from_sympy(symbol)
         self.decisions.expect(conditions.ge(number, compiler_min))
         if compiler_max < MOST:
@@ -317,13 +317,13 @@ class TorchFacade:
     def is_unbacked_symint(self, symbol: object) -> bool:
         return self.from_sympy(symbol) in self.births
 
-    def _constrain_range_for_size(self, symbol: Any, min: int | None = None, max: int | None = None) -> None:
+    def _constrain_range_for_size(self, symbol: object, min: int | None = None, max: int | None = None) -> None:
         size = self.from_sympy(symbol)
         self.decisions.expect(conditions.ge(size, 0 if min is None else min))
         if max is not None:
             self.decisions.expect(conditions.le(size, max))
 
-    def _constrain_is_bounded(self, symbol: Any, upper: int) -> None:
+    def _constrain_is_bounded(self, symbol: object, upper: int) -> None:
         self.decisions.expect(conditions.le(self.from_sympy(symbol), upper))
 
     def _rename_unbacked_to(self, new: Expr, old: Expr) -> None:

@@ -207,7 +207,7 @@ def check_consistent(new: object, old: object) -> None:
 # --- what is known of it, without assuming anything -----------------------------------------------------------------------
 
 
-def is_symbolic(val: Any) -> bool:
+def is_symbolic(val: object) -> bool:
     """Whether this is a symbol, or computed from symbols."""
     return isinstance(val, SYMBOLIC) and bool(val.node.is_symbolic())
 
@@ -272,7 +272,7 @@ def guarding_hint_or_throw(a: object) -> Any:
     return node.require_hint() if type(node) is SymNode else a
 
 
-def optimization_hint(a: Any, fallback: int | None = None) -> Any:
+def optimization_hint(a: object, fallback: int | None = None) -> Any:
     """The example value, for choices that change no result; if only data tells, one for sizes like `fallback`."""
     if not isinstance(a, SYMBOLIC):
         return a
@@ -389,7 +389,7 @@ class TrackedFake:
         return isinstance(other, TrackedFake) and self.fake is other.fake and self.source.name == other.source.name
 
 
-def eval_is_non_overlapping_and_dense(sizes: Sequence[Any], strides: Sequence[Any]) -> int:
+def eval_is_non_overlapping_and_dense(sizes: Sequence[Any], strides: Sequence[object]) -> int:
     """1 if a tensor has its elements side by side in some order of its dimensions, 0 if not. Symbols are decided upon."""
     if len(sizes) == 1:
         return int(bool(strides[0] == 1) or bool(sizes[0] < 2))
