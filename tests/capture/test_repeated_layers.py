@@ -574,3 +574,35 @@ def test_hashes_that_are_read(replays: list[Any]) -> None:
     gm = capture(model, x)
     assert not replays
     assert torch.equal(gm(x), model(x))
+
+
+class Described(Layer):
+    """With a number that differs from layer to layer, and a text of all attributes."""
+
+    def __repr__(self) -> str:
+        return "Described({number})".format(**self.__dict__)
+
+
+def with_numbers(kind: type[Layer]) -> Stack:
+    model = Stack(kind)
+    for number, layer in enumerate(model.layers):
+        layer.number = number
+    return model
+
+
+def test_a_text_that_nobody_asks_for_makes_no_difference(replays: list[Any]) -> None:
+    model, x = with_numbers(Described), torch.randn(3, 8)
+    assert torch.equal(capture(model, x)(x), model(x))
+    assert len(replays) >= 4
+    assert "__repr__" in vars(Described) and repr(model.layers[3]) == "Described(3)"
+
+
+@pytest.mark.parametrize("text", [repr, str, "{}".format, lambda layer: type(layer).__repr__(layer)])
+def test_a_text_that_is_read_does(text: Any, replays: list[Any]) -> None:
+    class Reading(Described):
+        def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            return super().forward(x, float(text(self)[-2]))
+
+    model, x = with_numbers(Reading), torch.randn(3, 8)
+    assert torch.equal(capture(model, x)(x), model(x))
+    assert not replays

@@ -47,9 +47,7 @@ Row = Callable[[int], dict[str, Any]]
 
 
 def _image(number: int, width: int, height: int, mode: str = "RGB") -> Any:
-    from PIL import Image  # why: only data sets of images need it
-
-    return Image.new(mode, (width, height), number % 256)
+    return importlib.import_module("PIL.Image").new(mode, (width, height), number % 256)
 
 
 KINDS: tuple[tuple[tuple[str, ...], Row, dict[str, int]], ...] = (

@@ -176,8 +176,8 @@ class LayerComparison:
         return tuple(parts)
 
     def names_of(self, kind: type) -> set[str]:
-        """The names that the code of such layers uses."""
-        return self._reaches[kind].names
+        """The names that the code of such layers uses, but for what describes them as text."""
+        return self._reaches[kind].names_in_runs
 
     # What a module holds is written into one flat list; END says where a module, a table or a list is over.
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from understudy.capture.repeated_layers.object_state import COMPARED, NotComparable
+from understudy.capture.repeated_layers.reachable_code import DESCRIBING, names_in
 from understudy.graph.borrowed_state import EVERY_MODULE_HAS
 
 MISSING = object()
@@ -145,6 +146,23 @@ class WatchedAttribute:
             reads.note(instance, self._name)
 
 
+class WatchedMethod:
+    """In a class: a method that may look at all attributes of a module, which tells those who want to know when it is
+    called."""
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+        self.readers: dict[int, AttributeReads] = {}
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, instance: object, *args: object) -> Any:
+        for reads in list(self.readers.values()):
+            reads.note_all(instance)
+        return self._original(instance, *args)
+
+
 class AttributeReads:
     """Which of a layer's attributes are used while it runs."""
 
@@ -161,7 +179,16 @@ class AttributeReads:
         if is_watched and threading.get_ident() == self._thread:
             self.names.add(name)
 
+    def note_all(self, instance: object) -> None:
+        for names in [self._watched[id(instance)]] if id(instance) in self._watched else self._watched.values():
+            for name in names:
+                self.note(instance, name)
+
     def __enter__(self) -> AttributeReads:
+        self._methods = [place for kind in set(map(type, self._modules)) for place in _methods_that_look_inside(kind)]
+        for owner, name in self._methods:
+            _REPLACED.replace(self, owner, name, WatchedMethod)
+            vars(owner)[name].readers[id(self)] = self
         for module in self._modules:
             for name in self._watched.get(id(module), ()):
                 _REPLACED.replace(self, type(module), name, lambda original, name=name: WatchedAttribute(name))  # type: ignore[misc]
@@ -169,11 +196,11 @@ class AttributeReads:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for module in self._modules:
-            for name in self._watched.get(id(module), ()):
-                watched = vars(type(module)).get(name)
-                if isinstance(watched, WatchedAttribute):
-                    watched.readers.pop(id(self), None)
+        places = [(type(m), name) for m in self._modules for name in self._watched.get(id(m), ())]
+        for owner, name in (*places, *self._methods):
+            watched = vars(owner).get(name)
+            if isinstance(watched, (WatchedAttribute, WatchedMethod)):
+                watched.readers.pop(id(self), None)
         _REPLACED.restore(self)
 
 
@@ -182,6 +209,18 @@ LOOKING_INSIDE = frozenset(
      "getattr_static"}
 )  # fmt: skip
 """How code finds attributes without asking for them."""
+
+
+def _methods_that_look_inside(kind: type) -> list[tuple[type, str]]:
+    """Methods that describe a module of this class as text by all of its attributes, as that of transformers' `Conv1D`."""
+    found = []
+    for owner in kind.__mro__:
+        for name in DESCRIBING & vars(owner).keys() if owner not in (torch.nn.Module, object) else ():
+            method = vars(owner)[name]
+            code = getattr(method, "__code__", None)
+            if isinstance(method, WatchedMethod) or (code and not LOOKING_INSIDE.isdisjoint(names_in(code)[0])):
+                found.append((owner, name))
+    return found
 
 
 class LayerFamily:

@@ -88,6 +88,8 @@ BY_NAME = frozenset({"setattr", "delattr", "vars", "__dict__"})
 ASKING = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"})
 MAKING = frozenset({"__init__", "__new__", "__post_init__"})
 """What runs when an object is made. Objects that are met have been made."""
+DESCRIBING = frozenset({"__repr__", "__str__", "__format__", "extra_repr"})
+"""Methods that describe an object as text."""
 CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
 """What nobody gives another meaning to, among the attributes of torch."""
 NOT_DATA = (
@@ -157,6 +159,8 @@ class ReachableCode:
 
     def __init__(self) -> None:
         self.names: set[str] = set()
+        self.names_in_runs: set[str] = set()
+        """The same, without those of methods that describe a module as text: whether these are called can be watched."""
         self.members: list[Place] = []
         """Where functions, classes and modules are found."""
         self.states: list[Place] = []
@@ -173,6 +177,7 @@ class ReachableCode:
         self._owners: list[Any] = []
         self._library_classes: list[Any] = []
         self._sizes: list[int] = []
+        self._describing: set[int] = set()
 
     @property
     def is_stale(self) -> bool:
@@ -215,6 +220,8 @@ class ReachableCode:
                 self._owners += [] if is_module else [space]
             for name, value in space.items():
                 is_implied = name.startswith("__") and isinstance(value, FunctionType)
+                if is_module and name in DESCRIBING:
+                    self._describing.add(id(value))
                 if (is_module or is_implied) and name not in MAKING:
                     self._reach(space, name, value)
 
@@ -242,6 +249,8 @@ class ReachableCode:
     def _follow(self, function: FunctionType) -> None:
         names, is_revealing = names_in(function.__code__)
         self.names |= names - MAKING
+        if id(function) not in self._describing:
+            self.names_in_runs |= names
         self.is_open |= is_revealing
         space = function.__globals__
         if self._meets(space):
