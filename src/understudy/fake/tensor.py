@@ -88,8 +88,6 @@ class FakeTensor(torch.Tensor):
     fake_mode: FakeTensorMode
     real_tensor: torch.Tensor | None = None
     _is_pinned = False
-    _is_handed_out = False
-    """Whether its storage is known to be in the hands of the program: C++ raises where its memory is asked for."""
     _kind: Any = None
     """The class of the tensor that it stands for, if that is one of the program's."""
     _node: Any = None
@@ -280,7 +278,7 @@ class FakeTensor(torch.Tensor):
         storage: Any = _torch.hand_out_storage(self)
         if self._known is not None:
             storage.known = self._known  # for another tensor that is set on this storage
-        storage.is_of_fake = self._is_handed_out = True
+        storage.is_of_fake = True
         if self._spec.device.type == "cpu" and storage.device.type == "meta":  # it was resized, and C++ moved it
             storage.resized_of = weakref.ref(self)
         return storage
