@@ -22,6 +22,7 @@ What the user puts into a place meanwhile is the user's: it is never overwritten
 from __future__ import annotations
 
 import builtins
+import gc
 import importlib
 import inspect
 import pkgutil
@@ -30,6 +31,7 @@ import textwrap
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
+from operator import is_, setitem
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
@@ -49,6 +51,7 @@ class Scope(NamedTuple):
 
 
 ANY_MODE = Scope("any mode", 1, "a FakeTensorMode or a recorder is active, or symbolic_trace runs")
+ABSENT_DEVICES = Scope("absent devices", 1024, "as any mode, once there was a tensor on a device that is not here")
 SYMBOLS = Scope("symbols", 2, "a FakeTensorMode with a ShapeEnv is active")
 RECORDING = Scope("recording", 4, "make_fx or another recorder is active")
 MODULE_PATHS = Scope("module paths", 8, "make_fx records which modules are called")
@@ -59,7 +62,8 @@ EXPORTING = Scope("exporting", 128, "export captures a program")
 ACCELERATION = Scope("acceleration", 256, "accelerate_export is active")
 REHEARSAL = Scope("rehearsal", 512, "a script is rehearsed: it does no harm, and ends after some steps")
 SCOPES = (
-    ANY_MODE, SYMBOLS, RECORDING, MODULE_PATHS, TRACING, OBSERVATION, SIMULATION, EXPORTING, ACCELERATION, REHEARSAL,
+    ANY_MODE, ABSENT_DEVICES, SYMBOLS, RECORDING, MODULE_PATHS, TRACING, OBSERVATION, SIMULATION, EXPORTING, ACCELERATION,
+    REHEARSAL,
 )  # fmt: skip
 """From inner to outer. One more scope is one more line, and a `Hold` where it begins."""
 
@@ -180,8 +184,50 @@ class Place:
             setattr(self.owner, self.name, value)
 
 
-Change = tuple[Place, Any, str, Any, Any]
-"""A place, where to write and the name; what is expected there, and what comes there."""
+class Transition:
+    """The usual way from some active scopes to others: each place has what it had last time, and is given what it was given
+    last time. The lists are columns of one table, which C goes through. Half of all places are names that a plain module
+    has: writing to its dict takes a third of the time."""
+
+    def __init__(self, places: list[Place], before: int, after: int) -> None:
+        changed = [place for place in places if place.value(before) is not place.value(after)]
+        self._namespaces = [_plain_dict(place.namespace) for place in changed]
+        self._names = [place.name for place in changed]
+        self._nothing = [_MISSING] * len(changed)
+        self._expected = [place.value(before) for place in changed]
+        in_dicts = [place for place in changed if _is_dict_entry(place, before, after)]
+        ended = [place for place in changed if place.value(after) is _MISSING]
+        others = [place for place in changed if place not in in_dicts and place not in ended]
+        self._dicts = [_plain_dict(place.namespace) for place in in_dicts], *_columns(in_dicts, after)
+        self._set = [place.owner for place in others], *_columns(others, after)
+        self._deleted = [place.owner for place in ended], [place.name for place in ended]
+
+    def is_usual(self) -> bool:
+        """Whether each place has what it had last time."""
+        current = map(_get, self._namespaces, self._names, self._nothing)
+        return all(map(is_, current, self._expected))
+
+    def write(self) -> None:
+        deque(map(setitem, *self._dicts), 0)
+        deque(map(setattr, *self._set), 0)
+        deque(map(delattr, *self._deleted), 0)
+
+
+_get: Any = dict.get
+
+
+def _plain_dict(namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a class: the dict that its `__dict__` shows. It is only read here, which takes half of the time."""
+    return namespace if isinstance(namespace, dict) else gc.get_referents(namespace)[0]
+
+
+def _is_dict_entry(place: Place, before: int, after: int) -> bool:
+    is_there = place.value(before) is not _MISSING and place.value(after) is not _MISSING
+    return is_there and type(place.owner) is ModuleType
+
+
+def _columns(places: list[Place], after: int) -> tuple[list[str], list[Any]]:
+    return [place.name for place in places], [place.value(after) for place in places]
 
 
 class PatchEngine:
@@ -201,7 +247,8 @@ class PatchEngine:
         self.is_settled = True
         self._places: dict[tuple[int, str], Place] = {}
         self._unresolved: list[Patch] = []
-        self._prepared: dict[tuple[int, int], tuple[list[Change], list[Change]]] = {}
+        self._prepared: dict[tuple[int, int], Transition] = {}
+        self._with_any_mode = 0
         self._overridden: list[Place] = []
 
     # --- registering -----------------------------------------------------------------------------------------
@@ -262,37 +309,37 @@ class PatchEngine:
         wanted = 0
         for scopes in tuple(self.holds.values()):
             wanted |= scopes
-        return wanted
+        return wanted | self._with_any_mode if wanted & ANY_MODE.bit else wanted
+
+    def begin_with_modes(self, scope: Scope) -> None:
+        """From now on, this scope is active whenever a mode is."""
+        with self.lock:
+            self._with_any_mode |= scope.bit
+            self.settle()
 
     def _change_prepared(self, before: int, after: int) -> None:
-        """The usual way: each place has what it had last time, and is given what it was given last time."""
-        prepared = self._prepared.get((before, after))
-        if prepared is None:
-            prepared = self._prepare(before, after)
-        names_of_modules, others = prepared
-        for place, namespace, name, expected, value in names_of_modules:
-            if namespace.get(name) is expected:
-                namespace[name] = value
-            else:
-                self.change(place, before, after)
-        for place, owner, name, expected, value in others:
-            if place.namespace.get(name, _MISSING) is not expected:
-                self.change(place, before, after)
-            elif value is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
+        transition = self._prepared.get((before, after))
+        if transition is None:
+            self._resolve_all()
+            transition = self._prepared[before, after] = Transition(list(self._places.values()), before, after)
+        if transition.is_usual():
+            transition.write()
+        else:
+            self._change_places(before, after)
         for switch in self.switches:
             if bool(switch.mask & before) is not bool(switch.mask & after):
                 switch.make(bool(switch.mask & after))
 
     def _change_all(self, before: int, after: int) -> None:
         """After an interrupt: whatever stands in each place."""
+        self._change_places(before, after)
+        for switch in self.switches:
+            switch.make(bool(switch.mask & after))
+
+    def _change_places(self, before: int, after: int) -> None:
         self._resolve_all()
         for place in list(self._places.values()):
             self.change(place, before, after)
-        for switch in self.switches:
-            switch.make(bool(switch.mask & after))
 
     def change(self, place: Place, before: int, after: int) -> None:
         """A place that is not as it was last time."""
@@ -301,21 +348,6 @@ class PatchEngine:
         place.change(before, after)
         if place.overridden and place not in self._overridden:
             self._overridden.append(place)
-
-    def _prepare(self, before: int, after: int) -> tuple[list[Change], list[Change]]:
-        """Half of all places are names that a plain module has: writing to its dict takes a third of the time."""
-        self._resolve_all()
-        names_of_modules: list[Change] = []
-        others: list[Change] = []
-        for place in self._places.values():
-            expected, value = place.value(before), place.value(after)
-            if expected is not value:
-                if type(place.owner) is ModuleType and expected is not _MISSING and value is not _MISSING:
-                    names_of_modules.append((place, place.namespace, place.name, expected, value))
-                else:
-                    others.append((place, place.owner, place.name, expected, value))
-        self._prepared[before, after] = names_of_modules, others
-        return names_of_modules, others
 
     def _resolve_all(self) -> None:
         while self._unresolved:

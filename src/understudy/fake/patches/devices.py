@@ -12,10 +12,16 @@ from understudy import _torch
 from understudy._torch import active_fake_mode
 from understudy.fake.inputs import is_real
 from understudy.fake.kernels import autocast
+from understudy.fake.native import on_first_device
 from understudy.fake.tensor import FakeTensor
-from understudy.patching import ANY_MODE, patch
+from understudy.patching import ABSENT_DEVICES, ANY_MODE, ENGINE, patch
 
 Function = Callable[..., Any]
+
+
+@on_first_device.append
+def patch_for_absent_devices() -> None:
+    ENGINE.begin_with_modes(ABSENT_DEVICES)
 
 
 @patch("torch.cuda.amp.common.amp_definitely_not_available", during=ANY_MODE)
@@ -30,7 +36,7 @@ def allow_bfloat16_on_cuda(original: Function) -> Function:
     return _answer_in_mode(original, True)
 
 
-@patch("torch.backends.cudnn.is_acceptable", during=ANY_MODE)
+@patch("torch.backends.cudnn.is_acceptable", during=ABSENT_DEVICES)
 def do_not_ask_for_cudnn(original: Function) -> Function:
     """torch warns, for every recurrent module on a CUDA device, that this build has no cuDNN."""
     return _answer_in_mode(original, False)
@@ -43,22 +49,18 @@ def _answer_in_mode(original: Function, answer: bool) -> Function:
     return ask
 
 
-@patch("torch.amp.autocast_mode.autocast.__exit__", during=ANY_MODE)
-def forget_casts_on_exit(original: Function) -> Function:
-    """Weights that were cast in a region are cast again in the next one."""
+@patch("torch.clear_autocast_cache", during=ANY_MODE)
+def forget_casts_of_region(original: Callable[[], None]) -> Callable[[], None]:
+    """Weights that were cast in an autocast region are cast again in the next one."""
 
-    def leave(*args: object, **kwargs: object) -> object:
-        result = original(*args, **kwargs)
-        outermost = torch.autocast_increment_nesting() == 1
-        torch.autocast_decrement_nesting()
-        if outermost:
-            autocast.forget_casts()
-        return result
+    def clear_autocast_cache() -> None:
+        original()
+        autocast.forget_casts()
 
-    return leave
+    return clear_autocast_cache
 
 
-@patch("torch._C._group_tensors_by_device_and_dtype", during=ANY_MODE)
+@patch("torch._C._group_tensors_by_device_and_dtype", during=ABSENT_DEVICES)
 def group_by_simulated_device(original: Function) -> Function:
     """Optimizers and the clipping of gradients choose their kernels by the device of each group."""
 
@@ -85,7 +87,7 @@ def copy_real_tensors_outside_of_mode(original: Function) -> Function:
     return deepcopy
 
 
-@patch("torch.Tensor.device", during=ANY_MODE)
+@patch("torch.Tensor.device", during=ABSENT_DEVICES)
 def report_simulated_device(original: Any) -> Any:
     """The wrappers of torch.func are plain tensors: C++ answers for them with the device that stands for another."""
 
@@ -96,7 +98,7 @@ def report_simulated_device(original: Any) -> Any:
     return property(device)
 
 
-@patch("torch.Tensor.is_cuda", during=ANY_MODE)
+@patch("torch.Tensor.is_cuda", during=ABSENT_DEVICES)
 def report_simulated_cuda(original: Any) -> Any:
     """As `device`, for the wrappers of torch.func."""
 
