@@ -311,13 +311,14 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             return realise(self, plan.outcomes, inputs)
         is_followed = is_known or plan.kind == FOLLOWED
         before = determined.before_call(plan, args, kwargs, inputs) if is_followed else None
-        bounds = ranges.infer_ranges(func, args, kwargs) if plan.kind == RANGED and before is None else None
+        is_ranged = plan.kind == RANGED and before is None
+        bounds = ranges.ranges_by_plan(func, plan, args, kwargs, inputs) if is_ranged else None
         result = realise(self, plan.outcomes, inputs)
-        results = flat(FakeTensor, (result,), {})
         if is_followed:
-            determined.after_call(func, plan, before, inputs, results)
+            determined.after_call(func, plan, before, inputs, flat(FakeTensor, (result,), {}))
         if bounds is not None:
-            ranges.keep_ranges(bounds, results, [inputs[position] for position in plan.written])
+            written = [inputs[position] for position in plan.written]
+            ranges.keep_ranges(bounds, written or flat(FakeTensor, (result,), {}), bool(written))
         return result
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Call:

@@ -234,10 +234,11 @@ class Plan:
         RANGED                      tensors of whose values a range is known: masks, single numbers, random ones
 
     `effects` are run before the results are made. `written` are the positions of the inputs that the call writes to.
-    `determined` says that the values of the results follow from the values of the inputs.
+    `determined` says that the values of the results follow from the values of the inputs. `bounds` are the ranges of the
+    results where nothing is known of an input, once somebody has inferred them.
     """
 
-    __slots__ = ("determined", "effects", "kind", "op", "outcomes", "spec", "written")
+    __slots__ = ("bounds", "determined", "effects", "kind", "op", "outcomes", "spec", "written")
 
     def __init__(self, outcomes: Outcomes, written: tuple[int, ...] = (), determined: bool = False) -> None:
         self.outcomes = outcomes
@@ -247,6 +248,7 @@ class Plan:
         self.kind = OTHER
         self.spec: Any = None  # the TensorSpec of the one new tensor or view
         self.effects: tuple[Effect, ...] = ()
+        self.bounds: Any = None
 
     @staticmethod
     def of(call: Call, outcomes: Outcomes, written: tuple[int, ...], determined: bool) -> Plan:

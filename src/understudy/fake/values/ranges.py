@@ -12,6 +12,7 @@ import torch
 
 from understudy import _torch
 from understudy.fake.tensor import FakeTensor
+from understudy.infer.plan import Plan
 from understudy.ops.traits.ranges import Operand, ValueRange, exactly, range_of_dtype, value_range
 from understudy.spec.call import map_structure
 
@@ -58,6 +59,17 @@ def operand(fake: FakeTensor) -> Operand:
     return Operand(range_of(fake), fake._spec, storage)
 
 
+def ranges_by_plan(
+    func: Any, plan: Plan, args: Any, kwargs: Any, inputs: list[FakeTensor]
+) -> tuple[ValueRange, ...] | ValueRange | None:
+    """What the values of a call's results will be. Of one input of which nothing is known, that is inferred once."""
+    if len(inputs) > 1 or (inputs and (inputs[0]._range is not None or inputs[0]._known is not None)):
+        return infer_ranges(func, args, kwargs)
+    if plan.bounds is None:
+        plan.bounds = (infer_ranges(func, args, kwargs),)
+    return plan.bounds[0]
+
+
 def infer_ranges(func: Any, args: Any, kwargs: Any) -> tuple[ValueRange, ...] | ValueRange | None:
     """What the values of a call's results will be: asked before the call, which may write to its inputs."""
     rule = value_range.of(func)
@@ -71,11 +83,8 @@ def infer_ranges(func: Any, args: Any, kwargs: Any) -> tuple[ValueRange, ...] | 
 OPTIONS_OF_FACTORIES = frozenset({"layout", "device", "pin_memory", "non_blocking", "memory_format"})
 
 
-def keep_ranges(
-    values: tuple[ValueRange, ...] | ValueRange, results: list[FakeTensor], written: list[FakeTensor]
-) -> None:
+def keep_ranges(values: tuple[ValueRange, ...] | ValueRange, targets: list[FakeTensor], is_written: bool) -> None:
     """For the results of a call, or for what it writes to: the write is counted when the call returns."""
-    targets = written or results
-    pairs = zip(values, targets, strict=False) if isinstance(values, tuple) else [(values, targets[-1])]
+    pairs = zip(values, targets, strict=False) if isinstance(values, tuple) else ((values, targets[-1]),)
     for value, target in pairs:
-        target._range = value, None if target.is_inference() else target._version + bool(written)
+        target._range = value, None if target.is_inference() else target._version + is_written
