@@ -51,7 +51,10 @@ class Scope(NamedTuple):
 
 
 ANY_MODE = Scope("any mode", 1, "a FakeTensorMode or a recorder is active, or symbolic_trace runs")
-ABSENT_DEVICES = Scope("absent devices", 1024, "as any mode, once there was a tensor on a device that is not here")
+ABSENT_DEVICES = Scope("absent devices", 1024, "a mode is active, and there was a tensor on a device that is not here")
+STORAGES = Scope("storages", 2048, "a mode is active, and the storage of a stand-in was handed out")
+SCRIPTED = Scope("scripted functions", 4096, "a mode is active, and TorchScript has compiled a function")
+DATA_PARALLEL = Scope("data parallel", 8192, "a mode is active, and DistributedDataParallel was given stand-ins")
 SYMBOLS = Scope("symbols", 2, "a FakeTensorMode with a ShapeEnv is active")
 RECORDING = Scope("recording", 4, "make_fx or another recorder is active")
 MODULE_PATHS = Scope("module paths", 8, "make_fx records which modules are called")
@@ -62,8 +65,8 @@ EXPORTING = Scope("exporting", 128, "export captures a program")
 ACCELERATION = Scope("acceleration", 256, "accelerate_export is active")
 REHEARSAL = Scope("rehearsal", 512, "a script is rehearsed: it does no harm, and ends after some steps")
 SCOPES = (
-    ANY_MODE, ABSENT_DEVICES, SYMBOLS, RECORDING, MODULE_PATHS, TRACING, OBSERVATION, SIMULATION, EXPORTING, ACCELERATION,
-    REHEARSAL,
+    ANY_MODE, ABSENT_DEVICES, STORAGES, SCRIPTED, DATA_PARALLEL, SYMBOLS, RECORDING, MODULE_PATHS, TRACING, OBSERVATION,
+    SIMULATION, EXPORTING, ACCELERATION, REHEARSAL,
 )  # fmt: skip
 """From inner to outer. One more scope is one more line, and a `Hold` where it begins."""
 
@@ -249,6 +252,7 @@ class PatchEngine:
         self._unresolved: list[Patch] = []
         self._prepared: dict[tuple[int, int], Transition] = {}
         self._with_any_mode = 0
+        self._conditions: dict[Scope, Callable[[], object]] = {}
         self._overridden: list[Place] = []
 
     # --- registering -----------------------------------------------------------------------------------------
@@ -309,13 +313,21 @@ class PatchEngine:
         wanted = 0
         for scopes in tuple(self.holds.values()):
             wanted |= scopes
-        return wanted | self._with_any_mode if wanted & ANY_MODE.bit else wanted
-
-    def begin_with_modes(self, scope: Scope) -> None:
-        """From now on, this scope is active whenever a mode is."""
-        with self.lock:
+        if not wanted & ANY_MODE.bit:
+            return wanted
+        for scope in [scope for scope, is_due in self._conditions.items() if is_due()]:
             self._with_any_mode |= scope.bit
-            self.settle()
+            del self._conditions[scope]
+        return wanted | self._with_any_mode
+
+    def begin_with_modes(self, scope: Scope, once: Callable[[], object] | None = None) -> None:
+        """From now on, this scope is active whenever a mode is; or from the first mode on that finds `once` true."""
+        if once is not None:
+            self._conditions[scope] = once
+        elif not self._with_any_mode & scope.bit:
+            with self.lock:
+                self._with_any_mode |= scope.bit
+                self.settle()
 
     def _change_prepared(self, before: int, after: int) -> None:
         transition = self._prepared.get((before, after))

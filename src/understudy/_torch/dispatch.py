@@ -425,3 +425,8 @@ def make_fake_store() -> Any:
     )
 
     return FakeStore()
+
+
+def set_bucket_hook(reducer: Any, hook: Callable[..., object]) -> None:
+    """What DistributedDataParallel calls with each bucket of gradients that is complete."""
+    torch.distributed._register_comm_hook(reducer, None, hook)

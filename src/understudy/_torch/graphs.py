@@ -18,6 +18,11 @@ def function_behind(scripted: object) -> Any:
     return kept.get("_torchdynamo_inline") if "__qualname__" in kept else None
 
 
+def has_scripted_functions() -> bool:
+    """Whether TorchScript has compiled a function in this process, and keeps it."""
+    return bool(torch.jit._state._jit_caching_layer.data)
+
+
 def number_calls_anew(graph: torch.fx.Graph) -> None:
     """Calls as `sin`, `sin_1`, … in their order, without the numbers of calls that are no more."""
     calls = {}

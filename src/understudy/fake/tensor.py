@@ -14,6 +14,7 @@ from understudy._torch.tensors import RaggedNode
 from understudy.errors import NoDataError
 from understudy.fake import initial_values
 from understudy.fake.native import native
+from understudy.patching import ENGINE, STORAGES
 from understudy.spec import TensorSpec
 from understudy.spec.error_context import with_line
 
@@ -275,6 +276,7 @@ class FakeTensor(torch.Tensor):
         self.fake_mode.adopt(self, other)
 
     def untyped_storage(self) -> Any:
+        ENGINE.begin_with_modes(STORAGES)
         storage: Any = _torch.hand_out_storage(self)
         if self._known is not None:
             storage.known = self._known  # for another tensor that is set on this storage

@@ -16,7 +16,7 @@ from understudy.fake import higher_order as _higher_order  # noqa: F401  (regist
 from understudy.fake.kernels import transforms
 from understudy.fake.tensor import FakeTensor
 from understudy.ops import hops
-from understudy.patching import ANY_MODE, RECORDING, SYMBOLS, patch
+from understudy.patching import ANY_MODE, ENGINE, RECORDING, SCRIPTED, SYMBOLS, patch
 from understudy.spec.error_context import with_line
 
 if TYPE_CHECKING:
@@ -79,7 +79,21 @@ def accept_structures_in_cond(original: Function) -> Function:
     return validate
 
 
-@patch("torch.jit.ScriptFunction.__call__", during=ANY_MODE)
+ENGINE.begin_with_modes(SCRIPTED, once=_torch.has_scripted_functions)
+
+
+@patch("torch.jit._script._set_jit_function_cache", during=ANY_MODE)
+def notice_scripted_functions(original: Function) -> Function:
+    """TorchScript keeps what it has compiled: in a mode, this may be the first."""
+
+    def keep(*args: object) -> None:
+        original(*args)
+        ENGINE.begin_with_modes(SCRIPTED)
+
+    return keep
+
+
+@patch("torch.jit.ScriptFunction.__call__", during=SCRIPTED)
 def run_python_of_scripted_function(original: Function) -> Function:
     """TorchScript knows sizes as integers only, and makes real tensors of numbers. The Python function does neither."""
 

@@ -14,7 +14,7 @@ from understudy.fake.inputs import is_real
 from understudy.fake.kernels import autocast
 from understudy.fake.native import on_first_device
 from understudy.fake.tensor import FakeTensor
-from understudy.patching import ABSENT_DEVICES, ANY_MODE, ENGINE, patch
+from understudy.patching import ABSENT_DEVICES, ANY_MODE, ENGINE, STORAGES, patch
 
 Function = Callable[..., Any]
 
@@ -139,7 +139,7 @@ def refuse_memory_of_fakes(original: Function) -> Function:
     return to_dlpack
 
 
-@patch("torch.UntypedStorage.resize_", during=ANY_MODE)
+@patch("torch.UntypedStorage.resize_", during=STORAGES)
 def resize_storages_of_fakes(original: Function) -> Function:
     """C++ refuses storages without memory on the CPU. FSDP frees the memory of parameters this way, and takes it again."""
 

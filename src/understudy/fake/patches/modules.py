@@ -16,7 +16,7 @@ from understudy.errors import MixedTensorsError, NoDataError, UnderstudyError, U
 from understudy.fake import initial_values
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.nn.attention import drops_padding, encode
-from understudy.patching import ANY_MODE, patch
+from understudy.patching import ANY_MODE, DATA_PARALLEL, ENGINE, STORAGES, patch
 from understudy.spec.error_context import with_line
 
 Function = Callable[..., Any]
@@ -213,7 +213,7 @@ def take_storages(original: Function) -> Function:
     return make
 
 
-@patch("torch.storage._StorageBase.__repr__", during=ANY_MODE)
+@patch("torch.storage._StorageBase.__repr__", during=STORAGES)
 def print_storage_without_data(original: Function) -> Function:
     """torch prints the bytes, and a stand-in has none."""
 
@@ -227,7 +227,7 @@ def print_storage_without_data(original: Function) -> Function:
     return text
 
 
-@patch("torch.UntypedStorage.data_ptr", during=ANY_MODE)
+@patch("torch.UntypedStorage.data_ptr", during=STORAGES)
 def refuse_pointers(original: Function) -> Function:
     """C++ speaks of an invalid storage; `safetensors` asks for it when a file is written."""
 
@@ -311,17 +311,31 @@ def send_no_data(original: Function) -> Function:
     return send
 
 
-@patch("torch.nn.parallel.distributed.DistributedDataParallel.__init__", during=ANY_MODE)
-def reduce_with_nobody(original: Function) -> Function:
-    """The reducer waits for results of the process group in C++. Of stand-ins, each bucket is its own sum."""
+@patch("torch.distributed._compute_bucket_assignment_by_size", during=ANY_MODE)
+def notice_data_parallel(original: Function) -> Function:
+    """DistributedDataParallel begins here with the parameters that it is given."""
 
     @functools.wraps(original)
-    def __init__(self: Any, *args: object, **kwargs: object) -> None:
-        original(self, *args, **kwargs)
-        if any(type(parameter) is FakeTensor for parameter in self.parameters()):
-            self.register_comm_hook(None, _keep_bucket)
+    def assign(tensors: Any, *args: object, **kwargs: object) -> Any:
+        if any(type(tensor) is FakeTensor for tensor in tensors):
+            ENGINE.begin_with_modes(DATA_PARALLEL)
+        return original(tensors, *args, **kwargs)
 
-    return __init__
+    return assign
+
+
+@patch("torch.nn.parallel.distributed.DistributedDataParallel._passing_sync_batchnorm_handle", during=DATA_PARALLEL)
+def reduce_with_nobody(original: Function) -> Function:
+    """The reducer waits for results of the process group in C++. Of stand-ins, each bucket is its own sum. This is called
+    when there is a reducer."""
+
+    @functools.wraps(original)
+    def prepare(self: Any, module: Any) -> None:
+        original(self, module)
+        if any(type(parameter) is FakeTensor for parameter in module.parameters()):
+            _torch.set_bucket_hook(self.reducer, _keep_bucket)
+
+    return prepare
 
 
 def _keep_bucket(state, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations with its own objects
@@ -330,7 +344,7 @@ def _keep_bucket(state, bucket):  # type: ignore[no-untyped-def]  # torch compar
     return future
 
 
-@patch("torch.distributed.Reducer._rebuild_buckets", during=ANY_MODE)
+@patch("torch.distributed.Reducer._rebuild_buckets", during=DATA_PARALLEL)
 def keep_buckets(original: Function) -> Function:
     """After the first step DistributedDataParallel orders its buckets anew, and sends the order to the others in C++."""
 
