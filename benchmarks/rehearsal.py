@@ -113,7 +113,7 @@ def grow(console: Console) -> None:
     for count in LONG_STEPS:
         recorder = Recorder("h100")
         with recorder:
-            weight = torch.nn.Parameter(torch.ones(64, 64, device="cuda"))
+            weight = torch.nn.Parameter(torch.randn(64, 64, device="cuda"))
 
             def run(weight: torch.Tensor = weight, count: int = count) -> None:
                 x = weight

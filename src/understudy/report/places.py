@@ -27,6 +27,10 @@ SETUP, FORWARD, BACKWARD, AFTER_BACKWARD, OPTIMIZER, BETWEEN = (
     "setup", "forward", "backward", "after backward", "optimizer", "between steps",
 )  # fmt: skip
 
+MOST_NODES = 8192
+"""Of so many nodes of a backward pass, the module is found for each allocation; then for every sixteenth, and at last not any
+more. torch frees nodes that Python has seen one inside of the other: some 30,000 in a row exceed the stack of the process."""
+SPARSE = 16
 active_fake_mode = _torch.active_fake_mode
 running_node = _torch.running_node
 count_autograd_nodes = _torch.count_autograd_nodes
@@ -100,6 +104,9 @@ class Places:
         self._idle = SETUP
         self._in_optimizer = False
         self._backward_passes = 0
+        self._asked = 0
+        self._latest = self.outside
+        """The module that was found last in backward."""
         self._by_module: dict[int, ModulePlace] = {}
         self._marks: list[int] = []
         self._marked: list[ModulePlace] = []
@@ -128,6 +135,7 @@ class Places:
 
     def begin_backward(self) -> None:
         self._backward_passes += 1
+        self._asked = 0
         self.phase = self._find_phase()
 
     def end_backward(self) -> None:
@@ -142,11 +150,15 @@ class Places:
         """The module that what happens now belongs to."""
         if phase is not BACKWARD or self.module is not self.outside:  # checkpointing calls modules in backward
             return self.module
-        node = running_node()
-        if node is None or not self._marks:
+        if not self._marks:
             return self.outside
-        index = bisect_right(self._marks, _torch.number_of_node(node)) - 1
-        return self._marked[index] if index >= 0 else self.outside
+        self._asked += 1
+        if self._asked > MOST_NODES and (self._asked % SPARSE or self._asked > SPARSE * MOST_NODES):
+            return self._latest
+        node = running_node()
+        index = -1 if node is None else bisect_right(self._marks, _torch.number_of_node(node)) - 1
+        self._latest = self._marked[index] if index >= 0 else self.outside
+        return self._latest
 
     def describe(self) -> tuple[int, str, str]:
         """Step, phase and the path of the module."""

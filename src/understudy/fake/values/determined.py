@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 default_dtype = torch.get_default_dtype
 DEEPEST = 48
-"""Expressions deeper than this are computed at once, so that a counter in a long loop stays small."""
+"""Expressions deeper than this are computed at once, so that a counter in a long loop stays small. Of larger tensors, and of
+gradients (those of a sum are ones, and so on), nothing is known from there on."""
+MOST_COMPUTED = 1 << 16
 
 
 class DeterminedContents:
@@ -135,8 +137,6 @@ class DeterminedCall:
         if has_parts:
             self.depth += max((part.content.depth for part in flat(StoragePart, args, kwargs)), default=0)
         self._tensors: list[torch.Tensor] | None = None
-        if self.depth > DEEPEST:
-            self.tensors()
 
     def tensors(self) -> list[torch.Tensor]:
         """What the call returned; if it wrote in place, its inputs as they were afterwards."""
@@ -306,15 +306,19 @@ def _drop_parameters(inputs: list[Any]) -> None:
 
 def after_call(op: object, plan: Plan, before: Any, inputs: list[Any], results: list[Any]) -> None:
     """Keep account of what is known: of inputs that were written to, and of results on storages of their own."""
-    if before is None:
+    event = None if before is None else DeterminedCall(op, before[0], before[1], bool(plan.written))
+    if event is not None and event.depth > DEEPEST:
+        if _torch.is_in_backward() or any(fake._spec.numel > MOST_COMPUTED for fake in (*inputs, *results)):
+            event = None
+        else:
+            event.tensors()
+    if event is None:
         for position in plan.written:
             fake = inputs[position]
             if fake._known is not None:
                 fake._known.forget()
                 fake._known = None
         return
-    args, kwargs = before
-    event = DeterminedCall(op, args, kwargs, bool(plan.written))
     if plan.written:
         for position in plan.written:
             fake = inputs[position]
