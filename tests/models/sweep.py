@@ -149,7 +149,7 @@ def main() -> None:
         torch.set_num_threads(1)
         options.out.parent.mkdir(parents=True, exist_ok=True)
         preload()
-        libraries = tuple(options.library or ("transformers", "timm", "diffusers"))
+        libraries = tuple(options.library or ("timm", "diffusers", "transformers"))
         names = options.names or [name for name in list_names(libraries) if name not in results]
         for name in names:
             results[name] = run_in_fork(name, columns)

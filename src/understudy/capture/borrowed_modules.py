@@ -18,6 +18,7 @@ import torch
 
 from understudy.capture.constants import Constants
 from understudy.capture.lazy_state import LazyParameterDict, LazyParameters
+from understudy.fake.inputs import LRU_CACHE
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.borrowed_state import BorrowedState, named_parts, parts_in
@@ -87,7 +88,7 @@ CONTAINERS = (list, tuple, dict, set, frozenset)
 WITHOUT_MODULES = frozenset({"builtins", "torch", "numpy", "types", "functools", "understudy"})
 """Whose objects hold no module that is called through them."""
 SLOT = MemberDescriptorType
-FUNCTIONS = (FunctionType, MethodType, functools.partial, type(functools.lru_cache(maxsize=1)(len)))
+FUNCTIONS = (FunctionType, MethodType, functools.partial, LRU_CACHE)
 
 
 def _references_of(f: object) -> Iterator[Any]:
@@ -188,10 +189,6 @@ class BorrowedModules:
             self._borrowed.give_back()
 
 
-CACHED: Any = type(functools.lru_cache(len))
-"""The type of a function that keeps its results."""
-
-
 class CachesOfNamespaces:
     """The functions with a cache that stand in a module of Python, in its classes, and in modules that it names. A module
     is looked through once, and again if it has got more names."""
@@ -226,10 +223,18 @@ def _inner_modules(module: ModuleType) -> list[ModuleType]:
 
 def _caches_in(module: ModuleType) -> Iterator[Any]:
     for value in list(vars(module).values()):
-        if type(value) is CACHED:
-            yield value
-        elif isinstance(value, type) and value.__module__ == module.__name__:
-            yield from (part for part in map(_unwrap, list(vars(value).values())) if type(part) is CACHED)
+        yield from _caches_behind(value)
+        if isinstance(value, type) and value.__module__ == module.__name__:
+            for member in list(vars(value).values()):
+                yield from _caches_behind(_unwrap(member))
+
+
+def _caches_behind(value: object) -> Iterator[Any]:
+    """The value itself, or, if it is a function around another, the functions with a cache that it calls."""
+    if type(value) is LRU_CACHE:
+        yield value
+    elif isinstance(value, FunctionType) and value.__closure__ and hasattr(value, "__wrapped__"):
+        yield from (part for part in map(cell_contents, value.__closure__) if type(part) is LRU_CACHE)
 
 
 def _unwrap(member: object) -> Any:
@@ -250,7 +255,7 @@ def _surroundings_of(f: Callable[..., object]) -> tuple[list[Any], set[str]]:
         if id(value) in seen or not callable(value):
             continue
         seen.add(id(value))
-        if type(value) is CACHED:
+        if type(value) is LRU_CACHE:
             found.append(value)
         if isinstance(value, MethodType):
             names.add(type(value.__self__).__module__)
