@@ -28,7 +28,7 @@ MakeInputs = Callable[[int, int], Inputs]
 """Inputs for a batch size and a length; they are made on the device that is the default one."""
 
 MOST_PARAMETERS = 30_000_000
-SECONDS_TO_FIND = 10
+SECONDS_TO_FIND = 5
 IMAGE_SIDE = 32
 WORDS = 90
 

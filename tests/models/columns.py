@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import understudy
 from tests.graph.reality import differences
@@ -157,16 +158,24 @@ def _compare_runs(eager: Eager, graph: Callable[..., Any], size: tuple[int, int]
 
 
 def propagate(eager: Eager) -> None:
+    """Every node of the captured graph. Where sizes are data, nodes keep the symbols that say so, and are not compared."""
     inputs = list(eager.inputs(SIZE, 1).values())
     with torch.no_grad():
-        graph = make_fx(eager.function, tracing_mode="fake")(*inputs)
-        graph = copy.deepcopy(graph)
-        for node in graph.graph.nodes:
+        graph = copy.deepcopy(make_fx(eager.function, tracing_mode="fake")(*inputs))
+        has_symbols = any(_symbols_in(node) for node in graph.graph.nodes)
+        for node in () if has_symbols else graph.graph.nodes:
             node.meta.pop("val", None)
         FakeTensorProp(graph).propagate(*inputs)
-        found = differences(graph, *inputs)
+        open_nodes = {node.format_node() for node in graph.graph.nodes if _symbols_in(node)}
+        found = [line for line in differences(graph, *inputs) if line.partition(": real ")[0] not in open_nodes]
     if found:
         raise Wrong(f"{len(found)} nodes differ: {found[0]}")
+
+
+def _symbols_in(node: torch.fx.Node) -> bool:
+    parts = tree_leaves(node.meta.get("val"))
+    numbers = [number for part in parts for number in (part.shape if isinstance(part, torch.Tensor) else (part,))]
+    return any(isinstance(number, (torch.SymInt, torch.SymBool, torch.SymFloat)) for number in numbers)
 
 
 def trace(eager: Eager) -> None:
