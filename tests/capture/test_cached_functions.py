@@ -230,3 +230,38 @@ def test_sizes_as_keys_of_a_cache_are_fixed() -> None:
     assert not env.evaluate_guards(torch.randn(7, 3, 5))
     assert sorted(entry.number for entry in env.specialisations) == [3, 4]
     assert "test_cached_functions.py" in str(env.specialisations[0])
+
+
+class KeepsBiases(nn.Module):
+    """In evaluation mode it keeps what it computes of its parameters, for each device, as LeViT does."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(6))
+        self.kept: Any = {"dict": {}, "list": [], "nested": {"cpu": []}}[kind]
+
+    def biases(self) -> torch.Tensor:
+        kept = self.kept["cpu"] if isinstance(self.kept, dict) and "cpu" in self.kept else self.kept
+        if isinstance(kept, list):
+            if not kept:
+                kept.append(self.bias[[0, 2, 4]])
+            return kept[0]
+        if "bias" not in kept:
+            kept["bias"] = self.bias[[0, 2, 4]]
+        return kept["bias"]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + self.biases()
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("kind", ["dict", "list", "nested"])
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_module_has_kept_in_a_container(mode: str, kind: str, is_kept: bool) -> None:
+    model, x = nn.Sequential(KeepsBiases(kind)).eval(), torch.randn(4, 3)
+    with torch.no_grad():
+        before = model(x) if is_kept else None
+        graph = make_fx(model, tracing_mode=mode)(x)
+        other = torch.randn(5, 3) if mode == "symbolic" else torch.randn(4, 3)
+        assert torch.equal(graph(other), model(other))
+        assert before is None or torch.equal(model(x), before)

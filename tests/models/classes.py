@@ -28,7 +28,7 @@ MakeInputs = Callable[[int, int], Inputs]
 """Inputs for a batch size and a length; they are made on the device that is the default one."""
 
 MOST_PARAMETERS = 30_000_000
-SECONDS_TO_FIND = 5
+SECONDS_TO_FIND = 3
 IMAGE_SIDE = 32
 WORDS = 90
 
@@ -92,7 +92,7 @@ _SMALL: dict[str, Any] = {
     "depth": 2, "mlp_ratio": 2, "num_channels": 3, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "layerdrop": 0.0,
     "max_source_positions": 8, "num_mel_bins": 16, "num_labels": 3, "projection_dim": 16, "num_codebooks": 2,
     "apply_spec_augment": False, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
-    "v_head_dim": 8, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, 
+    "v_head_dim": 8, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
     "shared_expert_intermediate_size": 32, "encoder_intermediate_size": 64, "decoder_intermediate_size": 64,
     "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "codebook_size": 16, "codebook_dim": 8,
     "encoder_hidden_size": 32, "decoder_hidden_size": 32, "decoder_num_hidden_layers": 2, "encoder_num_hidden_layers": 2,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 import understudy
@@ -23,7 +25,10 @@ SIZE, OTHER_SIZE = (2, 8), (3, 11)
 CLOSE = 1e-5
 """What a number may differ by, beside the largest of its tensor or 1."""
 
+STRIDES = re.compile(r" strides (\([^)]*\)|None)")
 Facts = dict[str, str]
+Results = dict[str, Facts | Exception]
+"""Of each step."""
 
 
 class Wrong(Exception):
@@ -31,18 +36,15 @@ class Wrong(Exception):
 
 
 class Eager:
-    """The real model, and what eager makes of it."""
+    """The real model, what eager makes of it, and what several columns need."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
         self.model = case.build()
-        self.state = state_facts(self.model)
-        self.train = train_facts(case, case.build())
-        self.model.eval()
         self.names = list(case.inputs(*SIZE))
-        self.outputs = run_forward(case, self.model, SIZE)
-        self.forward = {path: describe(value) for path, value in self.outputs.items()}
-        if not self.outputs:
+        self.facts = {"construct": state_facts(self.model), "train step": train_facts(case, case.build())}
+        self.facts["forward"] = forward_facts(case, self.model)
+        if not self.facts["forward"]:
             raise Wrong("no tensor comes out of eager")
 
     def function(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -52,6 +54,38 @@ class Eager:
     def inputs(self, size: tuple[int, int], seed: int) -> Inputs:
         torch.manual_seed(seed)
         return self.case.inputs(*size)
+
+    @cached_property
+    def captured(self) -> GraphModule:
+        with torch.no_grad():
+            return make_fx(self.function, tracing_mode="fake")(*self.inputs(SIZE, 1).values())
+
+    @cached_property
+    def on_stand_ins(self) -> Results:
+        with FakeTensorMode():
+            return run_steps(self.case, self.case.build)
+
+    @cached_property
+    def on_cuda(self) -> Results:
+        """Legacy constructors (`torch.Tensor(3)`) make tensors on the CPU whatever the default device is: hence `to`."""
+        with understudy.simulate("h100"), torch.device("cuda"):
+            return run_steps(self.case, lambda: self.case.build().to("cuda"))
+
+
+def run_steps(case: Case, build: Callable[[], nn.Module]) -> Results:
+    """What construction, a forward pass and a training step leave behind, or how they fail."""
+    results: Results = {}
+    try:
+        model = build()
+    except Exception as error:
+        return dict.fromkeys(("construct", "forward", "train step"), error)
+    steps = {"construct": state_facts, "forward": partial(forward_facts, case), "train step": partial(train_facts, case)}
+    for name, step in steps.items():
+        try:
+            results[name] = step(model)
+        except Exception as error:
+            results[name] = error
+    return results
 
 
 def describe(tensor: torch.Tensor) -> str:
@@ -64,10 +98,11 @@ def state_facts(model: nn.Module) -> Facts:
     return {name: f"{describe(value)} {value.requires_grad}" for name, value in named}
 
 
-def run_forward(case: Case, model: nn.Module, size: tuple[int, int]) -> dict[str, torch.Tensor]:
+def forward_facts(case: Case, model: nn.Module) -> Facts:
     torch.manual_seed(0)
     with torch.no_grad():
-        return leaves(model.eval()(**case.inputs(*size), **case.fixed))
+        outputs = leaves(model.eval()(**case.inputs(*SIZE), **case.fixed))
+    return {path: describe(value) for path, value in outputs.items()}
 
 
 def train_facts(case: Case, model: nn.Module) -> Facts:
@@ -88,11 +123,21 @@ def train_facts(case: Case, model: nn.Module) -> Facts:
     return facts
 
 
-def compare_facts(real: Facts, fake: Facts, device: str = "cpu") -> None:
-    wanted = {name: said.replace(" cpu", f" {device}") for name, said in real.items()}
-    wrong = [f"{name}: real {wanted.get(name)}, fake {fake.get(name)}" for name in {**wanted, **fake} if wanted.get(name) != fake.get(name)]
+def compare_facts(real: Facts, fake: Facts | Exception) -> None:
+    if isinstance(fake, Exception):
+        raise fake
+    wrong = [name for name in {**real, **fake} if real.get(name) != fake.get(name)]
     if wrong:
-        raise Wrong(f"{len(wrong)} of {len(wanted)} differ: {wrong[0]}")
+        first = wrong[0]
+        raise Wrong(f"{len(wrong)} of {len(real)} differ: {first}: real {real.get(first)}, fake {fake.get(first)}")
+
+
+def compare_on_cuda(real: Facts, fake: Facts | Exception) -> None:
+    """All but strides: CUDA kernels may lay out results otherwise than those of the CPU, and there is no card to ask."""
+    if isinstance(fake, Exception):
+        raise fake
+    wanted = {name: STRIDES.sub("", said).replace(" cpu", " cuda") for name, said in real.items()}
+    compare_facts(wanted, {name: STRIDES.sub("", said) for name, said in fake.items()})
 
 
 def compare_numbers(real: dict[str, Any], graph: dict[str, Any]) -> None:
@@ -112,27 +157,17 @@ def compare_numbers(real: dict[str, Any], graph: dict[str, Any]) -> None:
 # --- the columns -----------------------------------------------------------------------------------------------------
 
 
-def construct(eager: Eager) -> None:
-    with FakeTensorMode():
-        compare_facts(eager.state, state_facts(eager.case.build()))
+def on_stand_ins(step: str) -> Callable[[Eager], None]:
+    return lambda eager: compare_facts(eager.facts[step], eager.on_stand_ins[step])
 
 
-def forward(eager: Eager) -> None:
-    with FakeTensorMode():
-        outputs = run_forward(eager.case, eager.case.build(), SIZE)
-    compare_facts(eager.forward, {path: describe(value) for path, value in outputs.items()})
-
-
-def train(eager: Eager) -> None:
-    with FakeTensorMode():
-        facts = train_facts(eager.case, eager.case.build())
-    compare_facts(eager.train, facts)
+def on_cuda(step: str) -> Callable[[Eager], None]:
+    return lambda eager: compare_on_cuda(eager.facts[step], eager.on_cuda[step])
 
 
 def capture_fake(eager: Eager) -> None:
     with torch.no_grad():
-        graph = make_fx(eager.function, tracing_mode="fake")(*eager.inputs(SIZE, 1).values())
-        _compare_runs(eager, graph, SIZE)
+        _compare_runs(eager, eager.captured, SIZE)
 
 
 def capture_symbolic(eager: Eager) -> str:
@@ -161,7 +196,7 @@ def propagate(eager: Eager) -> None:
     """Every node of the captured graph. Where sizes are data, nodes keep the symbols that say so, and are not compared."""
     inputs = list(eager.inputs(SIZE, 1).values())
     with torch.no_grad():
-        graph = copy.deepcopy(make_fx(eager.function, tracing_mode="fake")(*inputs))
+        graph = copy.deepcopy(eager.captured)
         has_symbols = any(_symbols_in(node) for node in graph.graph.nodes)
         for node in () if has_symbols else graph.graph.nodes:
             node.meta.pop("val", None)
@@ -172,7 +207,7 @@ def propagate(eager: Eager) -> None:
         raise Wrong(f"{len(found)} nodes differ: {found[0]}")
 
 
-def _symbols_in(node: torch.fx.Node) -> bool:
+def _symbols_in(node: Node) -> bool:
     parts = tree_leaves(node.meta.get("val"))
     numbers = [number for part in parts for number in (part.shape if isinstance(part, torch.Tensor) else (part,))]
     return any(isinstance(number, (torch.SymInt, torch.SymBool, torch.SymFloat)) for number in numbers)
@@ -185,37 +220,8 @@ def trace(eager: Eager) -> None:
         _compare_runs(eager, lambda *tensors: leaves(graph(**dict(zip(names, tensors, strict=True)))), SIZE)
 
 
-def construct_cuda(eager: Eager) -> None:
-    with _cuda():
-        compare_facts(eager.state, state_facts(_build_on_cuda(eager)), "cuda")
-
-
-def forward_cuda(eager: Eager) -> None:
-    with _cuda():
-        outputs = run_forward(eager.case, _build_on_cuda(eager), SIZE)
-        facts = {path: describe(value) for path, value in outputs.items()}
-    compare_facts(eager.forward, facts, "cuda")
-
-
-def train_cuda(eager: Eager) -> None:
-    with _cuda():
-        facts = train_facts(eager.case, _build_on_cuda(eager))
-    compare_facts(eager.train, facts, "cuda")
-
-
-@contextmanager
-def _cuda() -> Iterator[None]:
-    with understudy.simulate("h100"), torch.device("cuda"):
-        yield
-
-
-def _build_on_cuda(eager: Eager) -> nn.Module:
-    """Legacy constructors (`torch.Tensor(3)`) make tensors on the CPU whatever the default device is."""
-    return eager.case.build().to("cuda")
-
-
 COLUMNS: dict[str, Callable[[Eager], str | None]] = {
-    "construct": construct, "forward": forward, "train step": train, "make_fx fake": capture_fake,
-    "make_fx symbolic": capture_symbolic, "FakeTensorProp": propagate, "symbolic_trace": trace,
-    "construct, cuda": construct_cuda, "forward, cuda": forward_cuda, "train step, cuda": train_cuda,
+    "construct": on_stand_ins("construct"), "forward": on_stand_ins("forward"), "train step": on_stand_ins("train step"),
+    "make_fx fake": capture_fake, "make_fx symbolic": capture_symbolic, "FakeTensorProp": propagate, "symbolic_trace": trace,
+    "construct, cuda": on_cuda("construct"), "forward, cuda": on_cuda("forward"), "train step, cuda": on_cuda("train step"),
 }  # fmt: skip

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from tests.models.classes import NotCounted, find_case, list_names
+from tests.models.classes import find_case, list_names
 from tests.models.columns import COLUMNS, Eager
 
 SECONDS = 90

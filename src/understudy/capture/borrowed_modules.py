@@ -1,8 +1,8 @@
 """The modules that a traced function refers to, and their tensors for the time of the trace.
 
 Functions that keep their results (`functools.lru_cache`): what one has kept from before is a tensor of the program like
-any other: a constant of the graph. What it keeps from the trace is nothing without it: a cache that has taken up a
-stand-in of the trace is emptied when the trace ends.
+any other: a constant of the graph. So is what a module has kept in a dict or a list of its own. What a function keeps of
+the trace is nothing without it: a cache that has taken up a stand-in of the trace is emptied when the trace ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from understudy.capture.lazy_state import LazyParameterDict, LazyParameters
 from understudy.fake.inputs import LRU_CACHE
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
-from understudy.graph.borrowed_state import BorrowedState, named_parts, parts_in
+from understudy.graph.borrowed_state import BorrowedState, named_parts, own_containers, parts_in, values_in
 from understudy.lines import is_the_users
 
 Named = tuple[torch.nn.Module, bool]
@@ -267,13 +267,14 @@ def _surroundings_of(f: Callable[..., object]) -> tuple[list[Any], set[str]]:
     return found, names
 
 
-class CachedFunctions:
-    """The caches that a traced function may use."""
+class ProgramCaches:
+    """The caches that a traced function may use: of functions that keep results, and dicts and lists of modules."""
 
     def __init__(self, f: Callable[..., object], modules: Iterable[torch.nn.Module], mode: FakeTensorMode) -> None:
         self._mode = mode
+        self._modules = list(modules)
         self._around, self._names = _surroundings_of(f)
-        kinds = {type(part) for module in modules for part in parts_in(module)}
+        kinds = {type(part) for module in self._modules for part in parts_in(module)}
         self._names |= {base.__module__ for kind in kinds for base in kind.__mro__}
         self._misses = {id(cache): cache.cache_info().misses for cache in self._all()}
 
@@ -281,8 +282,11 @@ class CachedFunctions:
         return {id(cache): cache for cache in (*self._around, *_CACHES.find(self._names))}.values()
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a function has kept this tensor."""
-        return any(kept is tensor for cache in self._all() for kept in tensors_kept_by(cache))
+        """Whether a function, or a module in a dict or list of its own, has kept this tensor from before the trace."""
+        if any(kept is tensor for cache in self._all() for kept in tensors_kept_by(cache)):
+            return True
+        parts = (part for module in self._modules for part in parts_in(module))
+        return any(kept is tensor for part in parts for container in own_containers(part) for kept in values_in(container))
 
     def empty(self) -> None:
         """Empty the caches that have taken up stand-ins of the trace. May be called again, after an interrupt."""
