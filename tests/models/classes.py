@@ -61,10 +61,6 @@ def list_names(libraries: tuple[str, ...] = ("transformers", "timm", "diffusers"
 
 def _run_first(build: Callable[[], nn.Module], candidates: Iterator[tuple[MakeInputs, Inputs]]) -> Case:
     """The first inputs on which eager runs in training and in evaluation."""
-    with torch.device("meta"):
-        count = _count_parameters(build)
-    if count > MOST_PARAMETERS:
-        raise NotCounted(f"{count / 1e6:.0f} million parameters")
     model = build()
     reasons = []
     for inputs, fixed in candidates:
@@ -78,11 +74,17 @@ def _run_first(build: Callable[[], nn.Module], candidates: Iterator[tuple[MakeIn
     raise NotCounted(" | ".join(reasons))
 
 
-def _count_parameters(build: Callable[[], nn.Module]) -> int:
+def _make_quickly(build: Callable[[], nn.Module]) -> Any:
+    """The model without its data, if it is not too large."""
     try:
-        return sum(parameter.numel() for parameter in build().parameters())
-    except Exception:  # what does not construct on meta is constructed for real, and tells why there
-        return 0
+        with torch.device("meta"):
+            model = build()
+    except Exception:  # a few compute with values while they are constructed
+        model = build()
+    count = sum(parameter.numel() for parameter in model.parameters())
+    if count > MOST_PARAMETERS:
+        raise NotCounted(f"{count / 1e6:.0f} million parameters")
+    return model
 
 
 # --- transformers ----------------------------------------------------------------------------------------------------
@@ -170,14 +172,6 @@ def _find_transformers(class_name: str) -> Case:
     raise NotCounted(reason)
 
 
-def _make_quickly(build: Callable[[], nn.Module]) -> Any:
-    try:
-        with torch.device("meta"):
-            return build()
-    except Exception:  # a few compute with values while they are constructed
-        return build()
-
-
 def _transformers_inputs(model: Any) -> Iterator[tuple[MakeInputs, Inputs]]:
     parameters = inspect.signature(model.forward).parameters
     fixed = {"use_cache": False} if "use_cache" in parameters else {}
@@ -198,7 +192,7 @@ def _transformers_inputs(model: Any) -> Iterator[tuple[MakeInputs, Inputs]]:
 def _sizes_of_inputs(config: Any, names: tuple[str, ...]) -> Iterator[MakeInputs]:
     """Images and sounds have sizes of which the configuration does not tell all."""
     if any(name in names for name in ("pixel_values", "pixel_values_videos")):
-        for side in dict.fromkeys((_side_of(config), IMAGE_SIDE, 64, 224)):
+        for side in dict.fromkeys((_side_of(config), IMAGE_SIDE, 64)):
             yield lambda batch, length, side=side: {name: _make_input(config, name, batch, length, side) for name in names}
     elif any(name in names for name in ("input_values", "input_features")):
         for steps in (16, 64, 1600, 4000):
@@ -295,7 +289,9 @@ def _find_timm(name: str) -> Case:
     reasons = []
     for options, side in (({"img_size": 64}, 64), ({}, 64), ({}, 128), ({}, 224)):
         try:
-            return _run_first(build_with(**options), iter([(_make_images(side), {})]))
+            build = build_with(**options)
+            _make_quickly(build)
+            return _run_first(build, iter([(_make_images(side), {})]))
         except Exception as error:  # a smaller image, or the size that it is made for
             reasons.append(str(error)[:150])
     raise NotCounted(" | ".join(reasons))
@@ -351,7 +347,7 @@ def _find_diffusers(name: str) -> Case:
         return kind(**options)  # type: ignore[no-any-return]
 
     try:
-        config = build().config
+        config = _make_quickly(build).config
     except Exception as error:
         raise NotCounted(f"construct: {type(error).__name__}: {str(error)[:200]}") from error
     return _run_first(build, _diffusers_inputs(kind, config))

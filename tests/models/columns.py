@@ -42,7 +42,8 @@ class Eager:
         self.case = case
         self.model = case.build()
         self.names = list(case.inputs(*SIZE))
-        self.facts = {"construct": state_facts(self.model), "train step": train_facts(case, case.build())}
+        self.facts = {"construct": state_facts(self.model), "train step": train_facts(case, self.model)}
+        self.model.zero_grad()
         self.facts["forward"] = forward_facts(case, self.model)
         if not self.facts["forward"]:
             raise Wrong("no tensor comes out of eager")

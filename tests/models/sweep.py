@@ -8,6 +8,7 @@ sweep can be stopped and resumed. `--table` prints the table of a file.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import signal
@@ -81,6 +82,7 @@ def _report(name: str, columns: Iterable[str], write: int, seconds: int) -> None
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, 1)
         os.dup2(devnull, 2)
+        gc.set_threshold(50_000, 20, 100)  # most objects there are belong to the libraries, and stay
         result = try_class(name, columns)
         with os.fdopen(write, "w") as stream:
             stream.write(json.dumps(result) + "\n")
