@@ -181,8 +181,7 @@ def capture_symbolic(eager: Eager) -> str:
             if graph.shape_env.evaluate_guards(*inputs):
                 _compare_runs(eager, graph, size)
                 return note
-    fixed = "; ".join(str(entry) for entry in graph.shape_env.specialisations)
-    raise Wrong(f"holds for no other batch: {fixed or '; '.join(map(str, graph.shape_env.guards))}")
+    raise Wrong(f"holds for no other batch: {'; '.join(map(str, graph.shape_env.check(*inputs)))}")
 
 
 def _compare_runs(eager: Eager, graph: Callable[..., Any], size: tuple[int, int]) -> None:
