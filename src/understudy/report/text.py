@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from understudy.report.rehearsal import DOES_NOT_FIT, FITS, TIGHT, ModuleRow, Rehearsal
+from understudy.report.rehearsal import DOES_NOT_FIT, FAILED, FITS, TIGHT, ModuleRow, Rehearsal
 
 WIDTH, LEAST_WIDTH = 100, 40
 BAR = 12
 DEPTH = 3
 ROWS = 12
-COLOURS = {FITS: "32", TIGHT: "33", DOES_NOT_FIT: "31"}
+COLOURS = {FITS: "32", TIGHT: "33", DOES_NOT_FIT: "31", FAILED: "31"}
 
 
 def print_text(rehearsal: Rehearsal, file: TextIO | None = None) -> None:

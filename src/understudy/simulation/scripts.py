@@ -343,7 +343,8 @@ def format_error(error: BaseException) -> str:
 
 
 def _is_ours(file: str) -> bool:
-    return file.startswith(_OURS) or file == "<frozen runpy>" or file.endswith(os.sep + "runpy.py")
+    """Operators reach a mode through torch's `_ops`, which a run on real tensors does not pass."""
+    return file == torch._ops.__file__ or file.startswith(_OURS) or file == "<frozen runpy>" or file.endswith(os.sep + "runpy.py")
 
 
 def _without_ours(tb: TracebackType | None) -> TracebackType | None:
