@@ -258,3 +258,33 @@ def test_moments_of_the_timeline_follow_each_other(script: str) -> None:
     moments = list(zip(timeline["steps"], timeline["phases"], strict=True))
     changes = [moment for i, moment in enumerate(moments) if i == 0 or moment != moments[i - 1]]
     assert len(changes) == len(set(changes))
+
+
+TWO_OPTIMIZERS = """
+import torch
+from tqdm import tqdm
+first, second = (torch.nn.Linear(64, 64, device="cuda") for _ in range(2))
+optimizers = [torch.optim.Adam(part.parameters()) for part in (first, second)]
+scaler = torch.amp.GradScaler("cuda")
+for _ in tqdm(range(50)):
+    for part, optimizer in zip((first, second), optimizers):
+        scaler.scale(part(torch.randn(8, 64, device="cuda")).sum()).backward()
+        scaler.step(optimizer)
+        optimizer.zero_grad()
+    scaler.update()
+"""
+
+
+def test_steps_of_several_optimizers_and_what_is_assumed_of_gradients(
+    script: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A step is one of all optimizers, in every figure; a bar in whose middle the script was ended ends its line."""
+    Path("two.py").write_text(TWO_OPTIMIZERS)
+    assert main(["run", "--device", "h100", "--json", "out.json", "two.py"]) == 0
+    found, said = record(), capfd.readouterr()
+    assert found["steps"] == 2
+    assert {row["step"] for row in found["phases"]} == {0, 1, 2}
+    assert max(found["timeline"]["steps"]) == 1
+    assert said.err.endswith("\n")
+    assert ("overflow of gradients", False) in [(entry["read"], entry["answer"]) for entry in found["answers"]]
+    assert "two.py:10: overflow of gradients of f32[]@cuda:0 → False, 4 times" in said.out
