@@ -250,7 +250,7 @@ def _bar(size: int, total: int) -> str:
 
 def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
     """Columns of figures to the right, the first and the last of words to the left; the widest word gives way."""
-    rows = [heads, *rows] if any(heads) else list(rows)
+    rows = [[clean(cell) for cell in row] for row in ([heads, *rows] if any(heads) else rows)]
     columns = len(heads)
     is_words = [index == 0 or all(not row[index][:1].isdecimal() for row in rows) for index in range(columns)]
     widths = [max(len(row[index]) for row in rows) for index in range(columns)]
