@@ -133,7 +133,7 @@ def _write_notes(rehearsal: Rehearsal) -> str:
         notes.append(f"reads of data that is not there, answered: {len(rehearsal.answers)}")
     if rehearsal.writes:
         notes.append(f"writes and connections that were not made: {len(rehearsal.writes)}")
-    return "Notes\n" + "\n".join(f"  - {note}" for note in notes) if notes else ""
+    return "Notes\n" + "\n".join(f"  - {clean(note)}" for note in notes) if notes else ""
 
 
 # --- modules, repeated ones folded
