@@ -23,7 +23,12 @@ CONSTRUCTORS = (
 )  # fmt: skip
 
 
-@patch(*(f"torch.{name}" for name in CONSTRUCTORS), during=SIMULATION)
+METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros")
+
+
+@patch(
+    *(f"torch.{name}" for name in CONSTRUCTORS), *(f"torch.Tensor.{name}" for name in METHODS), during=SIMULATION
+)
 def take_numbers_of_devices(original: Function) -> Function:
     """C++ asks the build for its accelerator where the device is a number, as in `torch.zeros(3, device=rank)`."""
 
@@ -34,8 +39,6 @@ def take_numbers_of_devices(original: Function) -> Function:
         return original(*args, **kwargs)
 
     return construct
-
-
 
 
 # --- real modules -------------------------------------------------------------------------------------------------------
