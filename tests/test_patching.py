@@ -95,6 +95,11 @@ def test_patches_of_one_place_compose_in_the_order_of_the_scopes() -> None:
         assert SPACE.f() == "torchR"
 
 
+def test_bits_of_scopes_are_in_the_order_of_the_scopes() -> None:
+    """The rank of a patch is its lowest bit."""
+    assert [scope.bit for scope in patching.SCOPES] == [1 << position for position in range(len(patching.SCOPES))]
+
+
 @pytest.mark.usefixtures("patches")
 def test_scopes_can_be_left_in_any_order() -> None:
     SPACE.f = lambda: "torch"  # type: ignore[attr-defined]
