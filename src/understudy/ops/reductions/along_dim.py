@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import decomposition, under_transforms
@@ -37,7 +38,7 @@ def running_total(spec: TensorSpec, dim: int, *, dtype: torch.dtype | None = Non
 
 @rule("cummax", "cummin")
 def running_extreme(spec: TensorSpec, dim: int) -> tuple[TensorSpec, TensorSpec]:
-    if not spec.is_empty:
+    if not (spec.is_empty and _torch.cummax_takes_any_dim_of_empty()):
         wrap_dim(dim, spec.ndim)
     if spec.shape:  # a single element is copied, whatever it is
         check_cpu_dtype("cummax and cummin", spec, REAL_NUMBERS | BOOL)

@@ -21,6 +21,9 @@ UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 BOOL = frozenset({torch.bool})
 HALVES = frozenset({torch.float16, torch.bfloat16})
 COMPLEX_HALF = frozenset({torch.complex32})
+COMPLEX_BFLOAT = frozenset({torch.bfloat16.to_complex()}) - COMPLEX
+"""Empty where torch has no complex dtype whose parts are bfloat16. The CPU copies and compares it, and little else."""
+SMALL_COMPLEX = COMPLEX_HALF | COMPLEX_BFLOAT
 FLOAT8 = frozenset(
     dtype
     for name, dtype in vars(torch).items()
@@ -70,7 +73,7 @@ def check_dtype(
     dtype: torch.dtype,
     kinds: str,
     device: torch.device,
-    without_cpu_kernel: Iterable[torch.dtype] = (),
+    without_cpu_kernel: Iterable[torch.dtype] = COMPLEX_BFLOAT,
 ) -> None:
     """Refuse a dtype of another kind, and on CPU one that eager has no kernel for."""
     if kind(dtype) not in kinds:

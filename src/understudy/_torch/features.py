@@ -1,0 +1,82 @@
+"""What kernels do in one release of torch and not in another: the kernel is asked, once, not the number of the release."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+Answer = TypeVar("Answer")
+_aten = torch.ops.aten
+
+
+@functools.cache
+def group_norm_takes_any_strides() -> bool:
+    """The kernel of torch 2.13 refuses what is neither contiguous nor channels-last."""
+    return _is_taken(lambda: _aten.native_group_norm.default(_zeros(1, 2, 2).mT, None, None, 1, 2, 2, 1, 1e-5))
+
+
+@functools.cache
+def group_norm_makes_absent_gradients() -> bool:
+    """Whether gradients of weight and bias are made though there is no weight; torch 2.13 refuses to."""
+    x, statistics = (1, 2, 2), (1, 1)
+    return _is_taken(
+        lambda: _aten.native_group_norm_backward.default(
+            _zeros(*x), _zeros(*x), _zeros(*statistics), _zeros(*statistics), None, 1, 2, 2, 1, [True, True, True]
+        )
+    )
+
+
+@functools.cache
+def grid_sampler_takes_bicubic_volumes() -> bool:
+    """Torch 2.13 samples images bicubically, and volumes not."""
+    bicubic = 2
+    return _is_taken(
+        lambda: _aten.grid_sampler_3d.default(_zeros(1, 1, 1, 1, 1), _zeros(1, 1, 1, 1, 3), bicubic, 0, True)
+    )
+
+
+@functools.cache
+def cummax_takes_any_dim_of_empty() -> bool:
+    """Torch 2.13 does not look at the dimension if there are no elements."""
+    return _is_taken(lambda: _aten.cummax.default(_zeros(0), 1))
+
+
+@functools.cache
+def polar_takes_half() -> bool:
+    """Torch 2.13 makes complex numbers of angles in float32 and float64 only."""
+    return _is_taken(lambda: _aten.polar.default(_zeros(1).half(), _zeros(1).half()))
+
+
+@functools.cache
+def linear_gives_view() -> bool:
+    """Whether C++ makes the rows that a biased linear layer has multiplied as one matrix a batch again by `view`; torch 2.15
+    does it by `_unsafe_view`."""
+    return _ask_eager(lambda: _aten.linear.default(_zeros(1, 1, 1), _zeros(1, 1), _zeros(1))._is_view())
+
+
+@functools.cache
+def fourier_takes_empty() -> bool:
+    """The kernels of torch 2.13 and 2.14 refuse tensors without elements."""
+    return _is_taken(lambda: _aten._fft_c2c.default(torch.zeros(0, 2, dtype=torch.complex64), [1], 0, True))
+
+
+def _zeros(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.float32)
+
+
+def _is_taken(call: Callable[[], object]) -> bool:
+    try:
+        _ask_eager(call)
+    except (RuntimeError, IndexError):
+        return False
+    return True
+
+
+def _ask_eager(ask: Callable[[], Answer]) -> Answer:
+    """In a thread of its own, where neither modes nor transforms are active."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(ask).result()
