@@ -46,6 +46,12 @@ def cummax_takes_any_dim_of_empty() -> bool:
 
 
 @functools.cache
+def arange_truncates_to_int64() -> bool:
+    """Whether fractions are cut off before the steps of a range of int64 are counted; torch 2.15 counts as for other dtypes."""
+    return _ask_eager(lambda: _aten.arange.default(1.5, dtype=torch.int64).numel()) == 1
+
+
+@functools.cache
 def polar_takes_half() -> bool:
     """Torch 2.13 makes complex numbers of angles in float32 and float64 only."""
     return _is_taken(lambda: _aten.polar.default(_zeros(1).half(), _zeros(1).half()))
