@@ -52,6 +52,12 @@ def arange_truncates_to_int64() -> bool:
 
 
 @functools.cache
+def int64_takes_float_of_its_maximum() -> bool:
+    """The maximum of int64, as a float, is one more than it; torch 2.15 refuses to store that."""
+    return _is_taken(lambda: _aten.full.default([1], 2.0**63, dtype=torch.int64))
+
+
+@functools.cache
 def polar_takes_half() -> bool:
     """Torch 2.13 makes complex numbers of angles in float32 and float64 only."""
     return _is_taken(lambda: _aten.polar.default(_zeros(1).half(), _zeros(1).half()))

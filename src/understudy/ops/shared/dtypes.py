@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError
 from understudy.spec import TensorSpec
 
@@ -125,6 +126,8 @@ def is_held(number: Any, dtype: torch.dtype) -> bool:
         return _is_held_as_float(number, _parts(dtype))
     limits = torch.iinfo(dtype)
     if isinstance(number, float):
+        if number == float(limits.max) > limits.max:
+            return _torch.int64_takes_float_of_its_maximum()
         return float(limits.min) <= number <= float(limits.max)  # false for what is not a number
     if dtype.is_signed:
         return limits.min <= number <= limits.max
