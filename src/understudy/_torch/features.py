@@ -58,6 +58,12 @@ def int64_takes_float_of_its_maximum() -> bool:
 
 
 @functools.cache
+def clamp_saturates() -> bool:
+    """Whether integers are clamped by bounds beyond their range, as if by its ends; torch 2.13 can't store such a bound."""
+    return _is_taken(lambda: _aten.clamp.default(torch.zeros(1, dtype=torch.uint8), -1, 256))
+
+
+@functools.cache
 def polar_takes_half() -> bool:
     """Torch 2.13 makes complex numbers of angles in float32 and float64 only."""
     return _is_taken(lambda: _aten.polar.default(_zeros(1).half(), _zeros(1).half()))

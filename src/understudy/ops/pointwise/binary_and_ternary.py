@@ -15,6 +15,7 @@ from understudy.ops.shared.dtypes import (
     NONE,
     REDUCED,
     SMALL_COMPLEX,
+    check_bounds,
     check_dtype,
     check_same_dtype,
     check_stored,
@@ -340,14 +341,18 @@ def clamp(a: TensorSpec, min: Any = None, max: Any = None) -> TensorSpec:
     _check_clamp_dtype(common)
     if common is torch.bool:
         check_dtype("clamp", common, "if", a.device)
-    for bound in (min, max):
-        check_stored("clamp", bound, common, a.device)
+    check_bounds("clamp", min, max, common, a.device)
     return elementwise((a,), common, common)
 
 
-@rule("clamp_min", "clamp_max")
-def clamp_one_side(a: TensorSpec, bound: Scalar | complex) -> TensorSpec:
+@rule("clamp_min")
+def clamp_min(a: TensorSpec, bound: Scalar | complex) -> TensorSpec:
     return clamp(a, bound)
+
+
+@rule("clamp_max")
+def clamp_max(a: TensorSpec, bound: Scalar | complex) -> TensorSpec:
+    return clamp(a, None, bound)
 
 
 @rule("clamp.Tensor")

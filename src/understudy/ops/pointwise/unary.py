@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule
@@ -16,6 +18,7 @@ from understudy.ops.shared.dtypes import (
     NONE,
     REDUCED,
     SMALL_COMPLEX,
+    check_bounds,
     check_dtype,
     check_same_dtype,
     check_stored,
@@ -218,12 +221,14 @@ def relu6(a: TensorSpec) -> TensorSpec:
 def hardtanh(a: TensorSpec, min_val: Any = -1, max_val: Any = 1) -> TensorSpec:
     if a.dtype is torch.bool:
         raise DtypeError("hardtanh: takes no bool tensors")
-    if not a.dtype.is_signed and (min_val < 0 or max_val < 0):
+    if not a.dtype.is_signed and (min_val < 0 or max_val < 0) and not _torch.clamp_saturates():
         raise ArgumentError(f"hardtanh: bounds {min_val} and {max_val} are negative, {a} is unsigned")
     check_dtype("hardtanh", a.dtype, "if", a.device)
-    if a.is_floating_point:  # integers may be clamped as floats
-        for bound in (min_val, max_val):
-            check_stored("hardtanh", bound, a.dtype, a.device)
+    for bound in (min_val, max_val):
+        check_stored("hardtanh", bound, a.dtype if a.is_floating_point else torch.int64, a.device)
+    if not a.is_floating_point:  # fractions are cut off first
+        low, high = (math.trunc(bound) if type(bound) is float else bound for bound in (min_val, max_val))
+        check_bounds("hardtanh", low, high, a.dtype, a.device)
     return preserved_copy(a)
 
 

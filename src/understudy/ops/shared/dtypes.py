@@ -108,6 +108,20 @@ def is_stored(number: object, dtype: torch.dtype, device: torch.device) -> bool:
     return type(number) not in PLAIN_NUMBERS or device.type == "meta" or is_held(number, dtype)
 
 
+def check_bounds(
+    what: str, low: Scalar | complex | None, high: Scalar | complex | None, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Refuse bounds that values of this dtype can't be clamped by."""
+    if kind(dtype) != "i" or not _torch.clamp_saturates():
+        for bound in (low, high):
+            check_stored(what, bound, dtype, device)
+        return
+    limits = torch.iinfo(dtype)
+    is_above = isinstance(low, (int, float)) and low > limits.max
+    if is_above or (isinstance(high, (int, float)) and high < limits.min):
+        raise ArgumentError(f"{what}: {low if is_above else high} is outside of what {dtype} can hold")
+
+
 def check_made_tensor(what: str, number: Scalar | complex, dtype: torch.dtype, device: torch.device) -> None:
     """As above, for a tensor made of the number alone: the small floating-point dtypes are rounded to."""
     is_rounded = dtype in HALVES or dtype in FLOAT8
