@@ -205,7 +205,7 @@ class Transition:
         self._set = [place.owner for place in others], *_columns(others, after)
         in_mappings = [place for place in ended if isinstance(place.owner, dict)]
         in_objects = [place for place in ended if place not in in_mappings]
-        self._removed = [place.owner for place in in_mappings], [place.name for place in in_mappings]
+        self._removed = [_plain_dict(place.namespace) for place in in_mappings], [place.name for place in in_mappings]
         self._deleted = [place.owner for place in in_objects], [place.name for place in in_objects]
 
     def is_usual(self) -> bool:

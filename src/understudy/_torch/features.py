@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-Answer = TypeVar("Answer")
+_Answer = TypeVar("_Answer")
 _aten = torch.ops.aten
 
 
@@ -47,7 +48,7 @@ def cummax_takes_any_dim_of_empty() -> bool:
 
 @functools.cache
 def arange_truncates_to_int64() -> bool:
-    """Whether fractions are cut off before the steps of a range of int64 are counted; torch 2.15 counts as for other dtypes."""
+    """Whether fractions are cut off before the steps of a range of int64 are counted; torch 2.15 counts as elsewhere."""
     return _ask_eager(lambda: _aten.arange.default(1.5, dtype=torch.int64).numel()) == 1
 
 
@@ -82,6 +83,39 @@ def fourier_takes_empty() -> bool:
     return _is_taken(lambda: _aten._fft_c2c.default(torch.zeros(0, 2, dtype=torch.complex64), [1], 0, True))
 
 
+@functools.cache
+def combinations_are_indexed() -> bool:
+    """Whether `torch.combinations` takes elements by their places; in torch 2.13, by masks over a grid of all."""
+    return "aten::index.Tensor" in _operators_of(lambda: torch.combinations(_zeros(2)))
+
+
+@functools.cache
+def cumprod_backward_scatters() -> bool:
+    """Whether the first zero of a line is marked by a write to its place; torch 2.15 compares."""
+
+    def run() -> None:
+        _aten.cumprod_backward.default(_zeros(1, 2), _zeros(1, 2), 1, _zeros(1, 2))
+
+    return "aten::scatter_.value" in _operators_of(run)
+
+
+def _operators_of(call: Callable[[], object]) -> list[str]:
+    """The operators that a composite one is made of, where no gradients are recorded."""
+
+    class Listener(TorchDispatchMode):
+        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            heard.append(op.name())
+            return op(*args, **(kwargs or {}))
+
+    def listen() -> None:
+        with torch.no_grad(), Listener():
+            call()
+
+    heard: list[str] = []
+    _ask_eager(listen)
+    return heard
+
+
 def _zeros(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.float32)
 
@@ -94,7 +128,7 @@ def _is_taken(call: Callable[[], object]) -> bool:
     return True
 
 
-def _ask_eager(ask: Callable[[], Answer]) -> Answer:
-    """In a thread of its own, where neither modes nor transforms are active."""
+def _ask_eager(ask: Callable[[], _Answer]) -> _Answer:
+    """In a thread of its own, where neither modes nor transforms are active. Its tensors have to be made there, too."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(ask).result()
