@@ -28,8 +28,8 @@ SETUP, FORWARD, BACKWARD, AFTER_BACKWARD, OPTIMIZER, BETWEEN = (
 )  # fmt: skip
 
 MOST_NODES = 8192
-"""Of so many nodes of a backward pass, the module is found for each allocation; then for every sixteenth, and at last not any
-more. torch frees nodes that Python has seen one inside of the other: some 30,000 in a row exceed the stack of the process."""
+"""Of so many nodes of a backward pass, the module is found for each allocation; then for every sixteenth, and at last for
+none. torch frees nodes that Python has seen one inside of the other: some 30,000 in a row exceed the stack."""
 SPARSE = 16
 active_fake_mode = _torch.active_fake_mode
 running_node = _torch.running_node
