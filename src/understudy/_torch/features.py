@@ -48,13 +48,13 @@ def cummax_takes_any_dim_of_empty() -> bool:
 
 @functools.cache
 def arange_truncates_to_int64() -> bool:
-    """Whether fractions are cut off before the steps of a range of int64 are counted; torch 2.15 counts as elsewhere."""
+    """Whether fractions are cut off before the steps of a range of int64 are counted; torch 2.14 counts as elsewhere."""
     return _ask_eager(lambda: _aten.arange.default(1.5, dtype=torch.int64).numel()) == 1
 
 
 @functools.cache
 def int64_takes_float_of_its_maximum() -> bool:
-    """The maximum of int64, as a float, is one more than it; torch 2.15 refuses to store that."""
+    """The maximum of int64, as a float, is one more than it; torch 2.14 refuses to store that."""
     return _is_taken(lambda: _aten.full.default([1], 2.0**63, dtype=torch.int64))
 
 
@@ -91,7 +91,7 @@ def combinations_are_indexed() -> bool:
 
 @functools.cache
 def cumprod_backward_scatters() -> bool:
-    """Whether the first zero of a line is marked by a write to its place; torch 2.15 compares."""
+    """Whether the first zero of a line is marked by a write to its place; torch 2.14 compares."""
 
     def run() -> None:
         _aten.cumprod_backward.default(_zeros(1, 2), _zeros(1, 2), 1, _zeros(1, 2))

@@ -256,7 +256,8 @@ def complex_of_real_and_imaginary(real: TensorSpec, imag: TensorSpec) -> TensorS
 
 @rule("polar")
 def polar(magnitude: TensorSpec, angle: TensorSpec) -> TensorSpec:
-    half = (torch.float16,) if _torch.polar_takes_half() else ()
+    # Asked of halves only: the answer takes a tensor that torch warns of.
+    half = (torch.float16,) if magnitude.dtype is torch.float16 and _torch.polar_takes_half() else ()
     return _complex_of_parts("polar", magnitude, angle, (*half, torch.float32, torch.float64))
 
 
