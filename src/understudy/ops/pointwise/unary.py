@@ -154,6 +154,7 @@ def nan_to_num(a: TensorSpec, *_: object, **__: object) -> TensorSpec:
 
 @rule("_conj_physical", "conj_physical")
 def conj_physical(a: TensorSpec) -> TensorSpec:
+    check_dtype("conj_physical", a.dtype, "bifc", a.device)
     return preserved_copy(a)
 
 
