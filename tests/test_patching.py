@@ -23,6 +23,7 @@ from understudy.patching import (
     SYMBOLS,
     TRACING,
     Hold,
+    Patch,
     combine,
     find_place,
     patch,
@@ -354,6 +355,22 @@ def test_found_places_are_held_and_given_back() -> None:
     assert names["len"]([]) == 1
     second.leave()
     assert "len" not in names
+
+
+@pytest.mark.usefixtures("patches")
+def test_found_places_in_a_dict_stay_while_modes_begin_and_end() -> None:
+    names: dict[str, Any] = {"f": lambda: "own"}
+    before = dict(names)
+    ENGINE.register(Patch(f"{SPACE.__name__}.f", adding("A"), ANY_MODE.bit, "no transition is prepared any more", True))
+    hold = Hold()
+    hold.replace(names, "f", adding("F"))
+    hold.replace(names, "len", lambda original: lambda value: original(value) + 1)
+    for _ in range(2):
+        with FakeTensorMode(shape_env=ShapeEnv()):
+            assert names["f"]() == "ownF" and names["len"]([]) == 1
+        assert names["f"]() == "ownF" and names["len"]([]) == 1
+    hold.leave()
+    assert names == before
 
 
 @pytest.mark.usefixtures("patches")

@@ -31,7 +31,7 @@ import textwrap
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
-from operator import is_, setitem
+from operator import delitem, is_, setitem
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
@@ -203,7 +203,10 @@ class Transition:
         others = [place for place in changed if place not in in_dicts and place not in ended]
         self._dicts = [_plain_dict(place.namespace) for place in in_dicts], *_columns(in_dicts, after)
         self._set = [place.owner for place in others], *_columns(others, after)
-        self._deleted = [place.owner for place in ended], [place.name for place in ended]
+        in_mappings = [place for place in ended if isinstance(place.owner, dict)]
+        in_objects = [place for place in ended if place not in in_mappings]
+        self._removed = [_plain_dict(place.namespace) for place in in_mappings], [place.name for place in in_mappings]
+        self._deleted = [place.owner for place in in_objects], [place.name for place in in_objects]
 
     def is_usual(self) -> bool:
         """Whether each place has what it had last time."""
@@ -213,6 +216,7 @@ class Transition:
     def write(self) -> None:
         deque(map(setitem, *self._dicts), 0)
         deque(map(setattr, *self._set), 0)
+        deque(map(delitem, *self._removed), 0)
         deque(map(delattr, *self._deleted), 0)
 
 
@@ -225,8 +229,9 @@ def _plain_dict(namespace: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_dict_entry(place: Place, before: int, after: int) -> bool:
-    is_there = place.value(before) is not _MISSING and place.value(after) is not _MISSING
-    return is_there and type(place.owner) is ModuleType
+    if place.value(after) is _MISSING:
+        return False
+    return isinstance(place.owner, dict) or (place.value(before) is not _MISSING and type(place.owner) is ModuleType)
 
 
 def _columns(places: list[Place], after: int) -> tuple[list[str], list[Any]]:

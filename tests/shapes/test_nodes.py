@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import operator
 import pickle
@@ -180,6 +181,12 @@ def test_torch_takes_it_for_its_own() -> None:
     node = symbols(env)[0].node
     assert isinstance(node, TorchSymNode) and type(node) is SymNode
     assert not [name for name in vars(TorchSymNode) if not name.startswith("_") and not hasattr(node, name)]
+
+
+def test_either_condition_and_not_both() -> None:
+    a, b = symbols(ShapeEnv())
+    for x, y in itertools.product((a > 7, a < 7), (b > 3, b < 3)):
+        assert bool(torch.SymBool(x.node.xor(y.node))) is (bool(x) is not bool(y))
 
 
 def test_sympy_on_demand() -> None:

@@ -7,6 +7,7 @@ The rest of the library says `_torch.name`; which module here has the name is th
     modes        the modes of a thread: entered, left, taken out for a moment
     dispatch     dispatch keys, and what is set for the operators of a thread
     schema       schemas, kernels, registered fakes
+    features     what kernels do in one release and not in another
     graphs       graphs and graph modules of torch.fx, exported programs
     functorch    transforms of torch.func, higher-order operators
     checkpoints  torch.load and torch.save
@@ -28,6 +29,7 @@ from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 from understudy._torch.checkpoints import *
 from understudy._torch.dispatch import *
+from understudy._torch.features import *
 from understudy._torch.functorch import *
 from understudy._torch.graphs import *
 from understudy._torch.identity import *

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +12,7 @@ from torch._library.custom_ops import OPDEFS as _custom_definitions
 from torch._library.simple_registry import singleton as _custom_registry
 from torch._ops import OpOverload
 
-from understudy._torch.dispatch import no_modes
+Answer = TypeVar("Answer")
 
 
 def returns_nothing(op: object) -> bool:
@@ -41,7 +40,6 @@ def has_out_arguments(op: object) -> bool:
     return any(argument.is_out for argument in op._schema.arguments)
 
 
-Answer = TypeVar("Answer")
 
 
 def chunked_cross_entropy(
@@ -226,38 +224,3 @@ def is_decomposed_in_aten(op: OpOverload) -> bool:
     function = decompositions.decomposition_table[op]
     is_there = hasattr(decompositions.decompositions, function.__name__)
     return function.__module__.startswith(decompositions.__name__) and is_there
-
-
-@functools.cache
-def group_norm_takes_any_strides() -> bool:
-    """The kernel of torch 2.13 refuses what is neither contiguous nor channels-last."""
-    with no_modes():
-        try:
-            torch.ops.aten.native_group_norm.default(torch.zeros(1, 2, 2).mT, None, None, 1, 2, 2, 1, 1e-5)
-        except RuntimeError:
-            return False
-    return True
-
-
-@functools.cache
-def linear_gives_view() -> bool:
-    """Whether C++ makes the rows that a biased linear layer has multiplied as one matrix a batch again by `view`; torch 2.15
-    does it by `_unsafe_view`."""
-    given = (torch.Size((1, 1, 1)), torch.Size((1, 1)), torch.Size((1,)))
-    return _ask_eager(lambda: torch.ops.aten.linear.default(*map(torch.zeros, given))._is_view())
-
-
-@functools.cache
-def fourier_takes_empty() -> bool:
-    """The kernels of torch 2.13 and 2.14 refuse tensors without elements."""
-    try:
-        _ask_eager(lambda: torch.ops.aten._fft_c2c.default(torch.zeros(0, 2, dtype=torch.complex64), [1], 0, True))
-    except RuntimeError:
-        return False
-    return True
-
-
-def _ask_eager(ask: Callable[[], Answer]) -> Answer:
-    """In a thread of its own, where neither modes nor transforms are active."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(ask).result()

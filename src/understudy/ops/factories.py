@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.dtypes import check_dtype, check_made_tensor, check_stored
@@ -269,7 +270,7 @@ def arange_count(name: str, start: object, end: Any, step: Any, dtype: Dtype) ->
     if (end < start) if step > 0 else (end > start):
         raise ArgumentError(f"{name}: {end} can't be reached from {start} in steps of {step}")
     floats = [isinstance(number, float) for number in (start, end, step)]
-    if any(floats) and dtype is not torch.int64:
+    if any(floats) and not (dtype is torch.int64 and _torch.arange_truncates_to_int64()):
         return math.ceil((end - start) / step)
     if any(floats):
         start, end, step = (math.trunc(n) if isinstance(n, float) else n for n in (start, end, step))

@@ -10,7 +10,7 @@ import torch
 from understudy.errors import ArgumentError, DtypeError, OperatorError, ShapeMismatch
 from understudy.ops.factories import fresh, like
 from understudy.ops.registry import rule
-from understudy.ops.shared.dtypes import REDUCED, check_dtype
+from understudy.ops.shared.dtypes import NONE, REDUCED, check_dtype
 from understudy.ops.variants import check_no_overlap, exact_out
 from understudy.shapes.node import Size, Sizes
 from understudy.spec import (
@@ -50,7 +50,7 @@ def rand(
     device: torch.device | None = None, pin_memory: bool | None = None,
 ) -> TensorSpec:  # fmt: skip
     dtype = dtype or default_dtype()
-    check_dtype("rand", dtype, "fc", device or CPU)
+    check_dtype("rand", dtype, "fc", device or CPU, NONE)
     return fresh(size, dtype, device, layout)
 
 
@@ -113,7 +113,7 @@ def randperm(
 
 @rule("rand_like", "rand_like.generator")
 def rand_like(a: TensorSpec, *, generator: object = None, dtype: Dtype | None = None, **options: Any) -> Any:
-    check_dtype("rand_like", dtype or a.dtype, "fc", a.device)
+    check_dtype("rand_like", dtype or a.dtype, "fc", a.device, NONE)
     return like(a, dtype=dtype, **options)
 
 

@@ -282,7 +282,7 @@ class SymNode:
     sym_max = _binary("max")
     and_ = sym_and = bitwise_and = _binary("and")
     or_ = sym_or = bitwise_or = _binary("or")
-    bitwise_xor = _binary("xor")
+    xor = bitwise_xor = _binary("xor")
 
     def neg(self) -> SymNode:
         return self.shape_env.numbers.negate(self)

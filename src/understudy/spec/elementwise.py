@@ -43,7 +43,9 @@ def default_dtype() -> torch.dtype:
 
 
 def default_complex_dtype() -> torch.dtype:
-    return COMPLEX_OF[default_dtype()]
+    """As a Python number has it: that of bfloat16 is not made use of, where there is one."""
+    dtype = default_dtype()
+    return torch.complex64 if dtype is torch.bfloat16 else COMPLEX_OF[dtype]
 
 
 def number_dtype(number: object) -> torch.dtype:

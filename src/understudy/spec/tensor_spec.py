@@ -46,6 +46,7 @@ SHORT_DTYPE = {
     torch.complex64: "c64",
     torch.complex128: "c128",
 }
+SHORT_DTYPE.setdefault(torch.bfloat16.to_complex(), "bc32")  # where torch has no such dtype, it is complex64
 
 
 contiguous_strides = packed_strides

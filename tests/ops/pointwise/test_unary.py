@@ -45,7 +45,9 @@ def test_arguments(dtype: torch.dtype) -> None:
         check_rule(aten.softshrink.default, x)
         check_rule(aten.softshrink.default, x, -1)
         check_rule(aten.logit.default, x, 0.1)
-    check_rule(aten.hardtanh.default, torch.ones(2, dtype=torch.uint8), -1, 3)
+    for bounds in ((-1, 3), (-3, -1), (-1.5, 200.5)):
+        check_rule(aten.hardtanh.default, torch.ones(2, dtype=torch.uint8), *bounds)
+        check_rule(aten.hardtanh.default, torch.ones(2, dtype=torch.int8), *bounds)
 
 
 def test_conjugated() -> None:

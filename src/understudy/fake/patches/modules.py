@@ -272,8 +272,8 @@ def name_device(value: Any) -> Any:
 
 @patch("torch.nn.Module.to", "torch.nn.Module.cuda", during=ANY_MODE)
 def explain_real_modules(original: Function) -> Function:
-    """C++ asks for the device before any mode hears of a real tensor that is moved there; and the build for its accelerator,
-    if the device is a number."""
+    """A build without the device asks for it before any mode hears of a real tensor that is moved there, the others after;
+    and if the device is a number, any build for its accelerator."""
 
     @functools.wraps(original)
     def move(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -284,10 +284,12 @@ def explain_real_modules(original: Function) -> Function:
             return original(self, *args, **kwargs)
         except (RuntimeError, AssertionError) as error:
             real = next((name for name, part in self.named_parameters() if not _torch.is_stand_in(part)), None)
-            if _torch.active_fake_mode() is None or real is None or isinstance(error, UnderstudyError):
+            is_other = isinstance(error, UnderstudyError) and not isinstance(error, MixedTensorsError)
+            if _torch.active_fake_mode() is None or real is None or is_other:
                 raise
+            seen = str(error).partition("\n")[0]
             raise with_line(
-                MixedTensorsError(f"{type(self).__name__}.{original.__name__}: the parameter {real!r} is real ({error})"),
+                MixedTensorsError(f"{type(self).__name__}.{original.__name__}: the parameter {real!r} is real ({seen})"),
                 f"{type(self).__name__}.{original.__name__}", ", ".join(map(repr, args)),
                 "build the module inside the mode, or move a copy of stand-ins: mode.from_module(module)",
             ) from error  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, DynamicOutputShapeException, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import decomposition
@@ -157,16 +158,19 @@ def decompose_combinations(x: Tensor, r: int = 2, with_replacement: bool = False
     """A mask chooses them from a grid. How many it lets through is no secret."""
     if x.dim() != 1 or r < 1:
         return NotImplemented
-    grids = torch.meshgrid([x] * r, indexing="ij")
     count = x.shape[0]
-    mask: Any = _is_ascending(count, r, with_replacement, x.device)
+    if _torch.combinations_are_indexed():
+        mask = _is_ascending(count, r, with_replacement, x.device)
+        return x[torch.nonzero_static(mask, size=_choices(count, r, with_replacement))]
+    grids = torch.meshgrid([x] * r, indexing="ij")
+    mask = _is_ascending(count, r, with_replacement, x.device)
     if spec_of(mask) is None:
         return NotImplemented
     mask.remember_size(("nonzero",), _choices(count, r, with_replacement))
     return torch.stack([grid.masked_select(mask) for grid in grids], 1)
 
 
-def _is_ascending(count: Any, r: int, with_replacement: bool, device: torch.device) -> Tensor:
+def _is_ascending(count: Any, r: int, with_replacement: bool, device: torch.device) -> Any:
     """Where the indices of a grid are in order."""
     places = torch.meshgrid([torch.arange(count, dtype=torch.int64, device=device)] * r, indexing="ij")
     mask = torch.full(places[0].shape, True, dtype=torch.bool, device=device)

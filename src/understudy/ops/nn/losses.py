@@ -18,8 +18,8 @@ from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, align_ranks, batching_rule
 from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dtypes import (
-    COMPLEX_HALF,
     FLOATS,
+    SMALL_COMPLEX,
     check_any_dtype,
     check_cpu_dtype,
     check_dtype,
@@ -89,7 +89,7 @@ def huber_loss(a: TensorSpec, target: TensorSpec, reduction: int = MEAN, delta: 
 def soft_margin_loss(a: TensorSpec, target: TensorSpec, reduction: int = MEAN) -> TensorSpec:
     if a.dtype is not target.dtype or not same_shape(a.shape, target.shape):
         return NotImplemented
-    check_dtype("soft_margin_loss", a.dtype, "fc", a.device, COMPLEX_HALF)
+    check_dtype("soft_margin_loss", a.dtype, "fc", a.device, SMALL_COMPLEX)
     negated = elementwise((a,), a.dtype)
     return reduce_loss(elementwise((negated, target), a.dtype), reduction)
 
@@ -169,7 +169,7 @@ def soft_margin_loss_backward(
 ) -> TensorSpec:
     if not grad.dtype is a.dtype is target.dtype or not same_shape(a.shape, target.shape):
         return NotImplemented
-    check_dtype("soft_margin_loss_backward", a.dtype, "fc", a.device, COMPLEX_HALF)
+    check_dtype("soft_margin_loss_backward", a.dtype, "fc", a.device, SMALL_COMPLEX)
     exponent = elementwise((elementwise((target,), a.dtype), a), a.dtype)
     return elementwise((elementwise((target,), a.dtype), exponent, grad), a.dtype)
 

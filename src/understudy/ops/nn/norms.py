@@ -209,6 +209,8 @@ def group_norm_backward(
     _check_groups(x, N, C, HxW, group, weight)
     _check_gradient("group_norm", grad, x)
     for_input, for_weight, for_bias = output_mask
+    if weight is None and _torch.group_norm_makes_absent_gradients():
+        weight = x.like((C,))
     # The gradient of the bias is made like the weight, and there is none without it.
     return (
         _keep_format(x) if for_input else None,

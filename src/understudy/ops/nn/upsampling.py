@@ -122,7 +122,10 @@ for _how in RESAMPLINGS:
 # --- along grids
 
 
-def _check_grid(x: TensorSpec, grid: TensorSpec, spatial: int) -> None:
+BICUBIC = 2
+
+
+def _check_grid(x: TensorSpec, grid: TensorSpec, spatial: int, mode: int) -> None:
     what = f"grid_sampler_{spatial}d"
     if x.ndim != spatial + 2 or grid.ndim != spatial + 2:
         raise ShapeMismatch(f"{what}: expected {spatial + 2} dimensions, got {x} and {grid}")
@@ -135,6 +138,8 @@ def _check_grid(x: TensorSpec, grid: TensorSpec, spatial: int) -> None:
     if x.dtype is not grid.dtype:
         raise DtypeError(f"{what}: {x} and {grid} differ in dtype")
     check_cpu_dtype(what, x, FLOATS)
+    if spatial == 3 and mode == BICUBIC and not _torch.grid_sampler_takes_bicubic_volumes():
+        raise ArgumentError("grid_sampler_3d: there is no bicubic sampling of volumes")
 
 
 def _register_grid(spatial: int) -> None:
@@ -142,9 +147,7 @@ def _register_grid(spatial: int) -> None:
     def grid_sampler(
         x: TensorSpec, grid: TensorSpec, mode: int, padding: int, align_corners: bool
     ) -> TensorSpec:
-        _check_grid(x, grid, spatial)
-        if spatial == 3 and mode == 2:
-            raise ArgumentError("grid_sampler_3d: there is no bicubic sampling of volumes")
+        _check_grid(x, grid, spatial, mode)
         return x.like((*x.shape[:2], *grid.shape[1:-1]))
 
     @rule(f"grid_sampler_{spatial}d_backward")
@@ -152,7 +155,7 @@ def _register_grid(spatial: int) -> None:
         grad: TensorSpec, x: TensorSpec, grid: TensorSpec, mode: int, padding: int, align_corners: bool,
         output_mask: Sequence[bool],
     ) -> tuple[TensorSpec | None, TensorSpec]:  # fmt: skip
-        _check_grid(x, grid, spatial)
+        _check_grid(x, grid, spatial, mode)
         return x.like() if output_mask[0] else None, grid.like()
 
 

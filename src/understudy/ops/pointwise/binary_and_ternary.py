@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.dtypes import (
-    COMPLEX_HALF,
+    COMPLEX_BFLOAT,
     NONE,
     REDUCED,
+    SMALL_COMPLEX,
+    check_bounds,
     check_dtype,
     check_same_dtype,
     check_stored,
@@ -49,7 +52,7 @@ EITHER_SCALAR = ("", "self_scalar", "other_scalar")
 # kinds taken, dtypes without a CPU kernel, overloads, names. Kinds and kernels are those of the common dtype.
 Table = tuple[tuple[str, Dtypes, tuple[str, ...], str], ...]
 COMMON_DTYPE: Table = (
-    ("bifc", NONE, BOTH, "mul"),
+    ("bifc", COMPLEX_BFLOAT, BOTH, "mul"),
     ("if", NONE, ALL_ORDERS, "remainder"),
     ("if", NONE, BOTH, "fmod"),
     ("if", NONE, ("", "Scalar"), "floor_divide"),
@@ -59,10 +62,10 @@ COMMON_DTYPE: Table = (
     ("i", NONE, BOTH, "__lshift__ __rshift__"),
     ("i", NONE, ONLY_TENSORS, "gcd lcm"),
     ("f", NONE, ONLY_TENSORS, "hypot igamma igammac logaddexp2 nextafter"),
-    ("fc", COMPLEX_HALF, ONLY_TENSORS, "logaddexp"),
+    ("fc", SMALL_COMPLEX, ONLY_TENSORS, "logaddexp"),
 )
 FLOAT_RESULT: Table = (
-    ("bifc", COMPLEX_HALF, BOTH, "div"),
+    ("bifc", SMALL_COMPLEX, BOTH, "div"),
     ("bif", NONE, ONLY_TENSORS, "atan2"),
     ("bif", NONE, BOTH, "copysign"),
     ("bif", NONE, ("Tensor", "Scalar_Self", "Scalar_Other"), "xlogy"),
@@ -82,7 +85,7 @@ FLOAT_RESULT: Table = (
 BOOL_RESULT: Table = (
     ("bif", NONE, BOTH, "ge gt le lt"),
     ("bifc", NONE, BOTH, "eq ne"),
-    ("bifc", COMPLEX_HALF, ONLY_TENSORS, "logical_and logical_or logical_xor"),
+    ("bifc", SMALL_COMPLEX, ONLY_TENSORS, "logical_and logical_or logical_xor"),
 )
 
 
@@ -136,6 +139,7 @@ def check_alpha(name: str, alpha: object, dtype: torch.dtype) -> None:
 def add(a: TensorSpec, b: Scalar | TensorSpec, alpha: Scalar | complex = 1) -> TensorSpec:
     common = result_type(a, b)
     check_alpha("add", alpha, common)
+    check_dtype("add", common, "bifc", common_device((a, b)))
     return elementwise((a, b), common, common)
 
 
@@ -144,6 +148,7 @@ def sub(a: TensorSpec | int | SymNode, b: Scalar | TensorSpec, alpha: Scalar | c
     check_no_bool(a, b)
     common = result_type(a, b)
     check_alpha("sub", alpha, common)
+    check_dtype("sub", common, "bifc", common_device((a, b)))
     return elementwise((a, b), common, common)
 
 
@@ -164,7 +169,7 @@ def div_mode(a: Any, b: Any, *, rounding_mode: str | None) -> TensorSpec:
     device = common_device((a, b))
     if rounding_mode is None:
         common = float_type(common)
-        check_dtype("div", common, "fc", device, COMPLEX_HALF)
+        check_dtype("div", common, "fc", device, SMALL_COMPLEX)
     elif rounding_mode in ("floor", "trunc"):
         check_dtype("div", common, "if", device)
     else:
@@ -218,7 +223,7 @@ def pow_by_number_in_place(base: TensorSpec, exponent: object) -> Same:
 
 def _pow_dtype(base: Any, exponent: Any) -> torch.dtype:
     common = result_type(base, exponent)
-    check_dtype("pow", common, "ifc", common_device((base, exponent)), COMPLEX_HALF)
+    check_dtype("pow", common, "ifc", common_device((base, exponent)), SMALL_COMPLEX)
     return common
 
 
@@ -251,7 +256,9 @@ def complex_of_real_and_imaginary(real: TensorSpec, imag: TensorSpec) -> TensorS
 
 @rule("polar")
 def polar(magnitude: TensorSpec, angle: TensorSpec) -> TensorSpec:
-    return _complex_of_parts("polar", magnitude, angle, (torch.float32, torch.float64))
+    # Asked of halves only: the answer takes a tensor that torch warns of.
+    half = (torch.float16,) if magnitude.dtype is torch.float16 and _torch.polar_takes_half() else ()
+    return _complex_of_parts("polar", magnitude, angle, (*half, torch.float32, torch.float64))
 
 
 def _complex_of_parts(name: str, a: TensorSpec, b: TensorSpec, takes: tuple[torch.dtype, ...]) -> TensorSpec:
@@ -293,7 +300,7 @@ def addcdiv(a: TensorSpec, b: TensorSpec, c: TensorSpec, *, value: Scalar | comp
     if is_integral(b.dtype, True) and is_integral(c.dtype, True):
         raise DtypeError(f"addcdiv: the quotient of integers {b} and {c} is not supported; cast one to float")
     common = result_type(a, b, c)
-    check_dtype("addcdiv", common, "fc", common_device((a, b, c)), COMPLEX_HALF)
+    check_dtype("addcdiv", common, "fc", common_device((a, b, c)), SMALL_COMPLEX)
     check_number_fits("addcdiv", value, common)
     return elementwise((a, b, c), common, common)
 
@@ -307,7 +314,7 @@ def check_number_fits(name: str, number: Any, dtype: torch.dtype) -> None:
 @rule("lerp.Scalar")
 def lerp_by_number(start: TensorSpec, end: TensorSpec, weight: Scalar | complex) -> TensorSpec:
     _check_lerp(start, end)
-    check_dtype("lerp", start.dtype, "fc", start.device, COMPLEX_HALF)
+    check_dtype("lerp", start.dtype, "fc", start.device, SMALL_COMPLEX)
     return elementwise((start, end), start.dtype)
 
 
@@ -317,7 +324,7 @@ def lerp(start: TensorSpec, end: TensorSpec, weight: TensorSpec) -> TensorSpec:
     if weight.dtype is not start.dtype and weight.shape:
         raise DtypeError(f"lerp: the weight {weight} must have the dtype of {start}")
     common = result_type(start, end, weight)
-    check_dtype("lerp", common, "fc", start.device, COMPLEX_HALF)
+    check_dtype("lerp", common, "fc", start.device, SMALL_COMPLEX)
     return elementwise((start, end, weight), common, common)
 
 
@@ -335,14 +342,18 @@ def clamp(a: TensorSpec, min: Any = None, max: Any = None) -> TensorSpec:
     _check_clamp_dtype(common)
     if common is torch.bool:
         check_dtype("clamp", common, "if", a.device)
-    for bound in (min, max):
-        check_stored("clamp", bound, common, a.device)
+    check_bounds("clamp", min, max, common, a.device)
     return elementwise((a,), common, common)
 
 
-@rule("clamp_min", "clamp_max")
-def clamp_one_side(a: TensorSpec, bound: Scalar | complex) -> TensorSpec:
+@rule("clamp_min")
+def clamp_min(a: TensorSpec, bound: Scalar | complex) -> TensorSpec:
     return clamp(a, bound)
+
+
+@rule("clamp_max")
+def clamp_max(a: TensorSpec, bound: Scalar | complex) -> TensorSpec:
+    return clamp(a, None, bound)
 
 
 @rule("clamp.Tensor")

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule
 from understudy.ops.shared.dims import wrap_dim
 from understudy.ops.shared.dtypes import (
-    COMPLEX_HALF,
+    COMPLEX_BFLOAT,
     NONE,
     REDUCED,
+    SMALL_COMPLEX,
+    check_bounds,
     check_dtype,
     check_same_dtype,
     check_stored,
@@ -49,12 +53,12 @@ def bool_type(dtype: torch.dtype) -> torch.dtype:
 SAME_DTYPE: tuple[tuple[str, Dtypes, str], ...] = (
     ("f", NONE, "frac special_round"),
     ("if", NONE, "ceil floor round trunc relu"),
-    ("ifc", NONE, "neg"),
-    ("bif", COMPLEX_HALF, "sign"),
-    ("bifc", NONE, "sgn"),
+    ("ifc", COMPLEX_BFLOAT, "neg"),
+    ("bif", SMALL_COMPLEX, "sign"),
+    ("bifc", COMPLEX_BFLOAT, "sgn"),
     ("bi", NONE, "bitwise_not"),
     ("f", NONE, "celu elu hardshrink hardsigmoid hardswish leaky_relu mish selu softplus"),
-    ("fc", COMPLEX_HALF, "silu"),
+    ("fc", SMALL_COMPLEX, "silu"),
 )
 
 # Integers and bools compute in the default dtype.
@@ -62,7 +66,7 @@ FLOAT_RESULT: tuple[tuple[str, Dtypes, str], ...] = (
     ("bif", NONE, "digamma erf erfc erfinv i0 lgamma special_entr special_i0e special_i1 special_i1e"),
     (
         "bifc",
-        COMPLEX_HALF,
+        SMALL_COMPLEX,
         "acos acosh asin asinh atan atanh cos cosh exp exp2 expm1 log log10 log1p log2 reciprocal rsqrt "
         "sigmoid sin sinc sinh sqrt tan tanh",
     ),
@@ -78,7 +82,7 @@ FLOAT_RESULT: tuple[tuple[str, Dtypes, str], ...] = (
 )
 BOOL_RESULT: tuple[tuple[str, Dtypes, str], ...] = (
     ("bif", NONE, "isneginf isposinf signbit"),
-    ("bifc", COMPLEX_HALF, "logical_not"),
+    ("bifc", SMALL_COMPLEX, "logical_not"),
     ("bifc", NONE, "isnan"),
 )
 
@@ -121,7 +125,7 @@ def abs_in_place(a: TensorSpec) -> Same:
 @rule("angle")
 def angle(a: TensorSpec) -> TensorSpec:
     if a.is_complex:
-        check_dtype("angle", a.dtype, "c", a.device, COMPLEX_HALF)
+        check_dtype("angle", a.dtype, "c", a.device, SMALL_COMPLEX)
         return a.like(dtype=real_type(a.dtype))
     dtype = float_type(a.dtype)
     return elementwise((a,), dtype, dtype)
@@ -144,12 +148,13 @@ def between_degrees_and_radians(a: TensorSpec) -> TensorSpec:
 
 @rule("nan_to_num")
 def nan_to_num(a: TensorSpec, *_: object, **__: object) -> TensorSpec:
-    check_dtype("nan_to_num", a.dtype, "bifc", a.device, COMPLEX_HALF)
+    check_dtype("nan_to_num", a.dtype, "bifc", a.device, SMALL_COMPLEX)
     return preserved_copy(a)
 
 
 @rule("_conj_physical", "conj_physical")
 def conj_physical(a: TensorSpec) -> TensorSpec:
+    check_dtype("conj_physical", a.dtype, "bifc", a.device)
     return preserved_copy(a)
 
 
@@ -217,12 +222,14 @@ def relu6(a: TensorSpec) -> TensorSpec:
 def hardtanh(a: TensorSpec, min_val: Any = -1, max_val: Any = 1) -> TensorSpec:
     if a.dtype is torch.bool:
         raise DtypeError("hardtanh: takes no bool tensors")
-    if not a.dtype.is_signed and (min_val < 0 or max_val < 0):
+    if not a.dtype.is_signed and (min_val < 0 or max_val < 0) and not _torch.clamp_saturates():
         raise ArgumentError(f"hardtanh: bounds {min_val} and {max_val} are negative, {a} is unsigned")
     check_dtype("hardtanh", a.dtype, "if", a.device)
-    if a.is_floating_point:  # integers may be clamped as floats
-        for bound in (min_val, max_val):
-            check_stored("hardtanh", bound, a.dtype, a.device)
+    for bound in (min_val, max_val):
+        check_stored("hardtanh", bound, a.dtype if a.is_floating_point else torch.int64, a.device)
+    if not a.is_floating_point:  # fractions are cut off first
+        low, high = (math.trunc(bound) if type(bound) is float else bound for bound in (min_val, max_val))
+        check_bounds("hardtanh", low, high, a.dtype, a.device)
     return preserved_copy(a)
 
 
@@ -245,7 +252,7 @@ aten = torch.ops.aten
 GRADIENT_FIRST: tuple[tuple[str, Dtypes, str], ...] = (
     ("f", NONE, "mish_backward hardswish_backward hardsigmoid_backward hardtanh_backward softplus_backward"),
     ("f", NONE, "softshrink_backward hardshrink_backward logit_backward"),
-    ("fc", COMPLEX_HALF, "sigmoid_backward tanh_backward silu_backward"),
+    ("fc", SMALL_COMPLEX, "sigmoid_backward tanh_backward silu_backward"),
 )
 
 # The same arguments, but the other tensor is the first operand of the computation.

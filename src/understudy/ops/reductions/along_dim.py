@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import decomposition, under_transforms
@@ -37,7 +38,7 @@ def running_total(spec: TensorSpec, dim: int, *, dtype: torch.dtype | None = Non
 
 @rule("cummax", "cummin")
 def running_extreme(spec: TensorSpec, dim: int) -> tuple[TensorSpec, TensorSpec]:
-    if not spec.is_empty:
+    if not (spec.is_empty and _torch.cummax_takes_any_dim_of_empty()):
         wrap_dim(dim, spec.ndim)
     if spec.shape:  # a single element is copied, whatever it is
         check_cpu_dtype("cummax and cummin", spec, REAL_NUMBERS | BOOL)
@@ -185,14 +186,21 @@ def decompose_cumprod_backward(grad: Tensor, x: Tensor, dim: int, output: Tensor
     conjugate, output_conjugate = x.conj(), output.conj()
     products = output_conjugate * grad
     zeros = aten.eq.Scalar(x, 0)
-    result = aten.zeros.default(list(x.shape), dtype=grad.dtype, layout=grad.layout, device=grad.device)
+    scatters = _torch.cumprod_backward_scatters()
+    if scatters:
+        result = aten.zeros.default(list(x.shape), dtype=grad.dtype, layout=grad.layout, device=grad.device)
+    else:
+        result = grad.new_zeros(x.shape)
     count = zeros.cumsum(dim)
     is_before = aten.eq.Scalar(count, 0)
     sums = aten.masked_fill.Scalar(products, ~is_before, 0.0).flip(dim).cumsum(dim).flip(dim)
     result = torch.where(is_before, sums.div(conjugate), result)
     is_behind = aten.eq.Scalar(count, 1)
     place = aten.max.dim(is_behind, dim, True)[1]
-    is_first = torch.zeros_like(is_behind).scatter_(dim, place, 1).logical_and_(is_behind)
+    if scatters:
+        is_first = torch.zeros_like(is_behind).scatter_(dim, place, 1).logical_and_(is_behind)
+    else:
+        is_first = zeros.logical_and(is_behind)
     is_behind &= ~is_first
     others = aten.masked_fill.Scalar(conjugate, ~is_behind, 1.0).cumprod(dim)
     from_there = aten.masked_fill.Scalar(grad, aten.ne.Scalar(count, 1), 0.0)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError
 from understudy.spec import TensorSpec
 
@@ -21,6 +22,9 @@ UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 BOOL = frozenset({torch.bool})
 HALVES = frozenset({torch.float16, torch.bfloat16})
 COMPLEX_HALF = frozenset({torch.complex32})
+COMPLEX_BFLOAT = frozenset({torch.bfloat16.to_complex()}) - COMPLEX
+"""Empty where torch has no complex dtype whose parts are bfloat16. The CPU copies and compares it, and little else."""
+SMALL_COMPLEX = COMPLEX_HALF | COMPLEX_BFLOAT
 FLOAT8 = frozenset(
     dtype
     for name, dtype in vars(torch).items()
@@ -70,7 +74,7 @@ def check_dtype(
     dtype: torch.dtype,
     kinds: str,
     device: torch.device,
-    without_cpu_kernel: Iterable[torch.dtype] = (),
+    without_cpu_kernel: Iterable[torch.dtype] = COMPLEX_BFLOAT,
 ) -> None:
     """Refuse a dtype of another kind, and on CPU one that eager has no kernel for."""
     if kind(dtype) not in kinds:
@@ -104,6 +108,20 @@ def is_stored(number: object, dtype: torch.dtype, device: torch.device) -> bool:
     return type(number) not in PLAIN_NUMBERS or device.type == "meta" or is_held(number, dtype)
 
 
+def check_bounds(
+    what: str, low: Scalar | complex | None, high: Scalar | complex | None, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Refuse bounds that values of this dtype can't be clamped by."""
+    if kind(dtype) != "i" or not _torch.clamp_saturates():
+        for bound in (low, high):
+            check_stored(what, bound, dtype, device)
+        return
+    limits = torch.iinfo(dtype)
+    is_above = isinstance(low, (int, float)) and low > limits.max
+    if is_above or (isinstance(high, (int, float)) and high < limits.min):
+        raise ArgumentError(f"{what}: {low if is_above else high} is outside of what {dtype} can hold")
+
+
 def check_made_tensor(what: str, number: Scalar | complex, dtype: torch.dtype, device: torch.device) -> None:
     """As above, for a tensor made of the number alone: the small floating-point dtypes are rounded to."""
     is_rounded = dtype in HALVES or dtype in FLOAT8
@@ -122,6 +140,8 @@ def is_held(number: Any, dtype: torch.dtype) -> bool:
         return _is_held_as_float(number, _parts(dtype))
     limits = torch.iinfo(dtype)
     if isinstance(number, float):
+        if number == float(limits.max) > limits.max:
+            return _torch.int64_takes_float_of_its_maximum()
         return float(limits.min) <= number <= float(limits.max)  # false for what is not a number
     if dtype.is_signed:
         return limits.min <= number <= limits.max
