@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -80,11 +81,7 @@ class Step:
 
     def filled(self, values: Sequence[Any]) -> Any:
         """Its arguments and keyword arguments, with these values in the slots."""
-        return tree_map(
-            lambda leaf: values[leaf.number] if isinstance(leaf, Slot) else leaf,
-            self.arguments,
-            is_leaf=lambda leaf: isinstance(leaf, Slot),
-        )
+        return _fill(self.arguments, values)
 
     def run(self, values: Sequence[Any]) -> Any:
         args, kwargs = self.filled(values)
@@ -101,6 +98,19 @@ class Step:
     def slots(self) -> list[int]:
         leaves = tree_flatten(self.arguments, is_leaf=lambda leaf: isinstance(leaf, Slot))[0]
         return [leaf.number for leaf in leaves if isinstance(leaf, Slot)]
+
+
+def _fill(tree: Any, values: Sequence[Any]) -> Any:
+    kind = type(tree)
+    if kind is Slot:
+        return values[tree.number]
+    if kind is tuple or kind is list:
+        return kind([_fill(part, values) for part in tree])
+    if kind is dict:
+        return {key: _fill(part, values) for key, part in tree.items()}
+    if isinstance(tree, (tuple, dict)):  # torch.Size, named tuples, ordered dicts
+        return tree_map(lambda leaf: _fill(leaf, values), tree, is_leaf=lambda leaf: type(leaf) is Slot)
+    return tree
 
 
 def call_of(op: str, variant: str) -> Callable[..., Any]:
@@ -148,18 +158,24 @@ class Vocabulary:
         return rng.choice(found) if found else None
 
     def _read(self, op: str, dtype: torch.dtype) -> list[Any]:
-        seed()
-        info = OPS[op]
-        try:
-            samples = list(islice(info.sample_inputs_func(info, "cpu", dtype, False), SAMPLES_READ))
-        except Exception:  # the database has no samples of this dtype
-            return []
-        samples = [each for each in samples if _is_usable((each.input, each.args, each.kwargs))]
+        samples = _usable_samples(op, dtype)
         return random.Random(f"{self.seed}/{self.block}/{op}/{dtype}").sample(samples, min(SAMPLES_KEPT, len(samples)))
 
     def dtype_for(self, rng: random.Random, op: str) -> torch.dtype:
         supported = OPS[op].supported_dtypes("cpu")
         return rng.choice([d for d in (*DTYPES, *COMMON, *COMMON) if d in supported] or [torch.float32])
+
+
+@cache
+def _usable_samples(op: str, dtype: torch.dtype) -> list[Any]:
+    """Read once for all blocks: making them takes longer than running them."""
+    seed()
+    info = OPS[op]
+    try:
+        samples = list(islice(info.sample_inputs_func(info, "cpu", dtype, False), SAMPLES_READ))
+    except Exception:  # the database has no samples of this dtype
+        return []
+    return [each for each in samples if _is_usable((each.input, each.args, each.kwargs))]
 
 
 def _is_usable(tree: Any) -> bool:
