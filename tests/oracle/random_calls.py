@@ -49,7 +49,7 @@ UNSAFE = frozenset({
     "linalg.householder_product", "nn.functional.embedding_bag", "nn.functional.ctc_loss", "to_sparse", "sparse.mm_reduce",
     "sparse.sampled_addmm", "torch.ops.aten._safe_softmax.default", "nn.functional.max_unpool1d", "nn.functional.max_unpool2d",
     "nn.functional.max_unpool3d", "nn.functional.max_unpool1d.grad", "nn.functional.max_unpool2d.grad",
-    "nn.functional.max_unpool3d.grad", "tril", "triu",
+    "nn.functional.max_unpool3d.grad", "tril", "triu", "narrow_copy",
 })  # fmt: skip
 """Operators whose kernels read or write beyond memory that is too short, or where values tell them to: their samples are
 taken as they are, but for dtypes and the order in memory."""
@@ -387,7 +387,8 @@ class Editor:
         tensors = tensors_in(result)
         if not tensors or not _is_usable(result):
             return False
-        kind = self.rng.choice(("like", "like", "empty", "other size", "other dtype", "layout", "input", "offset"))
+        kinds = ("like", "like", "empty", "other size", "other dtype", "layout", "input", "offset")
+        kind = self.rng.choice([kind for kind in kinds if kind != "layout"] if self.op in UNSAFE else kinds)
         self.edits.append(f"out {kind}")
         out = tree_map(lambda leaf: self._out(leaf, kind) if isinstance(leaf, torch.Tensor) else leaf, result)
         leaves, structure = tree_flatten((args, {**kwargs, "out": out}))

@@ -20,7 +20,7 @@ from understudy.ops.shared.dtypes import (
     check_stored,
 )
 from understudy.ops.shared.layouts import written_in_place
-from understudy.ops.variants import exact_out
+from understudy.ops.variants import exact_out, write_out
 from understudy.spec import (
     Same,
     TensorSpec,
@@ -112,6 +112,12 @@ def absolute(a: TensorSpec) -> TensorSpec:
     return elementwise((a,), a.dtype)
 
 
+@rule("abs.out")
+def abs_into(a: TensorSpec, *, out: TensorSpec) -> Same:
+    result = absolute(a)
+    return write_out("abs.out", result.like() if a.is_complex else result, out, 1)
+
+
 @rule("abs_")
 def abs_in_place(a: TensorSpec) -> Same:
     check_dtype("abs_", a.dtype, "if", a.device)
@@ -151,6 +157,18 @@ def nan_to_num(a: TensorSpec, *_: object, **__: object) -> TensorSpec:
 @rule("_conj_physical", "conj_physical")
 def conj_physical(a: TensorSpec) -> TensorSpec:
     return preserved_copy(a)
+
+
+@rule("nan_to_num.out")
+def nan_to_num_into(a: TensorSpec, *_: object, out: TensorSpec, **__: object) -> Same:
+    """The functional variant copies; this one goes through the elements as other elementwise operators do."""
+    result = nan_to_num(a)
+    return write_out("nan_to_num.out", elementwise((result,), result.dtype), out, 1)
+
+
+@rule("conj_physical.out")
+def conj_physical_into(a: TensorSpec, *, out: TensorSpec) -> Same:
+    return write_out("conj_physical.out", elementwise((conj_physical(a),), a.dtype), out, 1)
 
 
 @rule("round.decimals")
