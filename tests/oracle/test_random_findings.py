@@ -56,6 +56,8 @@ CALLS: dict[str, tuple[Call, list[Tensor]]] = {
     "out= of statistics that are computed": (
         lambda x, w, a, b, c: torch.native_batch_norm(x, w, w, w, w, True, 0.1, 1e-5, out=(a, b, c)),
         [ones(3, 2, 4), ones(2), ones(3, 2, 4), ones(3), ones(0)]),
+    "a tolerance for each of many": (lambda x, tol: torch.linalg.pinv(x, rtol=tol), [torch.eye(4)[:, :3].clone(), ones(2, 1)]),
+    "a tolerance for each of nothing": (lambda x, tol: torch.linalg.pinv(x, rtol=tol), [ones(0, 3), ones(2, 1)]),
     "a list of out= that is resized": (lambda x, a, b: torch.unbind_copy(x, out=[a, b]), [ones(2, 3), ones(4), ones(0)]),
     "a list of out= that fits": (lambda x, a, b: torch.unbind_copy(x, out=[a, b]), [ones(2, 3), ones(3), ones(3)]),
     "sizes of out= that fits": (
@@ -95,6 +97,12 @@ REFUSED: dict[str, tuple[Call, list[Tensor]]] = {
         lambda x, out: torch.linalg.matrix_norm(x, out=out), [ones(2, 2), ones(0, dtype=torch.complex64)]),
     "a kernel without elements": (torch.nn.functional.conv2d, [ones(2, 3, 4, 4), ones(2, 3, 0, 2)]),
     "a transposed kernel without elements": (torch.nn.functional.conv_transpose3d, [ones(2, 3, 4, 4, 4), ones(3, 2, 2, 2, 0)]),
+    "weights of other classes": (
+        lambda x, t, w: torch.nn.functional.multi_margin_loss(x, t, weight=w), [ones(2, 3), ones(2, dtype=torch.int64), ones(2)]),
+    "weights in a row": (
+        lambda x, t, w: torch.nn.functional.multi_margin_loss(x, t, weight=w), [ones(2, 3), ones(2, dtype=torch.int64), ones(1, 3)]),
+    "an order that is a bool": (lambda x: torch._foreach_norm([x], True), [ones(2)]),
+    "the least of nothing": (lambda x: torch._foreach_norm([x], -torch.inf), [ones(0)]),
     "rows that are no columns": (
         lambda a, b, s: torch.ops.aten._scaled_mm_v2(a, b, [s], [0], [0], [s], [0], [0], None, torch.float32),
         [ones(4, 3, dtype=F8), ones(4, 3, dtype=F8), ones(1)]),
@@ -160,13 +168,37 @@ def test_out_of_composites_with_symbols(name: str) -> None:
     assert [int(size) for size in fake.shape] == list(wanted.shape)
 
 
-@pytest.mark.parametrize("call", [torch.nan_to_num, torch.abs, torch.conj_physical, torch.exp, torch.deg2rad, torch.clone])
+MATRICES: dict[str, Call] = {
+    "cholesky_inverse": lambda a, out, _: torch.cholesky_inverse(a, out=out),
+    "geqrf": lambda a, out, vector: torch.geqrf(a, out=(out, vector))[0],
+    "eig": lambda a, out, vector: torch.linalg.eig(a, out=(vector, out))[1],
+    "householder_product": lambda a, out, vector: torch.linalg.householder_product(a, vector, out=out),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("shape", [(2, 3, 3), (0, 3, 3), (2, 0, 0)])
+@pytest.mark.parametrize("kind", ["empty", "filled", "fits"])
+@pytest.mark.parametrize("name", MATRICES)
+def test_strides_of_matrices_in_out_with_symbols(name: str, kind: str, shape: tuple[int, ...]) -> None:
+    """LAPACK's results are by columns; a tensor that is given for them is so only if it had no elements."""
+    a = torch.eye(shape[-1]).expand(shape).contiguous()
+    dtype = C64 if name == "eig" else torch.float32
+    out = {"empty": ones(0, dtype=dtype), "filled": ones(7, dtype=dtype), "fits": ones(*shape, 2, dtype=dtype)[..., 1]}[kind]
+    vector = ones(*shape[:-1], dtype=dtype)
+    fake, _ = run_on_stand_ins(MATRICES[name], [a, out, vector], symbolic=True)
+    assert [int(step) for step in fake.stride()] == list(MATRICES[name](a, out, vector).stride())
+
+
+@pytest.mark.parametrize(
+    "call", [torch.nan_to_num, torch.abs, torch.conj_physical, torch.exp, torch.deg2rad, torch.rad2deg, torch.clone]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, C64])
 def test_strides_of_resized_out_with_symbols(call: Call, dtype: torch.dtype) -> None:
     """Which strides a size of 1 has depends on whether the kernel copies, or goes through the elements."""
     op = {torch.clone: torch.ops.aten.clone.out, torch.conj_physical: torch.ops.aten.conj_physical.out}.get(call, call)
     x = ones(5, 7, 1, 10, dtype=dtype).as_strided((5, 10, 7, 1), (70, 1, 10, 70))
-    if dtype is C64 and call in (torch.nan_to_num, torch.deg2rad):
+    if dtype is C64 and call in (torch.nan_to_num, torch.deg2rad, torch.rad2deg):
         pytest.skip("not of complex numbers")
     out = torch.empty(0, dtype=call(x).dtype)
     fake, _ = run_on_stand_ins(lambda x, out: op(x, out=out), [x, out], symbolic=True)
@@ -181,6 +213,13 @@ ELSEWHERE: dict[str, tuple[Call, list[Tensor], list[Tensor]]] = {
     "rows that are no columns": (
         lambda a, b, s, t: torch.ops.aten._scaled_mm_v2(a, b, [s], [0], [0], [t], [0], [0], None, torch.float32),
         [ones(4, 3, dtype=F8), ones(3, 2, dtype=F8), ones(1), ones(1)], [ones(4, 3, dtype=F8), ones(4, 2, dtype=F8), ones(1), ones(1)]),
+    "weights of other classes": (
+        lambda x, t, w: torch.nn.functional.multi_margin_loss(x, t, weight=w),
+        [ones(2, 3), ones(2, dtype=torch.int64), ones(3)], [ones(2, 3), ones(2, dtype=torch.int64), ones(2)]),
+    "rows without classes": (
+        torch.nn.functional.multilabel_margin_loss,
+        [ones(2, 3), ones(2, 3, dtype=torch.int64)], [ones(2, 0), ones(2, 0, dtype=torch.int64)]),
+    "the least of nothing": (lambda x, y: torch._foreach_norm([x, y], -1), [ones(2), ones(3)], [ones(2), ones(0)]),
     "scales of other rows": (
         lambda a, b, s, t: torch.ops.aten._scaled_mm_v2(a, b, [s], [1], [0], [t], [1], [0], None, torch.float32),
         [ones(4, 3, dtype=F8), ones(3, 2, dtype=F8), ones(4, 1), ones(1, 2)],

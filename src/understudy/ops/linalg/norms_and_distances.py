@@ -212,8 +212,11 @@ def pinv(
     for name, tolerance in (("atol", atol), ("rtol", rtol)):
         if tolerance is not None and tolerance.is_complex:
             raise ArgumentError(f"pinv: {name} must be real, got {tolerance}")
-    *batch, rows, columns = a.shape
-    return a.like((*batch, columns, rows))
+    batch = a.shape[:-2]
+    tolerances = [each.shape for each in (atol, rtol) if each is not None and each.ndim > 0]
+    if tolerances and not a.is_empty:  # eager looks no further at matrices without elements
+        batch = broadcast_shapes(batch, *tolerances)
+    return a.like((*batch, a.shape[-1], a.shape[-2]))
 
 
 def _check_square_unless_empty(a: TensorSpec) -> None:

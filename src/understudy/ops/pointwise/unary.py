@@ -159,6 +159,12 @@ def conj_physical(a: TensorSpec) -> TensorSpec:
     return preserved_copy(a)
 
 
+@rule("deg2rad.out", "rad2deg.out")
+def degrees_or_radians_into(a: TensorSpec, *, out: TensorSpec) -> Same:
+    result = between_degrees_and_radians(a)
+    return write_out("deg2rad.out", elementwise((a, 1.0), result.dtype, result.dtype), out, 1)
+
+
 @rule("nan_to_num.out")
 def nan_to_num_into(a: TensorSpec, *_: object, out: TensorSpec, **__: object) -> Same:
     """The functional variant copies; this one goes through the elements as other elementwise operators do."""
@@ -216,6 +222,15 @@ def frexp(a: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
     check_dtype("frexp", a.dtype, "f", a.device)
     mantissa = preserved_copy(a)
     return mantissa, preserved_copy(a, torch.int32)
+
+
+@rule("frexp.Tensor_out")
+def frexp_into(a: TensorSpec, *, mantissa: TensorSpec, exponent: TensorSpec) -> tuple[Same, Same]:
+    check_dtype("frexp", a.dtype, "f", a.device)
+    return (
+        write_out("frexp.Tensor_out", elementwise((a,), a.dtype), mantissa, 1),
+        write_out("frexp.Tensor_out", elementwise((a,), torch.int32), exponent, 2),
+    )
 
 
 @rule("softshrink")
