@@ -289,3 +289,15 @@ def test_a_view_stays_within_its_storage_by_a_guard() -> None:
     (guard,) = env.guards
     assert guard.text == "x_0 >= 4"
     assert env.check(torch.zeros(3)) and not env.check(torch.zeros(4))
+
+
+def test_a_size_of_0_goes_inside_of_a_1_beyond_expanded_dimensions() -> None:
+    env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
+    mode = FakeTensorMode(shape_env=env)
+    here = ones(1, 1, 1), ones(1, 2, 1)
+    fakes = [mode.from_tensor(each, source=s, symbolic_context=[DYNAMIC] * 3) for s, each in zip("ab", here, strict=True)]
+    with mode:
+        made = fakes[0] * fakes[1]
+    there = ones(0, 1, 1), ones(1, 2, 1)
+    assert (there[0] * there[1]).stride() == (1, 0, 0) != made.stride()
+    assert env.check(*there) and not env.check(*here)
