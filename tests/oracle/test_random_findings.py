@@ -220,6 +220,11 @@ ELSEWHERE: dict[str, tuple[Call, list[Tensor], list[Tensor]]] = {
         torch.nn.functional.multilabel_margin_loss,
         [ones(2, 3), ones(2, 3, dtype=torch.int64)], [ones(2, 0), ones(2, 0, dtype=torch.int64)]),
     "the least of nothing": (lambda x, y: torch._foreach_norm([x, y], -1), [ones(2), ones(3)], [ones(2), ones(0)]),
+    "the least distance of nothing": (lambda x, y: torch.dist(x, y, -1), [ones(2), ones(2)], [ones(0), ones(0)]),
+    "no elements, but a batch and channels": (
+        lambda x, w: torch.nn.functional.conv1d(x, w, padding=1), [ones(2, 2, 1), ones(2, 2, 1)], [ones(2, 2, 0), ones(2, 2, 1)]),
+    "no elements, but a batch and channels, transposed": (
+        torch.nn.functional.conv_transpose1d, [ones(2, 2, 1), ones(2, 2, 3)], [ones(2, 2, 0), ones(2, 2, 3)]),
     "scales of other rows": (
         lambda a, b, s, t: torch.ops.aten._scaled_mm_v2(a, b, [s], [1], [0], [t], [1], [0], None, torch.float32),
         [ones(4, 3, dtype=F8), ones(3, 2, dtype=F8), ones(4, 1), ones(1, 2)],
@@ -242,6 +247,13 @@ def test_what_is_refused_elsewhere_is_a_guard(name: str) -> None:
     with pytest.raises((RuntimeError, ValueError, IndexError)):
         call(*there)
     assert env.check(*there)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
+def test_what_is_filled_in_keeps_its_dtype_with_symbols(dtype: torch.dtype) -> None:
+    reals = [ones(3, dtype=dtype), ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)]
+    made, _ = run_on_stand_ins(lambda x, m, i: torch.ops.aten._unsafe_masked_index(x, m, [i], 2.5), reals, symbolic=True)
+    assert made.dtype is dtype
 
 
 @pytest.mark.parametrize("name", ["gather", "scatter_reduce", "index_select", "embedding"])

@@ -38,7 +38,7 @@ contiguous_out.mark("_fft_c2c.out", "_fft_c2r.out", "_fft_r2c.out", "cholesky.ou
 laid_out_if_empty.register(
     (0,), "ormqr.out", "linalg_householder_product.out", "linalg_lstsq.out", "cholesky_inverse.out", "geqrf.a"
 )
-laid_out_if_empty.register((0, 1), "linalg_eig.out")
+laid_out_if_empty.register((0, 1), "linalg_eig.out", "linalg_eigvals.out")
 conjugated_out.mark("linalg_lu_solve.out", "_linalg_solve_ex.result")
 kept_out.mark("native_batch_norm.out", "_native_batch_norm_legit.out", "_native_batch_norm_legit.no_stats_out")
 checked_out.mark("index_select.out")

@@ -235,6 +235,8 @@ def dist(spec: TensorSpec, other: TensorSpec, p: object = 2) -> TensorSpec:
     check_broadcastable(spec.shape, other.shape)
     if torch.bool in (spec.dtype, other.dtype):
         raise DtypeError(f"dist: {spec} and {other} can't be subtracted, because of the bool")
+    if isinstance(p, (int, float)) and (p < 0 or p == math.inf) and (spec.is_empty or other.is_empty):
+        raise ArgumentError(f"dist: {spec} and {other} without elements have no norm of order {p}")
     difference = spec.like((), dtype=result_type(spec, other), device=common_device((spec, other)))
     check_cpu_dtype("dist", difference, FLOATS | COMPLEX | COMPLEX_HALF)
     return difference.like(dtype=real_type(difference.dtype))
