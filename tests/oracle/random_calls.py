@@ -57,6 +57,7 @@ VALUES_FROM_NOWHERE = frozenset({
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_", "resize_as_",
     "linalg.lstsq", "linalg.lstsq.grad_oriented", "nn.functional.embedding_bag", "uniform", "as_strided", "as_strided_copy",
     "as_strided.partial_views", "linalg.ldl_factor_ex", "geqrf",
+    "nn.functional.pad.circular",
 })  # fmt: skip
 """Operators whose results hold values that nobody has computed, in a changed sample if not in the database's."""
 
