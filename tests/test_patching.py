@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -92,6 +93,11 @@ def test_patches_of_one_place_compose_in_the_order_of_the_scopes() -> None:
         with patching.active(ANY_MODE):
             assert SPACE.f() == "torchAR"
         assert SPACE.f() == "torchR"
+
+
+def test_bits_of_scopes_are_in_the_order_of_the_scopes() -> None:
+    """The rank of a patch is its lowest bit."""
+    assert [scope.bit for scope in patching.SCOPES] == [1 << position for position in range(len(patching.SCOPES))]
 
 
 @pytest.mark.usefixtures("patches")
@@ -463,3 +469,23 @@ assert all(after[key] is value for key, value in before.items()), [k for k, v in
 assert all(vars(owner)[name] is value for (owner, name), value in members.items())
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)
+
+
+def test_every_scope_is_in_the_docs() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "how-it-works.md").read_text()
+    names = {name for name, value in vars(patching).items() if isinstance(value, patching.Scope)}
+    assert len(names) == len(patching.SCOPES)
+    assert [name for name in sorted(names) if f"| `{name}` |" not in page] == []
+
+
+def test_what_few_programs_need_is_patched_when_they_come() -> None:
+    with FakeTensorMode():
+        x = torch.ones(3)
+        assert "resize_" not in vars(torch.UntypedStorage) or ENGINE.active & patching.STORAGES.bit
+        x.untyped_storage()
+        assert ENGINE.active & patching.STORAGES.bit
+        assert "resize_" in vars(torch.UntypedStorage)
+    assert "resize_" not in vars(torch.UntypedStorage)
+    with FakeTensorMode():  # from now on, with every mode
+        assert "resize_" in vars(torch.UntypedStorage)
+    assert not ENGINE.active

@@ -51,19 +51,19 @@ class Scope(NamedTuple):
 
 
 ANY_MODE = Scope("any mode", 1, "a FakeTensorMode or a recorder is active, or symbolic_trace runs")
-ABSENT_DEVICES = Scope("absent devices", 1024, "a mode is active, and there was a tensor on a device that is not here")
-STORAGES = Scope("storages", 2048, "a mode is active, and the storage of a stand-in was handed out")
-SCRIPTED = Scope("scripted functions", 4096, "a mode is active, and TorchScript has compiled a function")
-DATA_PARALLEL = Scope("data parallel", 8192, "a mode is active, and DistributedDataParallel was given stand-ins")
-SYMBOLS = Scope("symbols", 2, "a FakeTensorMode with a ShapeEnv is active")
-RECORDING = Scope("recording", 4, "make_fx or another recorder is active")
-MODULE_PATHS = Scope("module paths", 8, "make_fx records which modules are called")
-TRACING = Scope("tracing", 16, "symbolic_trace or a MetaTracer runs")
-OBSERVATION = Scope("observation", 32, "storages and operators are followed (rehearsals, simulated devices)")
-SIMULATION = Scope("simulation", 64, "devices are simulated")
-EXPORTING = Scope("exporting", 128, "export captures a program")
-ACCELERATION = Scope("acceleration", 256, "accelerate_export is active")
-REHEARSAL = Scope("rehearsal", 512, "a script is rehearsed: it does no harm, and ends after some steps")
+ABSENT_DEVICES = Scope("absent devices", 2, "a mode is active, and there was a tensor on a device that is not here")
+STORAGES = Scope("storages", 4, "a mode is active, and the storage of a stand-in was handed out")
+SCRIPTED = Scope("scripted functions", 8, "a mode is active, and TorchScript has compiled a function")
+DATA_PARALLEL = Scope("data parallel", 16, "a mode is active, and DistributedDataParallel was given stand-ins")
+SYMBOLS = Scope("symbols", 32, "a FakeTensorMode with a ShapeEnv is active")
+RECORDING = Scope("recording", 64, "make_fx or another recorder is active")
+MODULE_PATHS = Scope("module paths", 128, "make_fx records which modules are called")
+TRACING = Scope("tracing", 256, "symbolic_trace or a MetaTracer runs")
+OBSERVATION = Scope("observation", 512, "storages and operators are followed (rehearsals, simulated devices)")
+SIMULATION = Scope("simulation", 1024, "devices are simulated")
+EXPORTING = Scope("exporting", 2048, "export captures a program")
+ACCELERATION = Scope("acceleration", 4096, "accelerate_export is active")
+REHEARSAL = Scope("rehearsal", 8192, "a script is rehearsed: it does no harm, and ends after some steps")
 SCOPES = (
     ANY_MODE, ABSENT_DEVICES, STORAGES, SCRIPTED, DATA_PARALLEL, SYMBOLS, RECORDING, MODULE_PATHS, TRACING, OBSERVATION,
     SIMULATION, EXPORTING, ACCELERATION, REHEARSAL,

@@ -188,3 +188,80 @@ def test_containers_that_only_count_are_left_alone() -> None:
     model = Counting()
     make_fx(model, tracing_mode="fake")(X)
     assert model.seen == [1]
+
+
+def kept_unless_compiling(function: Any) -> Any:
+    kept = functools.lru_cache(function)
+
+    @functools.wraps(function)
+    def call(*args: int) -> torch.Tensor:
+        return function(*args) if torch.compiler.is_compiling() else kept(*args)
+
+    return call
+
+
+@kept_unless_compiling
+def grid(height: int, width: int) -> torch.Tensor:
+    return torch.stack(torch.meshgrid(torch.arange(height) / height, torch.arange(width) / width, indexing="ij"), -1).flatten()
+
+
+class OnGrid(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum((1, 2))[:, None] * grid(x.shape[1], x.shape[2])
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_cache_behind_a_wrapper(mode: str, is_kept: bool) -> None:
+    model, x = OnGrid(), torch.randn(2, 3, 4)
+    grid.__closure__[1].cell_contents.cache_clear()
+    before = model(x) if is_kept else None
+    graph = make_fx(model, tracing_mode=mode)(x)
+    other = torch.randn(5, 3, 4) if mode == "symbolic" else torch.randn(2, 3, 4)
+    assert torch.equal(graph(other), model(other))
+    assert type(grid(3, 4)) is torch.Tensor
+    assert before is None or torch.equal(model(x), before)
+
+
+def test_sizes_as_keys_of_a_cache_are_fixed() -> None:
+    graph = make_fx(OnGrid(), tracing_mode="symbolic")(torch.randn(2, 3, 4))
+    env: Any = graph.shape_env
+    assert env.evaluate_guards(torch.randn(7, 3, 4))
+    assert not env.evaluate_guards(torch.randn(7, 3, 5))
+    assert sorted(entry.number for entry in env.specialisations) == [3, 4]
+    assert "test_cached_functions.py" in str(env.specialisations[0])
+
+
+class KeepsBiases(nn.Module):
+    """In evaluation mode it keeps what it computes of its parameters, for each device, as LeViT does."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(6))
+        self.kept: Any = {"dict": {}, "list": [], "nested": {"cpu": []}}[kind]
+
+    def biases(self) -> torch.Tensor:
+        kept = self.kept["cpu"] if isinstance(self.kept, dict) and "cpu" in self.kept else self.kept
+        if isinstance(kept, list):
+            if not kept:
+                kept.append(self.bias[[0, 2, 4]])
+            return kept[0]
+        if "bias" not in kept:
+            kept["bias"] = self.bias[[0, 2, 4]]
+        return kept["bias"]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + self.biases()
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("kind", ["dict", "list", "nested"])
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_module_has_kept_in_a_container(mode: str, kind: str, is_kept: bool) -> None:
+    model, x = nn.Sequential(KeepsBiases(kind)).eval(), torch.randn(4, 3)
+    with torch.no_grad():
+        before = model(x) if is_kept else None
+        graph = make_fx(model, tracing_mode=mode)(x)
+        other = torch.randn(5, 3) if mode == "symbolic" else torch.randn(4, 3)
+        assert torch.equal(graph(other), model(other))
+        assert before is None or torch.equal(model(x), before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 
@@ -47,12 +48,9 @@ Trainer(model=model, args=arguments, train_dataset=Texts()).train()
 
 
 def test_the_largest_fits_and_the_next_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    on_small_card: Callable[[str, str, float], list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("net.py").write_text(NET)
-    Path("cards.toml").write_text("[small]\nmemory = 1.0\ncontext = 0.0\n")
-    words = ["--cards", "cards.toml", "--device", "small"]
+    words = on_small_card("net.py", NET, 1.0)
     assert main(["fit", *words, "--workers", "1", "--vary", "batch=1..60", "net.py"]) == 0
     out = capsys.readouterr().out
     largest = int(out.split("batch = ")[1].split()[0])

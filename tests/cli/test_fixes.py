@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -343,13 +344,10 @@ for step in range(4):
 
 
 def test_the_patch_of_the_first_that_fits_really_fits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    on_small_card: Callable[[str, str, float], list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing is made up here: rehearsals run, the patch is applied by the tool that people use."""
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text(NETWORK)
-    Path("cards.toml").write_text("[small]\nmemory = 0.75\ncontext = 0.0\n")
-    words = ["--cards", "cards.toml", "--device", "small"]
+    words = on_small_card("train.py", NETWORK, 0.75)
     assert main(["fix", *words, "--workers", "1", "train.py"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("as it is: does not fit on SMALL: ")

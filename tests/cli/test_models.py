@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from understudy.cli import main
+from understudy.cli import main, models
 from understudy.cli.targets import TargetError, choose_examples, parse_input, parse_target
 
 SOURCE = '''
@@ -235,3 +235,12 @@ def test_names_of_the_program_do_no_harm(tmp_path: Path, monkeypatch: pytest.Mon
     dot = run(capsys, "graph", "hostile_of_test.py:m", "--format", "dot")
     assert "\x1b" not in dot
     sys.modules.pop("hostile_of_test", None)
+
+
+def test_a_reader_that_has_gone_is_no_failure_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    def run() -> int:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        models._run_guarded("graph", run)
+    assert capsys.readouterr().err == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -175,3 +176,115 @@ def test_a_narrow_terminal(script: str, monkeypatch: pytest.MonkeyPatch, capsys:
     rows = [line for line in tables.splitlines() if line.startswith("  ")]
     assert len(rows) > 10
     assert max(len(line) for line in rows) <= 60
+
+
+def test_a_script_that_fails_has_no_verdict(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bad.py").write_text("import torch\nx = torch.ones(2, 3, device='cuda')\nx @ x\n")
+    assert main(["run", "--device", "h100", "--json", "bad.json", "bad.py"]) == 1
+    said = capsys.readouterr()
+    assert said.out.startswith("no verdict on H100: the script failed in its first step; until then 0.002 of 79.1 GiB")
+    assert "fits" not in said.out.splitlines()[0]
+    assert "_ops.py" not in said.err
+    assert record("bad.json")["verdict"] == "failed"
+    assert main(["diff", "bad.json", "bad.json"]) == 2
+    assert "bad.json can't be compared: no verdict on H100" in capsys.readouterr().err
+
+
+def test_a_card_that_nothing_was_put_on(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--quiet", "--device", "h100", script, "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.startswith("fits on this machine's CPU (nothing was put on the H100): ")
+
+
+def test_a_card_on_which_the_script_fails_is_a_row(script: str, capfd: pytest.CaptureFixture[str]) -> None:
+    Path("new.py").write_text(
+        "import torch\nx = torch.ones(9, device='cuda')\nassert torch.cuda.get_device_capability() >= (8, 0), 'too old'\n"
+    )
+    assert main(["run", "--device", "h100,t4", "new.py"]) == 1
+    said = capfd.readouterr()
+    assert [line.split()[:2] for line in said.out.splitlines()[1:]] == [["h100", "fits"], ["t4", "failed"]]
+    assert "AssertionError: too old" in said.err
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--json", "folder"], "--json 'folder': it is a folder"),
+        (["--device", "h100", "--snapshot", "folder"], "--snapshot 'folder': it is a folder"),
+        (["--device", "h100,t4", "--html", "x.html"], "--html is of one card, and --device names 2"),
+        (["--device", "h100,t4", "--snapshot", "x"], "--snapshot is of one card, and --device names 2"),
+        (["--cards", "binary"], "binary: no valid TOML"),
+    ],
+)
+def test_outputs_are_checked_before_the_run(
+    script: str, capsys: pytest.CaptureFixture[str], options: list[str], text: str
+) -> None:
+    Path("folder").mkdir()
+    Path("binary").write_bytes(b"\xa3\x00\xff")
+    assert main(["run", *options, script]) == 2
+    said = capsys.readouterr()
+    assert text in said.err
+    assert said.out == ""
+
+
+NEAR_THE_LIMIT = """
+import torch
+GiB = 1 << 30
+kept = [torch.empty(GiB // 4, device="cuda") for _ in range(4)]
+del kept
+x = torch.empty(12 * GiB // 4, device="cuda")
+"""
+
+
+def test_the_snapshot_says_what_the_report_says(script: str) -> None:
+    """Where the card releases what is cached, an allocator without limit would have kept it."""
+    Path("near.py").write_text(NEAR_THE_LIMIT)
+    assert main(["run", "--quiet", "--device", "t4", "--json", "out.json", "--snapshot", "out.pickle", "near.py"]) == 0
+    with open("out.pickle", "rb") as file:
+        (trace,) = pickle.load(file)["device_traces"]
+    reserved, most = 0, 0
+    for entry in trace:
+        reserved += {"segment_alloc": entry["size"], "segment_free": -entry["size"]}.get(entry["action"], 0)
+        most = max(most, reserved)
+    peak = record()["peak"]
+    assert most == peak["reserved_bytes"] == 12 << 30
+    assert peak["fragmentation_bytes"] == peak["reserved_bytes"] - peak["allocated_bytes"]
+
+
+def test_moments_of_the_timeline_follow_each_other(script: str) -> None:
+    """Of what is freed, the step and the phase are those in which it is, not those in which it was made."""
+    assert main(["run", "--quiet", "--device", "h100", "--json", "out.json", script]) == 0
+    timeline = record()["timeline"]
+    assert timeline["steps"] == sorted(timeline["steps"])
+    moments = list(zip(timeline["steps"], timeline["phases"], strict=True))
+    changes = [moment for i, moment in enumerate(moments) if i == 0 or moment != moments[i - 1]]
+    assert len(changes) == len(set(changes))
+
+
+TWO_OPTIMIZERS = """
+import torch
+from tqdm import tqdm
+first, second = (torch.nn.Linear(64, 64, device="cuda") for _ in range(2))
+optimizers = [torch.optim.Adam(part.parameters()) for part in (first, second)]
+scaler = torch.amp.GradScaler("cuda")
+for _ in tqdm(range(50)):
+    for part, optimizer in zip((first, second), optimizers):
+        scaler.scale(part(torch.randn(8, 64, device="cuda")).sum()).backward()
+        scaler.step(optimizer)
+        optimizer.zero_grad()
+    scaler.update()
+"""
+
+
+def test_steps_of_several_optimizers_and_what_is_assumed_of_gradients(
+    script: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A step is one of all optimizers, in every figure; a bar in whose middle the script was ended ends its line."""
+    Path("two.py").write_text(TWO_OPTIMIZERS)
+    assert main(["run", "--device", "h100", "--json", "out.json", "two.py"]) == 0
+    found, said = record(), capfd.readouterr()
+    assert found["steps"] == 2
+    assert {row["step"] for row in found["phases"]} == {0, 1, 2}
+    assert max(found["timeline"]["steps"]) == 1
+    assert said.err.endswith("\n")
+    assert ("overflow of gradients", False) in [(entry["read"], entry["answer"]) for entry in found["answers"]]
+    assert "two.py:10: overflow of gradients of f32[]@cuda:0 → False, 4 times" in said.out

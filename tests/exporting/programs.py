@@ -307,3 +307,52 @@ class KeyValueCache(nn.Module):
 
 
 CASES["KeyValueCache"].dynamic = ({0: _b}, {0: _b})
+
+
+@torch.library.custom_op("understudy_exporting::accumulate", mutates_args=("total",))
+def accumulate(x: torch.Tensor, total: torch.Tensor) -> None:
+    total.add_(x.sum())
+
+
+@torch.library.custom_op("understudy_exporting::split_off", mutates_args=("rest", "last"))
+def split_off(x: torch.Tensor, rest: torch.Tensor, last: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    rest.mul_(2)
+    if last is not None:
+        last.add_(1)
+    return x * 2, x + 1
+
+
+@split_off.register_fake
+def _(x: torch.Tensor, rest: torch.Tensor, last: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x), torch.empty_like(x)
+
+
+@torch.library.custom_op("understudy_exporting::shift_all", mutates_args=("parts",))
+def shift_all(parts: list[torch.Tensor], by: torch.Tensor) -> torch.Tensor:
+    for part in parts:
+        part.add_(by)
+    return by * 2
+
+
+@shift_all.register_fake
+def _(parts: list[torch.Tensor], by: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(by)
+
+
+@case()
+class CustomOperatorsThatWrite(nn.Module):
+    """To a buffer, a view of it, a view of the input, several tensors, and what was written before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+        self.register_buffer("table", torch.zeros(3, 4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        accumulate(x, self.total)
+        accumulate(x, self.table[1])
+        first, second = split_off(x.clone(), x[:, 1])
+        own = first * 3
+        shifted = shift_all([own, self.table], second.sum())
+        _, third = split_off(second, own, self.total)
+        return first + second, self.table * 1, shifted, x + 0, own + third, self.total.sum()

@@ -12,6 +12,7 @@ from torch import nn
 from torch.export import Dim
 
 import understudy
+from tests.exporting.programs import split_off
 from understudy import ConstraintViolationError, check_inputs, dims, export, guards_of
 
 
@@ -160,6 +161,16 @@ def test_an_output_of_an_unknown_class_is_refused() -> None:
 
     with pytest.raises(RuntimeError, match="returns a set"):
         export(Holds(), (torch.ones(2),))
+
+
+def test_a_custom_operator_that_writes_to_shared_memory_is_refused_in_a_functional_dialect() -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return split_off(x.clone(), x[:, 1], x[0])
+
+    with pytest.raises(RuntimeError, match="another of its arguments is on the same memory") as error:
+        understudy.export(Model(), (torch.ones(2, 2),), decompositions=torch.export.default_decompositions())
+    assert "split_off(x.clone(), x[:, 1], x[0])" in str(error.value)
 
 
 def test_a_write_to_a_constant_is_refused_in_a_functional_dialect() -> None:

@@ -75,7 +75,7 @@ def make_rehearsal(layers: int = 4, extra: int = 0, name: str = "model.py", verd
                 for i, entry in enumerate(contributors)
             ],
         ),
-        answers=[{"line": name, "answer": "0.5"}],
+        answers=[{"line": name, "read": "item", "tensor": "f32[]@cuda:0", "answer": 0.5, "count": 3}],
         assumptions=[f"losses of {name} fall"],
         software={"cuda": "13.0"},
     )  # fmt: skip

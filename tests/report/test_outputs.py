@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from tests.report.samples import make_rehearsal
 from tests.report.test_page import drive, in_browser
 from understudy.cli import main
+from understudy.report.text import write_text
 from understudy.simulation.snapshots import read_snapshot
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
@@ -143,3 +145,11 @@ def test_a_pull_request_that_adds_3_gib_is_caught(
     assert "+3.00 GiB" in row and "kept.append" in row
     assert run(before, BEFORE) == 0 and run([*after[:-1], "train.py"], BEFORE) == 0
     assert run(diff) == 0
+
+
+def test_a_name_of_several_lines_is_one_row() -> None:
+    """A module may have any name: `add_module("a\\nb", …)`."""
+    rehearsal = make_rehearsal(name="a\nb.py")
+    text = write_text(rehearsal)
+    assert "a\\nb.py" in text
+    assert not any(line.startswith("b.py") for line in text.splitlines())

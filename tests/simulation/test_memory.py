@@ -64,11 +64,11 @@ def test_a_recorded_run_goes_on_without_a_limit() -> None:
         assert device.first_oom is not None and "y = x * 2" in device.first_oom.line
         assert device.first_oom.state.requested == 60 * MiB
         z = y * 2
-        assert device.unlimited.allocated == 180 * MiB
+        assert device.allocator.allocated == 180 * MiB
         assert device.memory_info()[0] == 0
         del x, y, z
-        assert device.unlimited.allocated == 0
-    assert device.unlimited.statistics()["reserved_bytes.all.peak"] == 180 * MiB
+        assert device.allocator.allocated == 0
+    assert device.allocator.statistics()["reserved_bytes.all.peak"] == 180 * MiB
 
 
 def test_both_allocators_from_the_first_release_to_the_first_oom() -> None:

@@ -559,6 +559,10 @@ def test_devices_by_their_number() -> None:
         assert x.device == torch.device("cuda", 1)
         assert x.to(device=0).device == x.to(0, torch.float16).device == torch.device("cuda", 0)
         assert torch.zeros_like(x, device=0).device == torch.tensor([1.0], device=0).device == torch.device("cuda", 0)
+        made = (x.new_zeros(3, device=0), x.new_ones(3, device=0), x.new_full((3,), 1.0, device=0), x.new_empty(3, device=0))
+        assert {tensor.device for tensor in made} == {torch.device("cuda", 0)}
+        assert x.new_empty_strided((3,), (1,), device=0).device == x.new_tensor([1.0], device=0).device == made[0].device
+        assert x.new_zeros(3).device == torch.device("cuda", 1)
         with torch.device("cuda:1"):
             assert torch.empty(2).device == torch.device("cuda", 1)
     with torch.device("meta"):

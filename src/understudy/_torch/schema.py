@@ -107,8 +107,15 @@ def decomposition_of(op: OpOverload) -> Callable[..., Any] | None:
     return decomposition_table.get(op)
 
 
+def _return_nothing(*args: object, **kwargs: object) -> None:
+    """Of an operator without results."""
+
+
 def registered_fake(op: OpOverload) -> Callable[..., Any] | None:
-    """The function that the author of a custom operator registered with `torch.library.register_fake`."""
+    """The function that the author of a custom operator registered with `torch.library.register_fake`. An operator that only
+    writes needs none."""
+    if not op._schema.returns and op.namespace not in ("aten", "prims", "prim"):
+        return _return_nothing
     if _awaits_description(op):
         return None
     entry = _custom_registry.find(op.name())

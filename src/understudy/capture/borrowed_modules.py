@@ -1,8 +1,8 @@
 """The modules that a traced function refers to, and their tensors for the time of the trace.
 
 Functions that keep their results (`functools.lru_cache`): what one has kept from before is a tensor of the program like
-any other: a constant of the graph. What it keeps from the trace is nothing without it: a cache that has taken up a
-stand-in of the trace is emptied when the trace ends.
+any other: a constant of the graph. So is what a module has kept in a dict or a list of its own. What a function keeps of
+the trace is nothing without it: a cache that has taken up a stand-in of the trace is emptied when the trace ends.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import torch
 
 from understudy.capture.constants import Constants
 from understudy.capture.lazy_state import LazyParameterDict, LazyParameters
+from understudy.fake.inputs import LRU_CACHE
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
-from understudy.graph.borrowed_state import BorrowedState, named_parts, parts_in
+from understudy.graph.borrowed_state import BorrowedState, named_parts, own_containers, parts_in, values_in
 from understudy.lines import is_the_users
 
 Named = tuple[torch.nn.Module, bool]
@@ -87,7 +88,7 @@ CONTAINERS = (list, tuple, dict, set, frozenset)
 WITHOUT_MODULES = frozenset({"builtins", "torch", "numpy", "types", "functools", "understudy"})
 """Whose objects hold no module that is called through them."""
 SLOT = MemberDescriptorType
-FUNCTIONS = (FunctionType, MethodType, functools.partial, type(functools.lru_cache(maxsize=1)(len)))
+FUNCTIONS = (FunctionType, MethodType, functools.partial, LRU_CACHE)
 
 
 def _references_of(f: object) -> Iterator[Any]:
@@ -188,10 +189,6 @@ class BorrowedModules:
             self._borrowed.give_back()
 
 
-CACHED: Any = type(functools.lru_cache(len))
-"""The type of a function that keeps its results."""
-
-
 class CachesOfNamespaces:
     """The functions with a cache that stand in a module of Python, in its classes, and in modules that it names. A module
     is looked through once, and again if it has got more names."""
@@ -226,10 +223,18 @@ def _inner_modules(module: ModuleType) -> list[ModuleType]:
 
 def _caches_in(module: ModuleType) -> Iterator[Any]:
     for value in list(vars(module).values()):
-        if type(value) is CACHED:
-            yield value
-        elif isinstance(value, type) and value.__module__ == module.__name__:
-            yield from (part for part in map(_unwrap, list(vars(value).values())) if type(part) is CACHED)
+        yield from _caches_behind(value)
+        if isinstance(value, type) and value.__module__ == module.__name__:
+            for member in list(vars(value).values()):
+                yield from _caches_behind(_unwrap(member))
+
+
+def _caches_behind(value: object) -> Iterator[Any]:
+    """The value itself, or, if it is a function around another, the functions with a cache that it calls."""
+    if type(value) is LRU_CACHE:
+        yield value
+    elif isinstance(value, FunctionType) and value.__closure__ and hasattr(value, "__wrapped__"):
+        yield from (part for part in map(cell_contents, value.__closure__) if type(part) is LRU_CACHE)
 
 
 def _unwrap(member: object) -> Any:
@@ -250,7 +255,7 @@ def _surroundings_of(f: Callable[..., object]) -> tuple[list[Any], set[str]]:
         if id(value) in seen or not callable(value):
             continue
         seen.add(id(value))
-        if type(value) is CACHED:
+        if type(value) is LRU_CACHE:
             found.append(value)
         if isinstance(value, MethodType):
             names.add(type(value.__self__).__module__)
@@ -262,13 +267,14 @@ def _surroundings_of(f: Callable[..., object]) -> tuple[list[Any], set[str]]:
     return found, names
 
 
-class CachedFunctions:
-    """The caches that a traced function may use."""
+class ProgramCaches:
+    """The caches that a traced function may use: of functions that keep results, and dicts and lists of modules."""
 
     def __init__(self, f: Callable[..., object], modules: Iterable[torch.nn.Module], mode: FakeTensorMode) -> None:
         self._mode = mode
+        self._modules = list(modules)
         self._around, self._names = _surroundings_of(f)
-        kinds = {type(part) for module in modules for part in parts_in(module)}
+        kinds = {type(part) for module in self._modules for part in parts_in(module)}
         self._names |= {base.__module__ for kind in kinds for base in kind.__mro__}
         self._misses = {id(cache): cache.cache_info().misses for cache in self._all()}
 
@@ -276,8 +282,11 @@ class CachedFunctions:
         return {id(cache): cache for cache in (*self._around, *_CACHES.find(self._names))}.values()
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a function has kept this tensor."""
-        return any(kept is tensor for cache in self._all() for kept in tensors_kept_by(cache))
+        """Whether a function, or a module in a dict or list of its own, has kept this tensor from before the trace."""
+        if any(kept is tensor for cache in self._all() for kept in tensors_kept_by(cache)):
+            return True
+        parts = (part for module in self._modules for part in parts_in(module))
+        return any(kept is tensor for part in parts for container in own_containers(part) for kept in values_in(container))
 
     def empty(self) -> None:
         """Empty the caches that have taken up stand-ins of the trace. May be called again, after an interrupt."""

@@ -36,7 +36,7 @@ from understudy.ops.traits.writes import written_values
 from understudy.spec.call import flat
 
 if TYPE_CHECKING:
-    from understudy.capture.borrowed_modules import CachedFunctions
+    from understudy.capture.borrowed_modules import ProgramCaches
     from understudy.capture.tracer import PythonKeyTracer
 
 ORIGINAL_PATH = "original_path"
@@ -383,7 +383,7 @@ def has_reals(args: Any, kwargs: Any) -> bool:
 class OutsideTensors:
     """The stand-ins of real tensors, for the time of one trace."""
 
-    def __init__(self, constants: Constants, mode: FakeTensorMode, cached: CachedFunctions) -> None:
+    def __init__(self, constants: Constants, mode: FakeTensorMode, cached: ProgramCaches) -> None:
         self._constants = constants
         self._mode = mode
         self._cached = cached

@@ -20,7 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from understudy import _torch
 from understudy.capture import wrapper_subclasses
-from understudy.capture.borrowed_modules import BorrowedModules, CachedFunctions, modules_of
+from understudy.capture.borrowed_modules import BorrowedModules, ProgramCaches, modules_of
 from understudy.capture.constants import ORIGINAL_PATH, OutsideTensors, forgetful_optimizers
 from understudy.capture.graph_passes import insert_promises, make_writable, remove_dead_code
 from understudy.capture.higher_order.torch_tracing import running
@@ -412,7 +412,7 @@ class Capture:
             with above, regions, names:
                 yield
             return
-        cached = CachedFunctions(self.f, self._modules_borrowed, mode)
+        cached = ProgramCaches(self.f, self._modules_borrowed, mode)
         self.tracer.strays = OutsideTensors(self.tracer.constants, mode, cached)
         with above, regions, to_the_end(cached.empty), forgetful_optimizers(), names:
             yield

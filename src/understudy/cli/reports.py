@@ -102,11 +102,12 @@ examples:
 
 
 def diff_rehearsals(options: argparse.Namespace) -> int:
-    from understudy.report.comparison import compare, read_rehearsal, write_markdown  # why: as above
+    from understudy.report.comparison import compare, write_markdown  # why: as above
     from understudy.report.rehearsal import DOES_NOT_FIT  # why: as above
 
     parse_size(options.allow)
-    comparison = compare(read_rehearsal(options.before), read_rehearsal(options.after))
+    before, after = (_read_finished(path) for path in (options.before, options.after))
+    comparison = compare(before, after)
     allowed = parse_size(options.allow, comparison.before.peak.reserved_bytes)
     if options.markdown:
         print(write_markdown(comparison, options.top))
@@ -115,6 +116,16 @@ def diff_rehearsals(options: argparse.Namespace) -> int:
     has_grown = comparison.growth > allowed
     stopped_fitting = comparison.after.verdict == DOES_NOT_FIT and comparison.before.verdict != DOES_NOT_FIT
     return GREW if has_grown or stopped_fitting else 0
+
+
+def _read_finished(path: str) -> Rehearsal:
+    from understudy.report.comparison import read_rehearsal  # why: as above
+    from understudy.report.rehearsal import FAILED  # why: as above
+
+    rehearsal = read_rehearsal(path)
+    if rehearsal.verdict == FAILED:
+        raise UnderstudyError(f"{path} can't be compared: {rehearsal.headline}")
+    return rehearsal
 
 
 def _print_comparison(comparison: RehearsalComparison, top: int) -> None:

@@ -106,10 +106,29 @@ def _check(options: argparse.Namespace) -> list[tuple[Card | None, int]]:
         raise UsageError(f"--answers {options.answers!r}: there are {', '.join(ANSWERS)}")
     for name in ("json", "snapshot", "requests", *FORMATS):
         path = getattr(options, name)
-        if path and not os.path.isdir(os.path.dirname(os.path.abspath(path))):
-            raise UsageError(f"--{name} {path!r}: there is no such folder")
-    if options.snapshot and options.device in (None, "all"):
+        if path:
+            _check_output(f"--{name}", path)
+    devices = _find_devices(options)
+    if options.snapshot and devices[0][0] is None:
         raise UsageError("--snapshot is of one card: --device says which")
+    for name in ("snapshot", *FORMATS):
+        if getattr(options, name) and len(devices) > 1:
+            raise UsageError(f"--{name} is of one card, and --device names {len(devices)}: rehearse them one by one")
+    return devices
+
+
+def _check_output(option: str, path: str) -> None:
+    """A run may take minutes: what can't be written is said before it."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise UsageError(f"{option} {path!r}: there is no such folder")
+    if os.path.isdir(path):
+        raise UsageError(f"{option} {path!r}: it is a folder")
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise UsageError(f"{option} {path!r}: it can't be written")
+
+
+def _find_devices(options: argparse.Namespace) -> list[tuple[Card | None, int]]:
     own = read_cards(options.cards) if options.cards else ()
     if options.device is None:
         return [(None, 1)]
@@ -180,8 +199,17 @@ def _rehearse(options: argparse.Namespace, card: Card | None, count: int) -> tup
         with open(options.requests, "wb") as file:
             recorder.measurement.list_requests().tofile(file)
     recorder.facts.steps = result.steps
+    recorder.facts.failure = _describe_failure(result)
     recorder.facts.writes = [write.to_record() for write in result.writes]
     return recorder.rehearsal(), result
+
+
+def _describe_failure(result: ScriptResult) -> str:
+    if not result.exit_code:
+        return ""
+    code = f"left with exit code {result.exit_code}"
+    how = "was interrupted" if result.exit_code == INTERRUPTED else "failed" if result.error else code
+    return f"the script {how} after {result.steps} of its steps" if result.steps else f"the script {how} in its first step"
 
 
 @contextmanager
@@ -198,7 +226,7 @@ def _history(options: argparse.Namespace, recorder: Recorder) -> Iterator[None]:
     try:
         yield
     finally:
-        write_snapshot(memory.unlimited, options.snapshot)
+        write_snapshot(memory.allocator, options.snapshot)
 
 
 @contextmanager
@@ -241,7 +269,8 @@ def _progress(options: argparse.Namespace, recorder: Recorder) -> Iterator[None]
 
 
 def _print_report(rehearsal: Rehearsal, is_quiet: bool) -> None:
-    from understudy.report.text import clean, print_text  # why: --help is quick
+    from understudy.report.page import describe_answer, describe_write  # why: --help is quick
+    from understudy.report.text import clean, print_text  # why: as above
 
     if is_quiet:
         print(clean(rehearsal.headline))
@@ -250,11 +279,11 @@ def _print_report(rehearsal: Rehearsal, is_quiet: bool) -> None:
     lines = []
     if rehearsal.answers:
         lines += ["", "Reads of data, answered:"]
-        lines += [f"  {_answer_line(entry)}" for entry in rehearsal.answers[:MOST_LISTED]]
+        lines += [f"  {describe_answer(entry)}" for entry in rehearsal.answers[:MOST_LISTED]]
         lines += _more(rehearsal.answers)
     if rehearsal.writes:
         lines += ["", "Not written (--write allows it):"]
-        lines += [f"  {entry['what']} {entry['target']}" for entry in rehearsal.writes[:MOST_LISTED]]
+        lines += [f"  {describe_write(entry)}" for entry in rehearsal.writes[:MOST_LISTED]]
         lines += _more(rehearsal.writes)
     for line in lines:
         print(clean(line))
@@ -265,12 +294,6 @@ MOST_LISTED = 8
 
 def _more(entries: list[dict[str, Any]]) -> list[str]:
     return [f"  … {len(entries) - MOST_LISTED} more, in --json"] if len(entries) > MOST_LISTED else []
-
-
-def _answer_line(entry: dict[str, Any]) -> str:
-    times = f", {entry['count']:,} times" if entry["count"] > 1 else ""
-    place = str(entry["line"]).split(": ")[0]
-    return f"{place}: {entry['read']} of {entry['tensor']} → {entry['answer']!r}{times}"
 
 
 # --- all cards ---------------------------------------------------------------------------------------------------------
@@ -284,13 +307,15 @@ def _run_on_all(options: argparse.Namespace, devices: list[tuple[Card | None, in
 
     for position, (card, count) in enumerate(devices):
         row, code = _run_in_fork(options, card, count, is_shown=position == 0)
-        codes.append(code)
-        if row is None:
+        if code == INTERRUPTED:
             return code
+        if row is None or (code == FAILED and position == 0):  # it would fail on the others, too
+            return FAILED
+        codes.append(code)
         rows.append(row)
     _write(options, json.dumps(rows, indent=2))
     print(_table(rows))
-    return max(codes)
+    return FAILED if FAILED in codes else max(codes)
 
 
 def _run_in_fork(
@@ -305,6 +330,8 @@ def _run_in_fork(
         _, status = os.waitpid(child, 0)
         code = os.waitstatus_to_exitcode(status)
         if not os.path.exists(file):
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            print(f"understudy run: the rehearsal on {card.key if card else 'the CPU'} {how}", file=sys.stderr)
             return None, code
         with open(file, encoding="utf-8") as written:
             return json.load(written), code
@@ -318,9 +345,8 @@ def _run_as_child(options: argparse.Namespace, card: Card | None, count: int, fi
         if result.error:
             print(result.error, end="", file=sys.stderr)
         code = _exit_code(options, rehearsal.verdict, result.exit_code, result.error)
-        if code in (0, DOES_NOT_FIT):
-            with open(file, "w", encoding="utf-8") as written:
-                written.write(rehearsal.to_json())
+        with open(file, "w", encoding="utf-8") as written:
+            written.write(rehearsal.to_json())
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

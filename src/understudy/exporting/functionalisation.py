@@ -1,7 +1,5 @@
 """Functionalisation of a captured graph: writes become values, and what is written to from outside becomes an output.
 
-    functional_form    operator → function that computes the new values, and copies them into what was written to
-    FunctionalTable    a table of decompositions in which operators that write are decomposed by it
     view_inverse       operator → what a tensor is, from the new value of a view of it
     functionalise      the copies of a graph as values
 
@@ -21,7 +19,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -30,145 +28,19 @@ from torch.fx import Graph, Node
 
 from understudy import _torch
 from understudy._torch import OpOverload
-from understudy.errors import Context, UnderstudyError
+from understudy.errors import Context
+from understudy.exporting.functional_forms import COPY, NotFunctionalError
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_origins import line_behind
 from understudy.ops.registry import Trait, record_of
 from understudy.shapes.sizes import surely_equal
-
-# --- operators that write -------------------------------------------------------------------------------------------
+from understudy.spec.call import flat
 
 aten = torch.ops.aten
-Form = Callable[..., Any]
-COPY = aten.copy_.default
-
-
-class NotFunctionalError(UnderstudyError, RuntimeError):
-    """A write that can't be expressed by operators without writes."""
-
-
-def _derive(op: OpOverload) -> Form | None:
-    """By the schema: the overload without `_`, without `out=`, or with the written arguments among its results."""
-    record = record_of(op)
-    if op is COPY or not record.is_mutable or record.changes_metadata:
-        return None
-    functional = _find_functional(op)
-    if functional is None:
-        return None
-    return _write_results(op, functional)
-
-
-functional_form: Trait[Form] = Trait("the same without writes, but for copies into what it writes to", derive=_derive)
-
-
-def _find_functional(op: OpOverload) -> OpOverload | None:
-    written = {name for _, name in _torch.written_arguments(op)}
-    out_names = {a.name for a in op._schema.arguments if a.kwarg_only and a.name in written}
-    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if a.name not in out_names]
-    plain = op.overloadpacket.__name__
-    namespace = getattr(torch.ops, op.namespace)
-    for name in (plain, plain.removesuffix("_"), f"{plain}_functional", f"{plain.removesuffix('_')}_functional"):
-        family = getattr(namespace, name, None)
-        for overload in family.overloads() if family is not None else ():
-            found = getattr(family, overload)
-            arguments = [(a.name, str(a.type)) for a in found._schema.arguments]
-            if arguments == wanted and not record_of(found).is_mutable:
-                return found
-    return None
-
-
-def _write_results(op: OpOverload, functional: OpOverload) -> Form:
-    names = [name for _, name in _torch.written_arguments(op)]
-    positions = {a.name: position for position, a in enumerate(op._schema.arguments)}
-    is_out = record_of(op).has_out
-    returns = len(op._schema.returns)
-
-    def run(*args: object, **kwargs: object) -> Any:
-        targets = [
-            args[positions[name]] if positions[name] < len(args) else kwargs.get(name) for name in names
-        ]
-        if is_out:
-            kwargs = {name: value for name, value in kwargs.items() if name not in names}
-        results = functional(*args, **kwargs)
-        values = list(results) if isinstance(results, (tuple, list)) else [results]
-        # In place and out=, all results are written; a `_functional` variant gives them after its other results.
-        into = values[-len(targets) :] if len(values) >= len(targets) else values
-        if len(targets) == 1 and isinstance(targets[0], (list, tuple)):
-            into = [values]
-        for target, value in zip(targets, into, strict=True):
-            _copy_all(target, value, op)
-        rest = values[: returns] if len(values) > len(targets) else targets
-        return rest[0] if returns == 1 else None if returns == 0 else tuple(rest)
-
-    return run
-
-
-def _copy_all(target: Any, value: Any, op: OpOverload) -> None:
-    if target is None:
-        return
-    if isinstance(target, (list, tuple)):
-        for one, new in zip(target, value, strict=True):
-            _copy_all(one, new, op)
-        return
-    if len(target.shape) != len(value.shape):
-        raise NotFunctionalError(
-            f"{op} resizes the tensor it writes to, from {list(target.shape)} to {list(value.shape)}: a program without "
-            "writes has no place for that; give it a tensor of the right size, or take what it returns"
-        )
-    target.copy_(value)
-
-
-# --- Operators whose schema does not tell ----------------------------------------------------------------------------
-
-
-@functional_form("normal_")
-def normal_(target: Any, mean: float = 0, std: float = 1, *, generator: object = None) -> Any:
-    return target.copy_(aten.normal_functional(target, mean, std, generator=generator))
-
-
-@functional_form("native_batch_norm")
-def native_batch_norm(
-    input: object, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float, eps: float
-) -> Any:
-    if running_mean is None:
-        return aten._native_batch_norm_legit.no_stats(input, weight, bias, training, momentum, eps)
-    if not training:
-        return aten._native_batch_norm_legit_no_training(
-            input, weight, bias, running_mean, running_var, momentum, eps
-        )
-    *results, mean, var = aten._native_batch_norm_legit_functional(
-        input, weight, bias, running_mean, running_var, training, momentum, eps
-    )
-    running_mean.copy_(mean)
-    running_var.copy_(var)
-    return tuple(results)
-
-
-class FunctionalTable(Mapping[Any, Form]):
-    """A table of decompositions, and for operators that write their functional forms."""
-
-    def __init__(self, table: Mapping[Any, Form]) -> None:
-        self._table = table
-
-    def __contains__(self, op: object) -> bool:
-        return op in self._table or (isinstance(op, OpOverload) and functional_form.of(op) is not None)
-
-    def __getitem__(self, op: object) -> Form:
-        form = functional_form.of(op) if isinstance(op, OpOverload) else None
-        return self._table[op] if form is None or op in self._table else form
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._table)
-
-    def __len__(self) -> int:
-        return len(self._table)
 
 
 # --- the inverse of a view ------------------------------------------------------------------------------------------
-
-aten = torch.ops.aten
-
 
 class Scattering(NamedTuple):
     """`view` is a view of `parent`, made by `call`; it has the new `value`. `before` is the parent's value until now."""
@@ -331,9 +203,6 @@ def split(s: Scattering) -> Node | None:
 
 
 # --- the copies of a graph ------------------------------------------------------------------------------------------
-
-aten = torch.ops.aten
-
 
 def functionalise(graph: Graph) -> dict[Node, Node]:
     """Resolve all writes of a graph. Gives, for each placeholder that was written to, the node of its last value."""
@@ -545,4 +414,73 @@ class _Functionalisation:
                 self._note(node)
                 self._read_new_values(node)
                 return
-        raise refuse(node, f"{op} writes to a tensor, and no such operator gives a new one")
+        if op.namespace in ("aten", "prims"):
+            raise refuse(node, f"{op} writes to a tensor, and no such operator gives a new one")
+        self._resolve_custom(node, op)
+
+    def _resolve_custom(self, node: Node, op: OpOverload) -> None:
+        """`auto_functionalized` calls it on copies of what it writes to, and gives these behind its results."""
+        written = [_by_name(node, op)[name] for _, name in _torch.written_arguments(op)]
+        self._check_apart(node, written)
+        self._read_new_values(node)
+        now = _by_name(node, op)
+        results = len(op._schema.returns)
+        values = node.meta["val"] if results > 1 else (node.meta.get("val"),)
+        with self._graph.inserting_before(node):
+            call = self._graph.call_function(torch.ops.higher_order.auto_functionalized, (op,), now)
+        call.meta = {**node.meta, "val": (*values, *(_map_targets(_new_value, target) for target in written))}
+        with self._graph.inserting_before(node.next):
+            for position, target in enumerate(written, len(values)):
+                self._set_targets(target, self._item(call, position), node)
+        if results == 1:
+            node.target, node.args, node.kwargs = operator.getitem, (call, 0), {}
+            self._note(node)
+        else:
+            node.replace_all_uses_with(call)
+            self._graph.erase_node(node)
+
+    def _check_apart(self, node: Node, written: list[Any]) -> None:
+        """Copies have no memory in common."""
+        memories = [self._memory_of.get(self._original(argument)) for argument in node.all_input_nodes]
+        shared = {id(memory) for memory in memories if memory is not None and memories.count(memory) > 1}
+        for target in flat(Node, written, {}):
+            if id(self._memory_of.get(self._original(target))) in shared:
+                raise refuse(
+                    node, f"{node.target} writes to {target}, and another of its arguments is on the same memory",
+                    "give it a copy: x.clone()",
+                )  # fmt: skip
+
+    def _item(self, several: Node, position: int) -> Node:
+        item = self._graph.call_function(operator.getitem, (several, position))
+        item.meta = {**several.meta, "val": several.meta["val"][position]}
+        return item
+
+    def _set_targets(self, target: Any, value: Node, write: Node) -> None:
+        if isinstance(target, (list, tuple)):
+            for position, one in enumerate(target):
+                self._set_targets(one, self._item(value, position), write)
+        elif isinstance(target, Node):
+            original = self._original(target)
+            memory = self._memory_of.get(original)
+            if memory is None:
+                raise refuse(write, f"{write.target} writes to a tensor that no node of the graph has made")
+            self._set_value(memory, original, value, write)
+            memory.writes += 1
+
+
+def _by_name(node: Node, op: OpOverload) -> dict[str, Any]:
+    arguments = op._schema.arguments
+    given = {argument.name: value for argument, value in zip(arguments, node.args, strict=False)} | node.kwargs
+    return {argument.name: given.get(argument.name, argument.default_value) for argument in arguments}
+
+
+def _map_targets(function: Callable[[Node], object], target: Any) -> Any:
+    if isinstance(target, (list, tuple)):
+        return [_map_targets(function, one) for one in target]
+    return function(target) if isinstance(target, Node) else None
+
+
+def _new_value(target: Node) -> FakeTensor:
+    """Of what was written to: a tensor like it, elsewhere."""
+    val = target.meta["val"]
+    return make_new(val.fake_mode, val._spec)

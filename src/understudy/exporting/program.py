@@ -26,7 +26,8 @@ from torch.fx import GraphModule, Node
 from understudy import _torch
 from understudy.capture.make_fx import Capture, Options, TracingMode
 from understudy.capture.repeated_layers.layers import GradientOfReplay, run_every_layer
-from understudy.exporting.functionalisation import FunctionalTable, functionalise
+from understudy.exporting.functional_forms import FunctionalTable
+from understudy.exporting.functionalisation import functionalise
 from understudy.exporting.inputs import GuardRecord, Inputs, check_requests, guard_code, read_inputs
 from understudy.exporting.interop import TorchValues, convert_values
 from understudy.exporting.signature import (

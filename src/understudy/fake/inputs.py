@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from understudy import _torch
 from understudy.errors import Context, MixedTensorsError, UnknownSubclassError
@@ -71,9 +74,9 @@ def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs
         return NotImplemented
     tensors = flat(torch.Tensor, args, kwargs)
     for tensor in tensors:
-        if type(tensor) is FakeTensor and tensor.fake_mode is not mode:
+        if _is_of_other_mode(mode, tensor) and not is_kept_by_function(tensor):
             raise _other_mode(func, args, kwargs, tensor)
-    if all(type(tensor) is FakeTensor for tensor in tensors):
+    if all(type(tensor) is FakeTensor and tensor.fake_mode is mode for tensor in tensors):
         return None, args, kwargs
     handle = real_handler.of(func)
     if handle is not None:
@@ -83,7 +86,7 @@ def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs
 
     def convert(tensor: torch.Tensor) -> FakeTensor:
         if type(tensor) is FakeTensor:
-            return tensor
+            return mode.from_tensor(tensor) if _is_of_other_mode(mode, tensor) else tensor
         if not _convertible(mode, func, tensor):
             raise _real_tensor(func, args, kwargs, tensor)
         # It is a part of the program, as a buffer is, and none of the inputs: its sizes do not vary.
@@ -100,6 +103,10 @@ def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs
     return None, converted, converted_kwargs
 
 
+def _is_of_other_mode(mode: FakeTensorMode, tensor: torch.Tensor) -> bool:
+    return type(tensor) is FakeTensor and tensor.fake_mode is not mode
+
+
 def is_foreign(kind: type) -> bool:
     """A subclass with an operator dispatch of its own goes first: it will call again with what is inside it."""
     return kind is not FakeTensor and _torch.uses_python_dispatch(kind)
@@ -114,7 +121,39 @@ def _convertible(mode: FakeTensorMode, func: OpOverload, tensor: torch.Tensor) -
     # `torch.tensor(..., device="meta")` is torch's own meta tensor even inside the mode; it has no data to lose.
     # `torch.tensor(3)` in TorchScript is a real tensor on its way to its dtype and device.
     is_scripted_literal = func.overloadpacket.__name__ == "_to_copy" and tensor.dim() == 0
-    return tensor.device.type == "meta" or (is_scripted_literal and not tensor.requires_grad)
+    if tensor.device.type == "meta" or (is_scripted_literal and not tensor.requires_grad):
+        return True
+    return is_kept_by_function(tensor)
+
+
+LRU_CACHE: Any = type(functools.lru_cache(len))
+"""The type of a function that keeps its results."""
+AROUND_A_RESULT = 3
+"""How far it is from a tensor to the function that keeps it: one that is returned in a tuple is one step farther, and so is
+one of a cache without a limit, which is a dict."""
+_kept = WeakIdKeyDictionary()
+"""Tensors that were seen in a cache: to find the holders of an object, all objects there are have to be gone through."""
+
+
+def is_kept_by_function(tensor: torch.Tensor) -> bool:
+    """Whether a function has kept this tensor among its results (`functools.lru_cache`). It was made before the mode, or in
+    another one, and is a constant of the program: the function would make it again if it had forgotten it."""
+    if tensor not in _kept and functions_that_keep([tensor]):
+        _kept[tensor] = True
+    return tensor in _kept
+
+
+def functions_that_keep(values: Sequence[object]) -> list[Any]:
+    """Each function with a cache that has one of these values among its results."""
+    found: list[Any] = []
+    kept: Sequence[object] = values
+    for _ in range(AROUND_A_RESULT):
+        if not kept:
+            break
+        holders = gc.get_referrers(*kept)
+        found += [holder for holder in holders if isinstance(holder, LRU_CACHE)]
+        kept = [holder for holder in holders if type(holder) in (dict, list, tuple) and holder is not kept]
+    return found
 
 
 def _real_tensor(

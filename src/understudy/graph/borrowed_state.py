@@ -70,6 +70,12 @@ DEEPEST = 3
 """How far into them others are looked for."""
 
 
+def own_containers(module: torch.nn.Module) -> list[Any]:
+    """The dicts and lists that a module has for attributes, besides those that every module has."""
+    attributes = vars(module)
+    return [value for name, value in attributes.items() if type(value) in CONTAINERS and name not in EVERY_MODULE_HAS]
+
+
 def containers_in(values: Iterable[Any], depth: int = 0) -> Iterator[Any]:
     """The dicts and lists among these values, and those in them."""
     for value in values:
@@ -196,8 +202,7 @@ class BorrowedState:
         attributes = vars(module)
         self._before[module] = attributes.copy()
         if len(attributes) > len(EVERY_MODULE_HAS):
-            own = [value for name, value in attributes.items() if type(value) in CONTAINERS and name not in EVERY_MODULE_HAS]
-            self._containers += [(value, value.copy()) for value in containers_in(own)]
+            self._containers += [(value, value.copy()) for value in containers_in(own_containers(module))]
         is_plain = NO_TENSORS.issuperset(map(type, attributes.values()))
         replaced = self.replaced[module] = []
         for name in TABLES:  # the module's own are left alone

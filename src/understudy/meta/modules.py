@@ -8,7 +8,6 @@ metadata of the nodes that read it.
 from __future__ import annotations
 
 import functools
-import gc
 import itertools
 import keyword
 import re
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Graph, GraphModule
 
+from understudy.fake.inputs import functions_that_keep
 from understudy.meta.errors import unregistered_error
 from understudy.meta.proxies import MetaProxy
 from understudy.meta.structures import holds
@@ -138,20 +138,8 @@ def _refill(container: Any, contents: Any) -> None:
 
 def empty_caches_of(values: list[weakref.ref[object]]) -> None:
     """Empty each `functools.lru_cache` that has kept one of these values, which are nothing without their trace."""
-    kept: list[Any] = [value for value in (reference() for reference in values) if value is not None]
-    for _ in range(AROUND_A_VALUE):
-        if not kept:
-            return
-        holders = gc.get_referrers(*kept)
-        for holder in holders:
-            if isinstance(holder, LRU_CACHE):
-                holder.cache_clear()
-        kept = [holder for holder in holders if type(holder) in (dict, list, tuple) and holder is not kept]
-
-
-LRU_CACHE: Any = type(functools.lru_cache(len))
-AROUND_A_VALUE = 2
-"""How far it is from a value to the cache: one that a function returns in a tuple is one step farther."""
+    for function in functions_that_keep([value for value in (reference() for reference in values) if value is not None]):
+        function.cache_clear()
 
 
 def _is_traced(value: object) -> bool:

@@ -19,7 +19,6 @@ from understudy.contexts import contextmanager, to_the_end
 from understudy.meta.proxies import SYMBOLIC, DeviceOf, MetaProxy
 from understudy.patching import TRACING, Hold, patch, patch_found
 from understudy.shapes.algebra.floats import FUNCTIONS
-from understudy.shapes.node import SymNode
 
 if TYPE_CHECKING:
     from understudy.meta.tracer import MetaTracer
@@ -98,17 +97,6 @@ def gen_constructor_wrapper(target: Callable[..., object]) -> tuple[Callable[...
         return proxies[0].tracer.create_proxy("call_function", target, args, kwargs)
 
     return call, target
-
-
-@patch("torch.SymInt.__hash__", during=TRACING)
-def hash_as_number(original: Callable[..., Any]) -> Callable[..., object]:
-    """A size that is the key of a dict has to be a number: it is the one at hand from there on."""
-
-    def __hash__(self: Any) -> int:
-        is_traced = current_tracer.get() is not None and type(self.node) is SymNode
-        return hash(int(self)) if is_traced else original(self)
-
-    return __hash__
 
 
 @patch("torch.nn.functional.scaled_dot_product_attention", during=TRACING)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from understudy.report.rehearsal import DOES_NOT_FIT, FITS, TIGHT, ModuleRow, Rehearsal
+from understudy.report.rehearsal import DOES_NOT_FIT, FAILED, FITS, TIGHT, ModuleRow, Rehearsal
 
 TEMPLATE = Path(__file__).with_name("page.html")
 
@@ -223,7 +223,7 @@ def make_page(rehearsal: Rehearsal, title: str = "Rehearsal") -> Page:
     )
 
 
-VERDICTS: dict[str, Verdict] = {FITS: "fits", TIGHT: "tight", DOES_NOT_FIT: "no"}
+VERDICTS: dict[str, Verdict] = {FITS: "fits", TIGHT: "tight", DOES_NOT_FIT: "no", FAILED: "no"}
 
 
 def _facts(rehearsal: Rehearsal) -> list[tuple[str, str]]:
@@ -385,16 +385,22 @@ def _notes(rehearsal: Rehearsal) -> list[tuple[str, list[str]]]:
     known = f"{coverage.known:,} of {coverage.operators:,} calls of operators have a formula. {coverage.convention}."
     unknown = [f"without formula: {name}, {calls:,} calls" for name, calls in coverage.unknown.items()]
     return [
-        ("Answered reads", [_entry_text(entry) for entry in rehearsal.answers]),
-        ("Files that were not written", [_entry_text(entry) for entry in rehearsal.writes]),
+        ("Answered reads", [describe_answer(entry) for entry in rehearsal.answers]),
+        ("Not written, not sent", [describe_write(entry) for entry in rehearsal.writes]),
         ("Assumptions, and what is not modelled", list(rehearsal.assumptions)),
         ("Coverage", [known, *unknown]),
         ("Software", [f"{name}: {version}" for name, version in rehearsal.software.items()]),
     ]
 
 
-def _entry_text(entry: dict[str, Any]) -> str:
-    return ", ".join(f"{name}: {value}" for name, value in entry.items())
+def describe_answer(entry: dict[str, Any]) -> str:
+    times = f", {entry['count']:,} times" if entry["count"] > 1 else ""
+    place = str(entry["line"]).split(": ")[0]
+    return f"{place}: {entry['read']} of {entry['tensor']} → {entry['answer']!r}{times}"
+
+
+def describe_write(entry: dict[str, Any]) -> str:
+    return f"{entry['what']} {entry['target']}"
 
 
 def format_size(size: float) -> str:

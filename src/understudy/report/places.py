@@ -22,14 +22,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from understudy import _torch
 from understudy.lines import is_installed, is_the_users
 from understudy.patching import OBSERVATION, patch
+from understudy.simulation.steps import StepCounter
 
 SETUP, FORWARD, BACKWARD, AFTER_BACKWARD, OPTIMIZER, BETWEEN = (
     "setup", "forward", "backward", "after backward", "optimizer", "between steps",
 )  # fmt: skip
 
 MOST_NODES = 8192
-"""Of so many nodes of a backward pass, the module is found for each allocation; then for every sixteenth, and at last not any
-more. torch frees nodes that Python has seen one inside of the other: some 30,000 in a row exceed the stack of the process."""
+"""Of so many nodes of a backward pass, the module is found for each allocation; then for every sixteenth, and at last for
+none. torch frees nodes that Python has seen one inside of the other: some 30,000 in a row exceed the stack."""
 SPARSE = 16
 active_fake_mode = _torch.active_fake_mode
 running_node = _torch.running_node
@@ -88,7 +89,8 @@ class Places:
 
     def __init__(self) -> None:
         self.step = 0
-        """Optimizer steps that are done."""
+        """Steps that are done, of the optimizer that steps most seldom."""
+        self._steps = StepCounter(None)
         self.outside = ModulePlace("", "")
         self.module = self.outside
         self.forward_module = self.outside
@@ -113,6 +115,7 @@ class Places:
         self._hooks: list[Any] = []
 
     def __enter__(self) -> Places:
+        self._steps.__enter__()
         self._hooks = [
             register_optimizer_step_pre_hook(self._enter_optimizer),
             register_optimizer_step_post_hook(self._leave_optimizer),
@@ -120,6 +123,7 @@ class Places:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._steps.__exit__()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -233,7 +237,8 @@ class Places:
             self.phase = self._find_phase()
             if self.on_optimizer is not None:
                 self.on_optimizer(optimizer, True)
-            self.step += 1
+            self._steps.count(optimizer)
+            self.step = self._steps.steps
 
 
 @patch("torch.nn.Module.__call__", during=OBSERVATION)

@@ -1,6 +1,6 @@
 """The data of one rehearsal: plain dataclasses of numbers, text, lists and dicts; nothing in it is a tensor.
 
-    rehearsal.verdict                      "fits", "tight" or "does not fit"
+    rehearsal.verdict                      "fits", "tight", "does not fit"; "failed" where the script ended before its time
     rehearsal.headline                     the verdict in a sentence
     rehearsal.peak.reserved_bytes          also allocated_, active_, requested_bytes; step, phase, module, line, operator
     rehearsal.categories                   {"parameters": bytes, …} of what was alive at the peak
@@ -27,7 +27,7 @@ SCHEMA_FILE = Path(__file__).with_name("rehearsal.schema.json")
 CATEGORIES = (
     "parameters", "gradients", "optimizer_state", "activations", "inputs", "buffers", "temporaries", "scratch",
 )  # fmt: skip
-FITS, TIGHT, DOES_NOT_FIT = "fits", "tight", "does not fit"
+FITS, TIGHT, DOES_NOT_FIT, FAILED = "fits", "tight", "does not fit", "failed"
 
 Record = TypeVar("Record")
 
@@ -62,7 +62,7 @@ class Contributor:
 class Peak:
     """The moment of the most allocated memory. On a CPU, all four sizes are one.
 
-    `fragmentation_bytes` is what was reserved and not allocated when most was reserved.
+    `fragmentation_bytes` is what was reserved and in no block, even when most was allocated.
     """
 
     allocated_bytes: int = 0
@@ -323,7 +323,7 @@ def _schema_of(hint: object) -> dict[str, Any]:
 def _whole_schema() -> dict[str, Any]:
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Rehearsal of understudy"}
     schema = head | make_schema()
-    schema["properties"]["verdict"] = {"enum": [FITS, TIGHT, DOES_NOT_FIT]}
+    schema["properties"]["verdict"] = {"enum": [FITS, TIGHT, DOES_NOT_FIT, FAILED]}
     schema["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
     return schema
 

@@ -18,6 +18,7 @@ from understudy.report.places import BETWEEN, FORWARD, SETUP, LinePlace
 from understudy.report.rehearsal import (
     CATEGORIES,
     DOES_NOT_FIT,
+    FAILED,
     FITS,
     TIGHT,
     Contributor,
@@ -59,6 +60,8 @@ class RunFacts:
     """What the one who runs the program knows and a measurement does not."""
 
     steps: int | None = None
+    failure: str = ""
+    """How the program ended before its time: "the script failed", …"""
     answers: list[dict[str, object]] = field(default_factory=list)
     writes: list[dict[str, object]] = field(default_factory=list)
     assumptions: list[str] = field(default_factory=list)
@@ -76,12 +79,12 @@ def summarise(
     device = _device(card if device_memory else None, device_memory, options, max(1, len(memory.devices)))
     oom = _out_of_memory(device_memory)
     error = round(peak.reserved_bytes * options.margin) if device_memory else 0
-    verdict = _verdict(peak, device, oom, error)
+    verdict = _verdict(peak, device, oom, error, bool(facts.failure))
     phases = _phase_rows(measurement, totals)
     macs = sum(row.macs for row in phases)
     return Rehearsal(
         verdict=verdict,
-        headline=_headline(verdict, peak, device, oom),
+        headline=_headline(verdict, peak, device, oom, facts.failure, card if device_memory is None else None),
         device=device,
         steps=measurement.places.step if facts.steps is None else facts.steps,
         peak=peak,
@@ -149,10 +152,9 @@ def _peak(measurement: Measurement, totals: DeviceTotals, alive: list[Birth], me
     allocated, reserved, active, requested = 4 * (totals.peak,)
     fragmentation = 0
     if memory is not None:
-        allocator = memory.unlimited if memory.first_oom is not None else memory.capped
-        statistics = allocator.statistics()
+        statistics = memory.allocator.statistics()
         allocated, reserved, active, requested = (statistics[f"{name}.all.peak"] for name in names)
-        fragmentation = reserved - allocator.allocated_at_most_reserved
+        fragmentation = reserved - allocated
     last = measurement.events[totals.peak_event - 1] if totals.peak_event else None
     return Peak(
         allocated,
@@ -226,28 +228,36 @@ def _device(card: Card | None, memory: DeviceMemory | None, options: VerdictOpti
     return Device(card.key, card.name, card.kind, count, card.memory, outside, limit, card.note)
 
 
-def _verdict(peak: Peak, device: Device, oom: OutOfMemoryRecord | None, error: int) -> str:
+def _verdict(peak: Peak, device: Device, oom: OutOfMemoryRecord | None, error: int, has_failed: bool) -> str:
     if oom is not None or peak.reserved_bytes > device.limit_bytes:
         return DOES_NOT_FIT
+    if has_failed:
+        return FAILED
     return TIGHT if peak.reserved_bytes + error > device.limit_bytes else FITS
 
 
-def _headline(verdict: str, peak: Peak, device: Device, oom: OutOfMemoryRecord | None) -> str:
+def _headline(
+    verdict: str, peak: Peak, device: Device, oom: OutOfMemoryRecord | None, failure: str, unused: Card | None
+) -> str:
+    """`unused` is a card that was asked for, and on which the program has put nothing."""
     used, total = peak.reserved_bytes, device.memory_bytes
     name = device.key.upper() if device.kind != "cpu" else "this machine's CPU"
+    name += f" (nothing was put on the {unused.key.upper()})" if unused is not None and unused.kind != "cpu" else ""
     kind = "reserved" if device.kind != "cpu" else "allocated"
     share = f"{100 * used / total:.0f}%" if total else "?"
-    where = f"peak in {peak.phase}" if peak.phase else "peak"
+    where = f", peak in {peak.phase}" if peak.phase else ""
     where += f" of {peak.module}" if peak.module else ""
     where += f", {peak.line}" if peak.line else ""
     amount = f"{_in_units(used, total)} of {_in_units(total, total)} {_unit(total)} {kind} ({share})"
+    if verdict == FAILED:
+        return f"no verdict on {name}: {failure}; until then {amount}{where}"
     if verdict != DOES_NOT_FIT:
-        return f"{verdict} on {name}: {amount}, {where}"
+        return f"{verdict} on {name}: {amount}{where}"
     over = used - device.limit_bytes
     by = f", {_in_units(over, total)} {_unit(total)} too much" if over > 0 else ""
     first = f"; first out of memory at {oom.line}" if oom is not None and oom.line else ""
     amount = f"{_in_units(used, total)} of {_in_units(total, total)} {_unit(total)} needed{by}"
-    return f"{verdict} on {name}: {amount}, {where}{first}"
+    return f"{verdict} on {name}: {amount}{where}{first}"
 
 
 def _unit(total: int) -> str:
@@ -403,26 +413,30 @@ def _estimate_time(measurement: Measurement, phases: list[PhaseRow], card: Card 
 
 
 def _timeline(measurement: Measurement, totals: DeviceTotals) -> Timeline:
-    """The most of each stretch of events, so that no peak is lost."""
+    """The most of each stretch of events, so that no peak is lost. Its step and phase are those of the last birth:
+    an event that ends a storage tells only when that began."""
     stretch = max(1, len(measurement.events) // POINTS)
     live = dict.fromkeys(CATEGORIES, 0)
     seen: set[int] = set()
     line = Timeline(bytes={name: [] for name in CATEGORIES})
     moments: list[int] = []
     best, best_total, best_event, peak_index = dict(live), -1, 0, 0
+    latest = best_latest = 0
     for index, birth in enumerate(measurement.events):
+        is_death = id(birth) in seen
+        seen.symmetric_difference_update((id(birth),))
+        latest = latest if is_death else index
         if birth.device is totals:
-            sign = -1 if id(birth) in seen else 1
-            seen.symmetric_difference_update((id(birth),))
-            live[category_of(birth, measurement)] += sign * birth.nbytes
+            live[category_of(birth, measurement)] += -birth.nbytes if is_death else birth.nbytes
         total = sum(live.values())
         if total > best_total or index + 1 == totals.peak_event:
-            best, best_total, best_event = dict(live), total, index
+            best, best_total, best_event, best_latest = dict(live), total, index, latest
         if index + 1 == totals.peak_event:
             best_total = 1 << 62  # nothing of this stretch replaces it
             peak_index = len(line.operators)
         if (index + 1) % stretch == 0 or index + 1 == len(measurement.events):
-            _add_point(line, measurement, best, best_event)
+            line.operators.append(measurement.event_operators[best_event])
+            _add_point(line, best, measurement.events[best_latest])
             moments.append(best_event)
             best_total = -1
     spans = _spans(measurement, totals, moments)
@@ -457,11 +471,9 @@ def _spans(measurement: Measurement, totals: DeviceTotals, moments: list[int]) -
     ]
 
 
-def _add_point(line: Timeline, measurement: Measurement, live: dict[str, int], event: int) -> None:
-    birth = measurement.events[event]
-    line.operators.append(measurement.event_operators[event])
-    line.steps.append(birth.step)
-    line.phases.append(birth.phase)
+def _add_point(line: Timeline, live: dict[str, int], latest: Birth) -> None:
+    line.steps.append(latest.step)
+    line.phases.append(latest.phase)
     for name, size in live.items():
         line.bytes[name].append(size)
 

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 from collections import defaultdict
@@ -15,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from understudy.report.rehearsal import DOES_NOT_FIT, FITS, TIGHT, ModuleRow, Rehearsal
+from understudy.report.rehearsal import DOES_NOT_FIT, FAILED, FITS, TIGHT, ModuleRow, Rehearsal
 
 WIDTH, LEAST_WIDTH = 100, 40
 BAR = 12
 DEPTH = 3
 ROWS = 12
-COLOURS = {FITS: "32", TIGHT: "33", DOES_NOT_FIT: "31"}
+COLOURS = {FITS: "32", TIGHT: "33", DOES_NOT_FIT: "31", FAILED: "31"}
 
 
 def print_text(rehearsal: Rehearsal, file: TextIO | None = None) -> None:
@@ -131,10 +130,10 @@ def _write_notes(rehearsal: Rehearsal) -> str:
         time = rehearsal.time
         notes.append(f"estimate of a step: {time.seconds_per_step:.3g} s ({time.assumes})")
     if rehearsal.answers:
-        notes.append(f"{len(rehearsal.answers)} reads of data that is not there were answered")
+        notes.append(f"reads of data that is not there, answered: {len(rehearsal.answers)}")
     if rehearsal.writes:
-        notes.append(f"{len(rehearsal.writes)} files were kept from being written")
-    return "Notes\n" + "\n".join(f"  - {note}" for note in notes) if notes else ""
+        notes.append(f"writes and connections that were not made: {len(rehearsal.writes)}")
+    return "Notes\n" + "\n".join(f"  - {clean(note)}" for note in notes) if notes else ""
 
 
 # --- modules, repeated ones folded
@@ -181,37 +180,38 @@ def fold_modules(rows: Sequence[ModuleRow], depth: int = DEPTH) -> list[ModuleNo
                 node.count += 1
             if length:
                 children[".".join(prefix.split(".")[:-1])].add(prefix)
-    return _in_order(nodes, children, "", 0, depth)
+    return _in_order(nodes, children, "", None, 0, depth)
 
 
 def _in_order(
-    nodes: dict[str, ModuleNode], children: dict[str, set[str]], path: str, level: int, depth: int
+    nodes: dict[str, ModuleNode], children: dict[str, set[str]], path: str, above: str | None, level: int, depth: int
 ) -> list[ModuleNode]:
+    """A row for each node from this one on. `above`: the path of the row that it stands below. What only wraps another
+    module, as those of PEFT do, is a row and no level of the depth."""
     node = nodes.get(path)
     if node is None:
         return []
     below = sorted(children[path], key=lambda child: -nodes[child].bytes)
     is_container = len(below) == 1 and below[0].endswith("*")
+    is_wrapper = len([child for child in below if nodes[child].kinds]) == 1
     found: list[ModuleNode] = []
     if not is_container:
-        node.label = "  " * level + _describe(node)
+        node.label = "  " * level + _describe(node, above)
         found.append(node)
-    if level < depth or is_container:
+    if level < depth or is_container or is_wrapper:
+        shown, lower = (above, level) if is_container else (path, level + 1)
         for child in below:
-            found += _in_order(nodes, children, child, level + (not is_container), depth)
+            found += _in_order(nodes, children, child, shown, lower, depth + (is_wrapper and not is_container))
     return found
 
 
-def _describe(node: ModuleNode) -> str:
+def _describe(node: ModuleNode, above: str | None) -> str:
     kind = "/".join(sorted(filter(None, node.kinds)))
     ranges = iter(node.numbers)
-    name = re.sub(r"\*", lambda _: _range(next(ranges)), node.path) or "(whole model)"
-    short = name.split(".")
-    tail = ".".join(short[-2:]) if short[-1][:1].isdecimal() and len(short) > 1 else short[-1]
-    if ".." in name:
-        tail = name if node.path.endswith("*") else node.path.split(".")[-1]
+    parts = [_range(next(ranges)) if part == "*" else part for part in node.path.split(".")]
+    name = ".".join(parts[len(above.split(".")) if above else 0 :]) or "(whole model)"
     times = f" x{node.count}" if node.count > 1 else ""
-    return f"{tail} ({kind}{times})" if kind else tail
+    return f"{name} ({kind}{times})" if kind else name
 
 
 def _range(numbers: set[int]) -> str:
@@ -250,7 +250,7 @@ def _bar(size: int, total: int) -> str:
 
 def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
     """Columns of figures to the right, the first and the last of words to the left; the widest word gives way."""
-    rows = [heads, *rows] if any(heads) else list(rows)
+    rows = [[clean(cell) for cell in row] for row in ([heads, *rows] if any(heads) else rows)]
     columns = len(heads)
     is_words = [index == 0 or all(not row[index][:1].isdecimal() for row in rows) for index in range(columns)]
     widths = [max(len(row[index]) for row in rows) for index in range(columns)]

@@ -8,6 +8,7 @@
     sharding         DTensor in such a mode
     memory           listeners that allocate: simulated cards, and the memory of the machine
     scripts          a script as `python script.py` runs it, ended after some steps
+    steps            steps of a run, counted over all of its optimizers
     overlay          files that a script writes, kept away from the disk
     libraries        transformers, safetensors, trackers, the network, while a script is rehearsed
     offline_data     data sets and tokenizers that are not here

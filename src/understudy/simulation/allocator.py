@@ -96,7 +96,6 @@ class Allocator:
         self.before_release: Callable[[], None] | None = None
         """Called at a limit, before anything that is cached is released."""
         self.history: History | None = None
-        self.allocated_at_most_reserved = 0
         self._small, self._large = make_pools()
         self._tells_active_apart = False
         self._live: dict[int, tuple[int, int, Arena]] = {}
@@ -296,9 +295,6 @@ class Allocator:
             self._events["num_ooms"] += 1
             raise self._out_of_memory(arena, rounded, requested, size)
         block = arena.end_of[address] - address
-        if self.reserved >= arena.pool.reserved_bytes.both.peak:
-            taken = rounded if block - rounded >= arena.pool.least_rest else block
-            self.allocated_at_most_reserved = self.allocated + taken
         return bisect_left(arena.keys, block << SHIFT | address)
 
     def _announce_release(self) -> None:

@@ -211,7 +211,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
             tables: dict[str, Any] = toml.load(file)
     except OSError as error:
         raise CatalogueError(error.strerror or str(error), str(path)) from None
-    except toml.TOMLDecodeError as error:
+    except ValueError as error:  # no TOML, or no text
         raise CatalogueError(f"no valid TOML: {error}", str(path)) from None
     return tables
 

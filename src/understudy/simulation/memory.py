@@ -46,7 +46,7 @@ class FirstOOM:
 class DeviceMemory:
     """The memory of one simulated card. Calls may come from several threads, and from finalizers inside of a call.
 
-    `capped` has the card's capacity; `endless`, made when it is first needed, has no limit. `endless_peak_of` the latter.
+    `capped` has the card's capacity; `endless`, made when it is first needed, has no limit.
     """
 
     def __init__(
@@ -70,13 +70,8 @@ class DeviceMemory:
 
     @property
     def allocator(self) -> Allocator:
-        """The one whose figures the program is told: the capped one, until it is at its end."""
+        """The one whose figures the program and the report are told: the capped one, until it is at its end."""
         return self.capped if self.first_oom is None or self.endless is None else self.endless
-
-    @property
-    def unlimited(self) -> Allocator:
-        """The one whose peaks say what would be needed."""
-        return self.endless or self.capped
 
     def allocate(self, nbytes: int, stream: int = 0) -> int:
         """The address of a block. Negative where only the endless allocator has it."""

@@ -23,7 +23,12 @@ CONSTRUCTORS = (
 )  # fmt: skip
 
 
-@patch(*(f"torch.{name}" for name in CONSTRUCTORS), during=SIMULATION)
+METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros")
+
+
+@patch(
+    *(f"torch.{name}" for name in CONSTRUCTORS), *(f"torch.Tensor.{name}" for name in METHODS), during=SIMULATION
+)
 def take_numbers_of_devices(original: Function) -> Function:
     """C++ asks the build for its accelerator where the device is a number, as in `torch.zeros(3, device=rank)`."""
 
@@ -34,8 +39,6 @@ def take_numbers_of_devices(original: Function) -> Function:
         return original(*args, **kwargs)
 
     return construct
-
-
 
 
 # --- real modules -------------------------------------------------------------------------------------------------------
@@ -85,10 +88,12 @@ def step_without_overflow(original: Function) -> Function:
     """Whether gradients have overflowed is in their data. Where no policy answers that, they have not: the step is made."""
 
     def step(self: object, optimizer: Any, optimizer_state: Any, *args: object, **kwargs: object) -> Any:
-        if not any(type(found) is FakeTensor for found in optimizer_state["found_inf_per_device"].values()):
+        fakes = [found for found in optimizer_state["found_inf_per_device"].values() if type(found) is FakeTensor]
+        if not fakes:
             return original(self, optimizer, optimizer_state, *args, **kwargs)
         machine().note("GradScaler: no gradient overflows, every step is made")
-        if machine().mode.answers is not None:
+        if (answers := machine().mode.answers) is not None:
+            answers.record("overflow of gradients", fakes[0].spec, False)
             return original(self, optimizer, optimizer_state, *args, **kwargs)
         return optimizer.step(*args, **kwargs)
 
@@ -102,6 +107,8 @@ def scale_stays(original: Function) -> Function:
     def get_scale(self: Any) -> float:
         if not self._enabled or self._scale is None or type(self._scale) is not FakeTensor:
             return float(original(self))
+        if (answers := machine().mode.answers) is not None:
+            answers.record("scale of GradScaler", self._scale.spec, float(self._init_scale))
         return float(self._init_scale)
 
     return get_scale

@@ -17,7 +17,6 @@ import runpy
 import sys
 import threading
 import traceback
-import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -35,11 +34,10 @@ from understudy.patching import REHEARSAL, active, patch
 from understudy.simulation.libraries import adapt_libraries, add_note
 from understudy.simulation.offline_data import make_missing_data
 from understudy.simulation.overlay import Overlay, Write
+from understudy.simulation.steps import EndOfScript, StepCounter
 
 Function = Callable[..., Any]
 INTERRUPTED = 130
-PATIENCE = 100
-"""How many times as often another optimizer has to step for one that never does to be left out of account."""
 
 
 @dataclass(frozen=True)
@@ -66,50 +64,6 @@ class ScriptResult:
     """Whether it was ended after the steps that were wanted."""
     writes: list[Write] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-
-class EndOfScript(BaseException):
-    """Raised in a script when it has taken its steps. No `Exception`: a script that handles errors is ended as well."""
-
-
-# --- steps -----------------------------------------------------------------------------------------------------------
-
-
-class StepCounter:
-    """Counts the steps of all optimizers, and ends the script after `most`."""
-
-    def __init__(self, most: int | None) -> None:
-        self.most = most
-        self.counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self.steps = 0
-
-    def add(self, optimizer: object) -> None:
-        self.counts.setdefault(optimizer, 0)
-
-    def count(self, optimizer: object, *_: object) -> None:
-        self.counts[optimizer] = self.counts.get(optimizer, 0) + 1
-        counts = list(self.counts.values())
-        is_waiting = max(counts) <= PATIENCE * (self.most or 1)
-        steps = min(count for count in counts if count or is_waiting)
-        if steps > self.steps:
-            self.steps = steps
-            if self.most is not None and steps >= self.most:
-                raise EndOfScript
-
-
-_counters: list[StepCounter] = []
-
-
-@patch("torch.optim.Optimizer.__init__", during=REHEARSAL)
-def follow_optimizers(original: Function) -> Function:
-    """A step of a rehearsal is over when each of its optimizers has stepped: they are counted from the start."""
-
-    def __init__(self: object, *args: object, **kwargs: object) -> None:
-        original(self, *args, **kwargs)
-        if _counters:
-            _counters[-1].add(self)
-
-    return __init__
 
 
 @patch("torch.compile", during=REHEARSAL)
@@ -234,6 +188,13 @@ def _run_exit_functions(functions: list[tuple[Function, Any, Any]]) -> None:
             traceback.print_exc()
 
 
+def _close_progress_bars() -> None:
+    """A bar of tqdm in whose middle the script was ended ends its line, as it does when Python ends."""
+    bars = getattr(getattr(sys.modules.get("tqdm.std"), "tqdm", None), "_instances", ())
+    for bar in list(bars):
+        bar.close()
+
+
 # --- the script ------------------------------------------------------------------------------------------------------
 
 
@@ -249,7 +210,7 @@ def run_script(
         overlay = None if allow_writes else stack.enter_context(Overlay())
         stack.enter_context(_as_main(script))
         hold = stack.enter_context(active(REHEARSAL))
-        stack.enter_context(_entry(_counters, counter))
+        stack.enter_context(counter)
         stack.enter_context(_entry(_modes, mode))
         stack.enter_context(_entry(_takes_longest, takes_longest))
         stack.enter_context(make_missing_data(makes_data))
@@ -270,6 +231,7 @@ def run_script(
             result.error = format_error(error)
         finally:
             _run_exit_functions(exits)
+            _close_progress_bars()
         result.steps = counter.steps
         if overlay is not None:
             result.writes = overlay.writes
@@ -327,6 +289,7 @@ def _as_main(script: Script) -> Iterator[None]:
 
 # --- tracebacks ------------------------------------------------------------------------------------------------------
 
+_OPERATORS = sys.modules[_torch.OpOverload.__module__].__file__
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -343,7 +306,8 @@ def format_error(error: BaseException) -> str:
 
 
 def _is_ours(file: str) -> bool:
-    return file.startswith(_OURS) or file == "<frozen runpy>" or file.endswith(os.sep + "runpy.py")
+    """Operators reach a mode through torch's `_ops`, which a run on real tensors does not pass."""
+    return file == _OPERATORS or file.startswith(_OURS) or file == "<frozen runpy>" or file.endswith(os.sep + "runpy.py")
 
 
 def _without_ours(tb: TracebackType | None) -> TracebackType | None:

@@ -18,6 +18,7 @@ from understudy.ops.nn import pooling, recurrent
 from understudy.ops.nn.losses import loss_of_classes
 from understudy.ops.nn.upsampling import UPSAMPLINGS, UPSAMPLINGS_WITH_CORNERS, upsample_to_symbols
 from understudy.patching import ANY_MODE, RECORDING, SYMBOLS, patch
+from understudy.shapes.node import SymNode
 from understudy.spec.call import flat
 
 Function = Callable[..., Any]
@@ -34,6 +35,17 @@ def pass_lengths_as_tensors(original: Function) -> Function:
         return original(*args, **kwargs)
 
     return loss
+
+
+@patch("torch.SymInt.__hash__", during=SYMBOLS)
+def hash_as_number(original: Function) -> Function:
+    """A size that is the key of a dict, or of a `functools.lru_cache`, has to be a number: it is the one at hand from there
+    on, and a guard says so."""
+
+    def __hash__(self: Any) -> int:
+        return hash(int(self)) if type(self.node) is SymNode and self.node.has_hint() else original(self)
+
+    return __hash__
 
 
 @patch("torch.masked._ops._input_mask", during=SYMBOLS)

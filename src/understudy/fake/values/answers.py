@@ -160,15 +160,21 @@ class Answers:
         wanted = wanted_here() if spec.dtype is torch.bool or what == "equal" else None
         read = Read(what, spec, values, line, wanted, least, most, before.count if before else 0)
         answer = self.policy.answer(read)
-        if answer is NotImplemented:
-            return answer
+        if answer is not NotImplemented:
+            self._add(key, answer)
+        return answer
+
+    def record(self, what: str, spec: TensorSpec, answer: Number) -> None:
+        """An answer that was given without asking the policy."""
+        self._add((user_line(), what, str(spec)), answer)
+
+    def _add(self, key: tuple[str, str, str], answer: Number) -> None:
+        before = self._index.get(key)
         if before is not None:
             before.count += 1
         else:
-            made = Given(line, what, str(spec), answer)
-            self._index[key] = made
+            made = self._index[key] = Given(*key, answer)
             self.given.append(made)
-        return answer
 
 
 # --- the reads -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,64 @@
+"""Steps of a run: one is over when each of its optimizers has stepped, so that the one that steps most seldom counts.
+
+    with StepCounter(most=2) as counter:        # knows the optimizers that a rehearsed script makes from here on
+        counter.count(optimizer)                # after each of their steps; raises EndOfScript at the last one
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from understudy.patching import REHEARSAL, patch
+
+PATIENCE = 100
+"""How many times as often another optimizer has to step for one that never does to be left out of account."""
+
+
+class EndOfScript(BaseException):
+    """Raised in a script when it has taken its steps. No `Exception`: a script that handles errors is ended as well."""
+
+
+class StepCounter:
+    """Counts the steps of all optimizers, and ends the script after `most`."""
+
+    def __init__(self, most: int | None) -> None:
+        self.most = most
+        self.counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.steps = 0
+
+    def __enter__(self) -> StepCounter:
+        _counters.append(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _counters.remove(self)
+
+    def add(self, optimizer: object) -> None:
+        self.counts.setdefault(optimizer, 0)
+
+    def count(self, optimizer: object, *_: object) -> None:
+        self.counts[optimizer] = self.counts.get(optimizer, 0) + 1
+        counts = list(self.counts.values())
+        is_waiting = max(counts) <= PATIENCE * (self.most or 1)
+        steps = min(count for count in counts if count or is_waiting)
+        if steps > self.steps:
+            self.steps = steps
+            if self.most is not None and steps >= self.most:
+                raise EndOfScript
+
+
+_counters: list[StepCounter] = []
+
+
+@patch("torch.optim.Optimizer.__init__", during=REHEARSAL)
+def follow_optimizers(original: Callable[..., object]) -> Callable[..., None]:
+    """A step of a rehearsal is over when each of its optimizers has stepped: they are counted from the start."""
+
+    def __init__(self: object, *args: object, **kwargs: object) -> None:
+        original(self, *args, **kwargs)
+        for counter in _counters:
+            counter.add(self)
+
+    return __init__

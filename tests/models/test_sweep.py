@@ -1,0 +1,108 @@
+"""The sweep over model classes as a test: a few run always, all of them are marked `conformance`.
+
+`timm` and `diffusers` are tried where they are installed.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.models.classes import Case, NotCounted, find_case, list_names
+from tests.models.columns import COLUMNS, Eager
+from tests.models.sweep import is_right, list_failures, preload, run_in_fork, try_class, write_table
+
+pytest.importorskip("transformers")
+
+SAMPLE = ("transformers/ElectraModel", "transformers/GemmaModel", "transformers/DINOv3ViTModel", "transformers/MarianModel",
+          "transformers/Data2VecVisionModel")  # fmt: skip
+LEAST_CLASSES, LEAST_SHARE = 400, 0.97
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_every_column_of_a_few(name: str) -> None:
+    found = try_class(name)["columns"]
+    assert list(found) == list(COLUMNS)
+    assert [column for column, said in found.items() if not is_right(said)] == []
+
+
+@pytest.mark.conformance
+def test_every_column_of_all() -> None:
+    """At least 97% of all classes are right in each column; what eager does not run is not counted."""
+    preload()
+    results = [run_in_fork(name) for name in list_names()]
+    counted = [result["columns"] for result in results if "columns" in result]
+    assert len(counted) >= LEAST_CLASSES, f"only {len(counted)} of {len(results)} classes run in eager"
+    for column in COLUMNS:
+        right = sum(is_right(columns[column]) for columns in counted)
+        assert right >= LEAST_SHARE * len(counted), f"{column}\n{list_failures(results)}\n{write_table(results)}"
+
+
+# --- the sweep itself --------------------------------------------------------------------------------------------------
+
+
+class Scaled(torch.nn.Module):
+    """Gives another answer, or none, where it is told to."""
+
+    def __init__(self, wrong: str = "") -> None:
+        super().__init__()
+        self.wrong, self.linear = wrong, torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        if type(x) is not torch.Tensor and self.wrong == "shape":
+            return y[:1]
+        if self.wrong == "numbers":
+            self.linear.weight.data.add_(1)
+        if self.wrong == "data" and y.sum() > 0:
+            return y * 2
+        return y
+
+
+def columns_of(wrong: str) -> dict[str, str]:
+    eager = Eager(Case(lambda: Scaled(wrong), lambda batch, length: {"x": torch.randn(batch, 4)}))
+    found = {}
+    for name, column in COLUMNS.items():
+        try:
+            found[name] = column(eager) or "ok"
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def test_what_is_right_is_right() -> None:
+    assert {name for name, said in columns_of("").items() if said != "ok"} == set()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "columns"),
+    [
+        ("shape", {"forward", "make_fx fake", "make_fx symbolic", "forward, cuda"}),
+        ("data", {"forward", "train step", "make_fx fake", "make_fx symbolic", "FakeTensorProp", "symbolic_trace",
+                  "forward, cuda", "train step, cuda"}),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_seen(wrong: str, columns: set[str]) -> None:
+    assert columns <= {name for name, said in columns_of(wrong).items() if said != "ok"}
+
+
+def test_a_class_that_eager_does_not_construct_is_not_counted() -> None:
+    assert "not counted" in run_in_fork("transformers/NoSuchModel")
+
+
+def test_a_class_that_takes_too_long_is_ended() -> None:
+    result = run_in_fork("transformers/ElectraModel", seconds=1)
+    assert "timeout" in str(result)
+
+
+def test_the_table_counts() -> None:
+    right = {"name": "timm/one", "columns": dict.fromkeys(COLUMNS, "ok")}
+    half = {"name": "transformers/other", "columns": {**right["columns"], "forward": "Wrong: …"}}  # type: ignore[dict-item]
+    table = write_table([right, half, {"name": "timm/two", "not counted": "…"}])
+    assert "| classes | 1 | 1 | 2 | |" in table
+    assert "| forward | 0 | 1 | 1 | 50.0% |" in table
+
+
+def test_a_class_of_no_library() -> None:
+    with pytest.raises((KeyError, NotCounted)):
+        find_case("nothing/Model")
