@@ -109,6 +109,13 @@ def storage_of(tensor: torch.Tensor) -> int | None:
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """The tensors of a tree, in order. Sweeps ask often: what has no containers in it is not flattened."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if type(tree) in (list, tuple):
+        return [tensor for part in tree for tensor in tensors_in(part)]
+    if tree is None or isinstance(tree, (int, float, str)):
+        return []
     return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 

@@ -50,6 +50,7 @@ DATA_DEPENDENT: dict[str, str] = {
     "index_fill": "the gradient needs the number of distinct indices",
     "index_put": "a boolean index selects as many elements as it has True",
     "istft": "checks that the window adds up to something other than zero",
+    "masked.median": "of integers, looks whether all are masked in",
     "item": "a value is what it asks for",
     "linalg.lstsq": "residuals exist only where the matrix has full rank",
     "linalg.lstsq.grad_oriented": "residuals exist only where the matrix has full rank",

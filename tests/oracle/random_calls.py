@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -48,7 +49,7 @@ UNSAFE = frozenset({
     "linalg.householder_product", "nn.functional.embedding_bag", "nn.functional.ctc_loss", "to_sparse", "sparse.mm_reduce",
     "sparse.sampled_addmm", "torch.ops.aten._safe_softmax.default", "nn.functional.max_unpool1d", "nn.functional.max_unpool2d",
     "nn.functional.max_unpool3d", "nn.functional.max_unpool1d.grad", "nn.functional.max_unpool2d.grad",
-    "nn.functional.max_unpool3d.grad", "tril", "triu",
+    "nn.functional.max_unpool3d.grad", "tril", "triu", "narrow_copy",
 })  # fmt: skip
 """Operators whose kernels read or write beyond memory that is too short, or where values tell them to: their samples are
 taken as they are, but for dtypes and the order in memory."""
@@ -56,6 +57,7 @@ VALUES_FROM_NOWHERE = frozenset({
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_", "resize_as_",
     "linalg.lstsq", "linalg.lstsq.grad_oriented", "nn.functional.embedding_bag", "uniform", "as_strided", "as_strided_copy",
     "as_strided.partial_views", "linalg.ldl_factor_ex", "geqrf",
+    "nn.functional.pad.circular",
 })  # fmt: skip
 """Operators whose results hold values that nobody has computed, in a changed sample if not in the database's."""
 
@@ -80,11 +82,7 @@ class Step:
 
     def filled(self, values: Sequence[Any]) -> Any:
         """Its arguments and keyword arguments, with these values in the slots."""
-        return tree_map(
-            lambda leaf: values[leaf.number] if isinstance(leaf, Slot) else leaf,
-            self.arguments,
-            is_leaf=lambda leaf: isinstance(leaf, Slot),
-        )
+        return _fill(self.arguments, values)
 
     def run(self, values: Sequence[Any]) -> Any:
         args, kwargs = self.filled(values)
@@ -101,6 +99,19 @@ class Step:
     def slots(self) -> list[int]:
         leaves = tree_flatten(self.arguments, is_leaf=lambda leaf: isinstance(leaf, Slot))[0]
         return [leaf.number for leaf in leaves if isinstance(leaf, Slot)]
+
+
+def _fill(tree: Any, values: Sequence[Any]) -> Any:
+    kind = type(tree)
+    if kind is Slot:
+        return values[tree.number]
+    if kind is tuple or kind is list:
+        return kind([_fill(part, values) for part in tree])
+    if kind is dict:
+        return {key: _fill(part, values) for key, part in tree.items()}
+    if isinstance(tree, (tuple, dict)):  # torch.Size, named tuples, ordered dicts
+        return tree_map(lambda leaf: _fill(leaf, values), tree, is_leaf=lambda leaf: type(leaf) is Slot)
+    return tree
 
 
 def call_of(op: str, variant: str) -> Callable[..., Any]:
@@ -148,18 +159,24 @@ class Vocabulary:
         return rng.choice(found) if found else None
 
     def _read(self, op: str, dtype: torch.dtype) -> list[Any]:
-        seed()
-        info = OPS[op]
-        try:
-            samples = list(islice(info.sample_inputs_func(info, "cpu", dtype, False), SAMPLES_READ))
-        except Exception:  # the database has no samples of this dtype
-            return []
-        samples = [each for each in samples if _is_usable((each.input, each.args, each.kwargs))]
+        samples = _usable_samples(op, dtype)
         return random.Random(f"{self.seed}/{self.block}/{op}/{dtype}").sample(samples, min(SAMPLES_KEPT, len(samples)))
 
     def dtype_for(self, rng: random.Random, op: str) -> torch.dtype:
         supported = OPS[op].supported_dtypes("cpu")
         return rng.choice([d for d in (*DTYPES, *COMMON, *COMMON) if d in supported] or [torch.float32])
+
+
+@cache
+def _usable_samples(op: str, dtype: torch.dtype) -> list[Any]:
+    """Read once for all blocks: making them takes longer than running them."""
+    seed()
+    info = OPS[op]
+    try:
+        samples = list(islice(info.sample_inputs_func(info, "cpu", dtype, False), SAMPLES_READ))
+    except Exception:  # the database has no samples of this dtype
+        return []
+    return [each for each in samples if _is_usable((each.input, each.args, each.kwargs))]
 
 
 def _is_usable(tree: Any) -> bool:
@@ -371,7 +388,8 @@ class Editor:
         tensors = tensors_in(result)
         if not tensors or not _is_usable(result):
             return False
-        kind = self.rng.choice(("like", "like", "empty", "other size", "other dtype", "layout", "input", "offset"))
+        kinds = ("like", "like", "empty", "other size", "other dtype", "layout", "input", "offset")
+        kind = self.rng.choice([kind for kind in kinds if kind != "layout"] if self.op in UNSAFE else kinds)
         self.edits.append(f"out {kind}")
         out = tree_map(lambda leaf: self._out(leaf, kind) if isinstance(leaf, torch.Tensor) else leaf, result)
         leaves, structure = tree_flatten((args, {**kwargs, "out": out}))

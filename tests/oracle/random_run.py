@@ -197,9 +197,22 @@ class Idle(TorchDispatchMode):
 
 
 def _is_other_path(step: Step, program: Program, fake_result: Any, fakes: list[Any]) -> bool:
-    """Whether a real run of the program below a mode that does nothing gives what stand-ins give."""
+    """Whether a real run of the program below a mode that does nothing gives what stand-ins give: with its values, or with
+    ones, if that path does not take its values."""
+    for fill in (None, _ones):
+        found = _run_below_mode(step, program, fill)
+        if found is not None:
+            result, values = found
+            return len(values) == len(fakes) and not _differences(result, fake_result, values, fakes)
+    return False
+
+
+def _run_below_mode(step: Step, program: Program, fill: Callable[[torch.Tensor], None] | None) -> tuple[Any, list[Any]] | None:
     inputs = dict(zip(program.inputs, duplicate(list(program.inputs.values())), strict=True))
     values: list[Any] = []
+    if fill is not None:
+        for tensor in inputs.values():
+            _refill(tensor.detach(), fill)
     try:
         for each in (*program.steps, step):
             while len(values) in inputs:
@@ -211,8 +224,8 @@ def _is_other_path(step: Step, program: Program, fake_result: Any, fakes: list[A
             if each is not step:
                 Program.append_results(result, values)
     except Exception:
-        return False
-    return len(values) == len(fakes) and not _differences(result, fake_result, values, fakes)
+        return None
+    return result, values
 
 
 def shown(step: Step, values: Sequence[Any]) -> str:
@@ -437,7 +450,7 @@ def _wrong_elsewhere(run: symbolic.SymbolicRun, rng: random.Random) -> str:
 
 
 def _takes_other_values(run: symbolic.SymbolicRun, sizes: Any, error: Exception) -> bool:
-    if isinstance(error, torch.linalg.LinAlgError) or any(words in str(error) for words in NO_MEMORY):
+    if isinstance(error, torch.linalg.LinAlgError) or any(words in str(error) for words in (*NO_MEMORY, *ABOUT_VALUES)):
         return True
     for fill in FILLS:
         args, _ = run.real_inputs(sizes)

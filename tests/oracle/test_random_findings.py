@@ -17,6 +17,7 @@ from understudy.shapes.input_dims import DYNAMIC
 
 Call = Callable[..., Any]
 F8 = torch.float8_e4m3fn
+C64 = torch.complex64
 LARGEST = 2**63 - 1
 
 
@@ -36,6 +37,27 @@ CALLS: dict[str, tuple[Call, list[Tensor]]] = {
         lambda a, tau, x, out: torch.ormqr(a, tau, x, out=out), [ones(3, 3), ones(3), ones(3, 2), ones(0)]),
     "out= of householder_product": (
         lambda a, tau, out: torch.linalg.householder_product(a, tau, out=out), [ones(3, 2), ones(2), ones(4, 3)]),
+    "out= that fits, without elements, by columns": (
+        lambda a, tau, x, out: torch.ormqr(a, tau, x, out=out), [ones(3, 3), ones(3), ones(3, 0), ones(3, 0, 2)[..., 1]]),
+    "out= of householder_product that fits, without elements": (
+        lambda a, tau, out: torch.linalg.householder_product(a, tau, out=out), [ones(2, 3, 0), ones(2, 0), ones(2, 3, 0, 2)[..., 1]]),
+    "out= that is conjugated by a bit": (
+        lambda a, p, b, out: torch.linalg.lu_solve(a, p, b, left=False, out=out),
+        [ones(2, 2, dtype=C64), ones(2, dtype=torch.int32), ones(3, 2, dtype=C64), ones(3, 2, dtype=C64)]),
+    "out= that is resized, conjugated by a bit": (
+        lambda a, b, out: torch.linalg.solve(a, b, left=False, out=out),
+        [torch.eye(2, dtype=C64), ones(3, 2, dtype=C64), ones(5, dtype=C64)]),
+    "out= that a conjugated result is copied into": (
+        lambda a, b, out: torch.linalg.solve(a, b, left=False, out=out),
+        [torch.eye(2, dtype=C64), ones(3, 2, dtype=C64), ones(2, 3, dtype=C64).t()]),
+    "out= of statistics that are not computed": (
+        lambda x, w, a, b, c: torch.native_batch_norm(x, w, w, w, w, False, 0.1, 1e-5, out=(a, b, c)),
+        [ones(3, 2, 4), ones(2), ones(3, 2, 4), ones(3), ones(0)]),
+    "out= of statistics that are computed": (
+        lambda x, w, a, b, c: torch.native_batch_norm(x, w, w, w, w, True, 0.1, 1e-5, out=(a, b, c)),
+        [ones(3, 2, 4), ones(2), ones(3, 2, 4), ones(3), ones(0)]),
+    "a tolerance for each of many": (lambda x, tol: torch.linalg.pinv(x, rtol=tol), [torch.eye(4)[:, :3].clone(), ones(2, 1)]),
+    "a tolerance for each of nothing": (lambda x, tol: torch.linalg.pinv(x, rtol=tol), [ones(0, 3), ones(2, 1)]),
     "a list of out= that is resized": (lambda x, a, b: torch.unbind_copy(x, out=[a, b]), [ones(2, 3), ones(4), ones(0)]),
     "a list of out= that fits": (lambda x, a, b: torch.unbind_copy(x, out=[a, b]), [ones(2, 3), ones(3), ones(3)]),
     "sizes of out= that fits": (
@@ -73,6 +95,18 @@ REFUSED: dict[str, tuple[Call, list[Tensor]]] = {
     "indices that are fractions": (lambda x, i: torch.take_along_dim(x, i, 0), [ones(4), ones(2)]),
     "a norm into complex numbers": (
         lambda x, out: torch.linalg.matrix_norm(x, out=out), [ones(2, 2), ones(0, dtype=torch.complex64)]),
+    "a kernel without elements": (torch.nn.functional.conv2d, [ones(2, 3, 4, 4), ones(2, 3, 0, 2)]),
+    "a transposed kernel without elements": (torch.nn.functional.conv_transpose3d, [ones(2, 3, 4, 4, 4), ones(3, 2, 2, 2, 0)]),
+    "weights of other classes": (
+        lambda x, t, w: torch.nn.functional.multi_margin_loss(x, t, weight=w), [ones(2, 3), ones(2, dtype=torch.int64), ones(2)]),
+    "weights in a row": (
+        lambda x, t, w: torch.nn.functional.multi_margin_loss(x, t, weight=w), [ones(2, 3), ones(2, dtype=torch.int64), ones(1, 3)]),
+    "an order that is a bool": (lambda x: torch._foreach_norm([x], True), [ones(2)]),
+    "the least of nothing": (lambda x: torch._foreach_norm([x], -torch.inf), [ones(0)]),
+    "rows that are no columns": (
+        lambda a, b, s: torch.ops.aten._scaled_mm_v2(a, b, [s], [0], [0], [s], [0], [0], None, torch.float32),
+        [ones(4, 3, dtype=F8), ones(4, 3, dtype=F8), ones(1)]),
+    "channels of a vector": (lambda x, w: torch.nn.functional.batch_norm(x, w, w), [ones(2), ones(2)]),
     "a norm of integers": (
         lambda w, i: torch.nn.functional.embedding(i, w, max_norm=1.0),
         [ones(3, 2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)]),
@@ -134,6 +168,94 @@ def test_out_of_composites_with_symbols(name: str) -> None:
     assert [int(size) for size in fake.shape] == list(wanted.shape)
 
 
+MATRICES: dict[str, Call] = {
+    "cholesky_inverse": lambda a, out, _: torch.cholesky_inverse(a, out=out),
+    "geqrf": lambda a, out, vector: torch.geqrf(a, out=(out, vector))[0],
+    "eig": lambda a, out, vector: torch.linalg.eig(a, out=(vector, out))[1],
+    "householder_product": lambda a, out, vector: torch.linalg.householder_product(a, vector, out=out),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("shape", [(2, 3, 3), (0, 3, 3), (2, 0, 0)])
+@pytest.mark.parametrize("kind", ["empty", "filled", "fits"])
+@pytest.mark.parametrize("name", MATRICES)
+def test_strides_of_matrices_in_out_with_symbols(name: str, kind: str, shape: tuple[int, ...]) -> None:
+    """LAPACK's results are by columns; a tensor that is given for them is so only if it had no elements."""
+    a = torch.eye(shape[-1]).expand(shape).contiguous()
+    dtype = C64 if name == "eig" else torch.float32
+    out = {"empty": ones(0, dtype=dtype), "filled": ones(7, dtype=dtype), "fits": ones(*shape, 2, dtype=dtype)[..., 1]}[kind]
+    vector = ones(*shape[:-1], dtype=dtype)
+    fake, _ = run_on_stand_ins(MATRICES[name], [a, out, vector], symbolic=True)
+    assert [int(step) for step in fake.stride()] == list(MATRICES[name](a, out, vector).stride())
+
+
+@pytest.mark.parametrize(
+    "call", [torch.nan_to_num, torch.abs, torch.conj_physical, torch.exp, torch.deg2rad, torch.rad2deg, torch.clone]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, C64])
+def test_strides_of_resized_out_with_symbols(call: Call, dtype: torch.dtype) -> None:
+    """Which strides a size of 1 has depends on whether the kernel copies, or goes through the elements."""
+    op = {torch.clone: torch.ops.aten.clone.out, torch.conj_physical: torch.ops.aten.conj_physical.out}.get(call, call)
+    x = ones(5, 7, 1, 10, dtype=dtype).as_strided((5, 10, 7, 1), (70, 1, 10, 70))
+    if dtype is C64 and call in (torch.nan_to_num, torch.deg2rad, torch.rad2deg):
+        pytest.skip("not of complex numbers")
+    out = torch.empty(0, dtype=call(x).dtype)
+    fake, _ = run_on_stand_ins(lambda x, out: op(x, out=out), [x, out], symbolic=True)
+    assert [int(step) for step in fake.stride()] == list(op(x, out=out).stride())
+
+
+ELSEWHERE: dict[str, tuple[Call, list[Tensor], list[Tensor]]] = {
+    "a kernel without elements": (
+        torch.nn.functional.conv3d, [ones(1, 1, 3, 3, 3), ones(2, 1, 2, 2, 2)], [ones(1, 1, 3, 3, 3), ones(2, 1, 2, 0, 2)]),
+    "a transposed kernel without elements": (
+        torch.nn.functional.conv_transpose1d, [ones(1, 2, 3), ones(2, 2, 2)], [ones(1, 2, 3), ones(2, 2, 0)]),
+    "rows that are no columns": (
+        lambda a, b, s, t: torch.ops.aten._scaled_mm_v2(a, b, [s], [0], [0], [t], [0], [0], None, torch.float32),
+        [ones(4, 3, dtype=F8), ones(3, 2, dtype=F8), ones(1), ones(1)], [ones(4, 3, dtype=F8), ones(4, 2, dtype=F8), ones(1), ones(1)]),
+    "weights of other classes": (
+        lambda x, t, w: torch.nn.functional.multi_margin_loss(x, t, weight=w),
+        [ones(2, 3), ones(2, dtype=torch.int64), ones(3)], [ones(2, 3), ones(2, dtype=torch.int64), ones(2)]),
+    "rows without classes": (
+        torch.nn.functional.multilabel_margin_loss,
+        [ones(2, 3), ones(2, 3, dtype=torch.int64)], [ones(2, 0), ones(2, 0, dtype=torch.int64)]),
+    "the least of nothing": (lambda x, y: torch._foreach_norm([x, y], -1), [ones(2), ones(3)], [ones(2), ones(0)]),
+    "the least distance of nothing": (lambda x, y: torch.dist(x, y, -1), [ones(2), ones(2)], [ones(0), ones(0)]),
+    "no elements, but a batch and channels": (
+        lambda x, w: torch.nn.functional.conv1d(x, w, padding=1), [ones(2, 2, 1), ones(2, 2, 1)], [ones(2, 2, 0), ones(2, 2, 1)]),
+    "no elements, but a batch and channels, transposed": (
+        torch.nn.functional.conv_transpose1d, [ones(2, 2, 1), ones(2, 2, 3)], [ones(2, 2, 0), ones(2, 2, 3)]),
+    "scales of other rows": (
+        lambda a, b, s, t: torch.ops.aten._scaled_mm_v2(a, b, [s], [1], [0], [t], [1], [0], None, torch.float32),
+        [ones(4, 3, dtype=F8), ones(3, 2, dtype=F8), ones(4, 1), ones(1, 2)],
+        [ones(4, 3, dtype=F8), ones(3, 2, dtype=F8), ones(4, 1), ones(1, 3)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_is_refused_elsewhere_is_a_guard(name: str) -> None:
+    call, here, there = ELSEWHERE[name]
+    env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
+    mode = FakeTensorMode(shape_env=env)
+    fakes = [
+        mode.from_tensor(each, source=source, symbolic_context=[DYNAMIC] * each.ndim)
+        for source, each in zip("abcdef", here, strict=False)
+    ]
+    with mode:
+        call(*fakes)
+    assert not env.check(*here)
+    with pytest.raises((RuntimeError, ValueError, IndexError)):
+        call(*there)
+    assert env.check(*there)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
+def test_what_is_filled_in_keeps_its_dtype_with_symbols(dtype: torch.dtype) -> None:
+    reals = [ones(3, dtype=dtype), ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)]
+    made, _ = run_on_stand_ins(lambda x, m, i: torch.ops.aten._unsafe_masked_index(x, m, [i], 2.5), reals, symbolic=True)
+    assert made.dtype is dtype
+
+
 @pytest.mark.parametrize("name", ["gather", "scatter_reduce", "index_select", "embedding"])
 def test_an_index_points_into_something_by_a_guard(name: str) -> None:
     env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
@@ -179,3 +301,15 @@ def test_a_view_stays_within_its_storage_by_a_guard() -> None:
     (guard,) = env.guards
     assert guard.text == "x_0 >= 4"
     assert env.check(torch.zeros(3)) and not env.check(torch.zeros(4))
+
+
+def test_a_size_of_0_goes_inside_of_a_1_beyond_expanded_dimensions() -> None:
+    env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
+    mode = FakeTensorMode(shape_env=env)
+    here = ones(1, 1, 1), ones(1, 2, 1)
+    fakes = [mode.from_tensor(each, source=s, symbolic_context=[DYNAMIC] * 3) for s, each in zip("ab", here, strict=True)]
+    with mode:
+        made = fakes[0] * fakes[1]
+    there = ones(0, 1, 1), ones(1, 2, 1)
+    assert (there[0] * there[1]).stride() == (1, 0, 0) != made.stride()
+    assert env.check(*there) and not env.check(*here)

@@ -203,6 +203,8 @@ def change_spec(fake: FakeTensor, spec: TensorSpec) -> None:
         torch.Tensor.as_strided_(fake, *spec.numbers)
     finally:
         del guard
+    if spec.conj:
+        _torch.set_conj(fake, True)
     fake._spec = spec
     if grows and fake.fake_mode.is_observed:
         fake.fake_mode.follow_resize(_torch.native_storage(fake))

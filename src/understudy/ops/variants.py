@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import eq
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -22,7 +23,11 @@ OPTIONS = ("dtype", "layout", "device", "pin_memory")
 exact_out: Trait[bool] = Trait("out= takes nothing but the very dtype of the result")
 expanded_out: Trait[bool] = Trait("out= may be an expanded tensor")
 contiguous_out: Trait[bool] = Trait("out= is resized to contiguous strides before those of the result are looked at")
-laid_out_if_empty: Trait[bool] = Trait("out= takes the strides of the result if it is empty; else it is resized contiguous")
+laid_out_if_empty: Trait[tuple[int, ...]] = Trait(
+    "results for which out= without elements takes their strides, whether it fits or not; else it is resized contiguous"
+)
+conjugated_out: Trait[bool] = Trait("a result that is conjugated by a bit is computed in out=, if that has its strides")
+kept_out: Trait[bool] = Trait("out= of statistics that are not computed stays as it is")
 checked_out: Trait[bool] = Trait("out= must not be expanded, even if it is to be resized")
 deciding_out: Trait[bool] = Trait("out= decides the dtype of the computation; a dtype that is asked for has to be that")
 asked_out: Trait[bool] = Trait("out= must have the dtype that is asked for")
@@ -30,7 +35,12 @@ counted_out: Trait[bool] = Trait("out= keeps its shape if it has as many element
 in_place_on_expanded: Trait[bool] = Trait("in place, it may write into an expanded tensor", of_packets=True)
 
 contiguous_out.mark("_fft_c2c.out", "_fft_c2r.out", "_fft_r2c.out", "cholesky.out", "cholesky_solve.out")
-laid_out_if_empty.mark("ormqr.out", "linalg_householder_product.out", "linalg_lstsq.out")
+laid_out_if_empty.register(
+    (0,), "ormqr.out", "linalg_householder_product.out", "linalg_lstsq.out", "cholesky_inverse.out", "geqrf.a"
+)
+laid_out_if_empty.register((0, 1), "linalg_eig.out", "linalg_eigvals.out")
+conjugated_out.mark("linalg_lu_solve.out", "_linalg_solve_ex.result")
+kept_out.mark("native_batch_norm.out", "_native_batch_norm_legit.out", "_native_batch_norm_legit.no_stats_out")
 checked_out.mark("index_select.out")
 deciding_out.mark("sum.IntList_out", "prod.int_out", "cumsum.out", "cumprod.out")
 asked_out.mark("mean.out", "mean.dtype_out")
@@ -146,7 +156,10 @@ class _OutVariant(NamedTuple):
 
     resizes_contiguous: bool
     "As variants do that are made from the functional one: resized first, then copied into."
-    resizes_filled_contiguous: bool
+    laid_out_if_empty: tuple[int, ...] | None
+    "Positions among the results."
+    keeps_unused: bool
+    takes_conj: bool
     exact: bool
     takes_expanded: bool
     checks_before_resize: bool
@@ -159,7 +172,9 @@ class _OutVariant(NamedTuple):
         generated = torch.Tag.generated in op.tags
         return _OutVariant(
             resizes_contiguous=generated or contiguous_out.of(op) is not None,
-            resizes_filled_contiguous=laid_out_if_empty.of(op) is not None,
+            laid_out_if_empty=laid_out_if_empty.of(op),
+            keeps_unused=kept_out.of(op) is not None,
+            takes_conj=conjugated_out.of(op) is not None,
             exact=generated or exact_out.of(op) is not None,
             takes_expanded=expanded_out.of(op) is not None,
             checks_before_resize=record_of(op).is_pointwise or checked_out.of(op) is not None,
@@ -188,7 +203,7 @@ def _out_rule(functional: Rule, out_names: list[str], left_out: list[str], varia
         if len(results) != len(outs) or not all(isinstance(r, New) for r in results):
             return NotImplemented
         written = tuple(
-            _written(result.spec, out, first + position, variant)
+            _written(result.spec, out, first + position, variant, position)
             for position, (result, out) in enumerate(zip(results, outs, strict=True))
         )
         return written if len(written) > 1 else written[0]
@@ -234,18 +249,31 @@ def _list_written(results: Any, outs: Sequence[TensorSpec], first: int, variant:
     return Changed(tuple(_written(result.spec, out, first + at, variant) for at, (result, out) in pairs))
 
 
-def _written(result: TensorSpec, out: TensorSpec, of: int, variant: _OutVariant) -> Same:
+def write_out(op: str, result: TensorSpec, out: TensorSpec, of: int) -> Same:
+    """What an out= variant does to the tensor that it is given, input `of`: for rules of such variants by themselves."""
+    return _written(result, out, of, _OutVariant.of(operator_named(f"aten::{op}")))
+
+
+def _written(result: TensorSpec, out: TensorSpec, of: int, variant: _OutVariant, position: int = 0) -> Same:
+    """`position`: of the result among all."""
     if variant.exact and result.dtype is not out.dtype:
         raise DtypeError(f"out=: a result of {result.dtype} needs a tensor of that dtype, not {out}")
     check_castable("out=", result.dtype, out.dtype)
+    if variant.keeps_unused and result.shape == (0,):
+        return Same(of)
     fits = result.numel == out.numel if variant.counts_elements else _fits(result.shape, out.shape)
     if (fits and not variant.takes_expanded) or variant.checks_before_resize:
         check_no_overlap("out=", out)
-    if fits:
-        return Same(of)
-    is_contiguous = variant.resizes_contiguous or (variant.resizes_filled_contiguous and out.numel != 0)
+    lays_out = position in (variant.laid_out_if_empty or ()) and out.numel == 0
+    takes_conj = variant.takes_conj and result.conj and not out.conj
+    if fits and not lays_out:
+        # A bit of the result is set on a tensor that it is computed in, not on one that it is copied into.
+        takes_conj = takes_conj and all(map(eq, result.stride, out.stride))
+        return Same(of, out.as_view(out.shape, out.stride, conj=True) if takes_conj else None)
+    is_contiguous = variant.resizes_contiguous or (variant.laid_out_if_empty is not None and not lays_out)
     stride = None if is_contiguous else result.stride  # the offset stays in any case
-    return Same(of, TensorSpec(result.shape, stride, out.offset, dtype=out.dtype, device=out.device))
+    conj = out.conj or takes_conj
+    return Same(of, TensorSpec(result.shape, stride, out.offset, dtype=out.dtype, device=out.device, conj=conj, neg=out.neg))
 
 
 def _fits(shape: Sequence[int | SymNode], given: Sequence[int | SymNode]) -> bool:

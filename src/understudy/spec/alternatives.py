@@ -16,7 +16,7 @@ from typing import Any
 from understudy.errors import UnderstudyError
 from understudy.shapes.algebra import conditions
 from understudy.shapes.algebra.expr import Expr
-from understudy.shapes.algebra.facts import Facts, Proof
+from understudy.shapes.algebra.facts import Proof
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.node import Shape, SymNode, value_of
 from understudy.spec.tensor_spec import TensorSpec
@@ -95,19 +95,11 @@ class LayoutTrial:
 def _trial(env: Any, sizes: Sizes, function: Callable[..., Shape | None], args: tuple[object, ...]) -> LayoutTrial | None:
     """None where it is refused."""
     hints = dict(sizes)
-    tried = env.fork(hints, _facts(env, hints))
+    tried = env.fork(hints, env.facts.copy(hints))
     try:
         return LayoutTrial(tried, function(*_move_to_env(args, tried)))
     except (UnderstudyError, ArithmeticError):
         return None
-
-
-def _facts(env: Any, example: Sizes) -> Facts:
-    """What the environment knows, to learn more from."""
-    facts = Facts(env.algebra, example)
-    for condition in env.facts.conditions:
-        facts.learn(condition)
-    return facts
 
 
 def _other_sizes(env: Any, symbols: Sequence[Expr]) -> Iterator[Sizes]:
@@ -150,7 +142,7 @@ def _leads_there(way: Any, sizes: Sizes) -> bool:
 # --- conditions ---------------------------------------------------------------------------------------------------
 
 
-def _shorter(env: object, ways: Sequence[Way]) -> list[Way]:
+def _shorter(env: ShapeEnv, ways: Sequence[Way]) -> list[Way]:
     """The same, without what makes no difference: where `a and b` leads, and `not a`, it is enough that `b` holds."""
     found = list(dict.fromkeys(ways))
     for way in ways:
@@ -165,9 +157,9 @@ def _shorter(env: object, ways: Sequence[Way]) -> list[Way]:
     return found
 
 
-def _leads_into(env: object, way: Way, others: Sequence[Way]) -> bool:
+def _leads_into(env: ShapeEnv, way: Way, others: Sequence[Way]) -> bool:
     """Whether one of the others holds wherever this one does."""
-    facts = _facts(env, {})
+    facts = env.facts.copy({})
     for condition in way:
         facts.learn(condition)
     return any(all(facts.prove(condition) is Proof.YES for condition in other) for other in others)

@@ -135,31 +135,40 @@ def _elementwise_strides(shape: Shape, operands: Sequence[TensorSpec], numbers: 
 
 def _keeps_order(shape: Shape, operands: Sequence[TensorSpec]) -> bool:
     """Whether eager's sort leaves the dimensions of row-major operands as they are: of two with one stride, a size of 0
-    goes inside of a 1. Where strides leave a gap, there is nothing to ask."""
+    goes inside of a 1. Where strides leave a gap, there is nothing to ask. Beyond dimensions that tell it nothing, as all
+    operands are expanded in one of the two, the sort looks further."""
     for outer in range(len(shape) - 1):
-        size, inner = shape[outer], shape[outer + 1]
-        if surely_differ(size, 0) or surely_differ(inner, 1):
+        if surely_differ(shape[outer], 0):
             continue
-        steps = _steps_that_decide(shape, operands, outer)
-        if steps is not None and not is_filled_or_not_one(size, inner, *steps):
-            return False
+        for inner in range(outer + 1, len(shape)):
+            steps = _steps_that_decide(shape, operands, outer, inner)
+            if steps is None:
+                continue
+            if not surely_differ(shape[inner], 1) and not is_filled_or_not_one(shape[outer], shape[inner], *steps):
+                return False
+            if steps is not OPEN_STEPS:
+                break
     return True
 
 
-def _steps_that_decide(shape: Shape, operands: Sequence[TensorSpec], outer: int) -> tuple[Any, Any] | None:
-    """The strides of a dimension and of the next one in the first operand that is not expanded in either; None if all are.
-    (1, 1) if it is open whether that one is."""
+OPEN_STEPS = (1, 1)
+
+
+def _steps_that_decide(shape: Shape, operands: Sequence[TensorSpec], outer: int, inner: int) -> tuple[Any, Any] | None:
+    """The strides of two dimensions in the first operand that is not expanded in either; None if all are.
+    `OPEN_STEPS` if it is open whether that one is."""
     for operand in operands:
         dim = outer - len(shape) + operand.ndim
         if dim < 0:
             continue
-        steps = operand.stride[dim], operand.stride[dim + 1]
-        sizes = operand.shape[dim], operand.shape[dim + 1]
+        other = dim + inner - outer
+        steps = operand.stride[dim], operand.stride[other]
+        sizes = operand.shape[dim], operand.shape[other]
         # Where the result has the sizes 0 and 1, an operand has 1 and 1, which is expanded, or 0 and 1.
         if surely_equal(sizes[0], 1) or any(surely_equal(step, 0) for step in steps):
             continue
-        is_whole = surely_equal(sizes[0], shape[outer]) and surely_equal(sizes[1], shape[outer + 1])
-        return steps if is_whole else (1, 1)
+        is_whole = surely_equal(sizes[0], shape[outer]) and surely_equal(sizes[1], shape[inner])
+        return steps if is_whole else OPEN_STEPS
     return None
 
 

@@ -32,7 +32,6 @@ from understudy.spec import (
     check_expandable,
     elementwise_strides,
     preserved_copy,
-    result_type,
     same_shape,
 )
 
@@ -180,7 +179,7 @@ def unsafe_masked_index(spec: TensorSpec, mask: TensorSpec, indices: Indices, fi
     found = index_spec(spec, _check_indices(spec, indices))
     shape = broadcast_shapes(found.shape, mask.shape)
     stride = elementwise_strides(shape, (found, mask))
-    return spec.like(shape, stride=stride, dtype=result_type(found, fill))
+    return spec.like(shape, stride=stride)
 
 
 @rule("_unsafe_masked_index_put_accumulate")

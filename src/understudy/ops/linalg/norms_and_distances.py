@@ -212,8 +212,11 @@ def pinv(
     for name, tolerance in (("atol", atol), ("rtol", rtol)):
         if tolerance is not None and tolerance.is_complex:
             raise ArgumentError(f"pinv: {name} must be real, got {tolerance}")
-    *batch, rows, columns = a.shape
-    return a.like((*batch, columns, rows))
+    batch = a.shape[:-2]
+    tolerances = [each.shape for each in (atol, rtol) if each is not None and each.ndim > 0]
+    if tolerances and not a.is_empty:  # eager looks no further at matrices without elements
+        batch = broadcast_shapes(batch, *tolerances)
+    return a.like((*batch, a.shape[-1], a.shape[-2]))
 
 
 def _check_square_unless_empty(a: TensorSpec) -> None:
@@ -232,6 +235,8 @@ def dist(spec: TensorSpec, other: TensorSpec, p: object = 2) -> TensorSpec:
     check_broadcastable(spec.shape, other.shape)
     if torch.bool in (spec.dtype, other.dtype):
         raise DtypeError(f"dist: {spec} and {other} can't be subtracted, because of the bool")
+    if isinstance(p, (int, float)) and (p < 0 or p == math.inf) and (spec.is_empty or other.is_empty):
+        raise ArgumentError(f"dist: {spec} and {other} without elements have no norm of order {p}")
     difference = spec.like((), dtype=result_type(spec, other), device=common_device((spec, other)))
     check_cpu_dtype("dist", difference, FLOATS | COMPLEX | COMPLEX_HALF)
     return difference.like(dtype=real_type(difference.dtype))

@@ -286,9 +286,45 @@ def scaled_mm(
         _check_rank("_scaled_mm", matrix, 2)
         check_any_dtype("_scaled_mm", matrix, FLOAT8)
     _check_inner("_scaled_mm", a, b, a.shape[1], b.shape[0])
-    if bias is not None and bias.numel != b.shape[1]:
-        raise ShapeMismatch(f"_scaled_mm: {bias} is no bias for {b.shape[1]} columns")
+    if a.device.type == "cpu" and (scale_a.numel != 1 or scale_b.numel != 1):
+        _check_scales_of_rows("_scaled_mm", a, b, scale_a, scale_b)
+    _check_bias("_scaled_mm", b, bias)
     return a.like((a.shape[0], b.shape[1]), dtype=out_dtype)
+
+
+OF_TENSORS, OF_ROWS = 0, 1
+"""How `_scaled_mm_v2` calls the scales that CPU kernels take: one for a matrix, or for each of its rows or columns."""
+
+
+@rule("_scaled_mm_v2")
+def scaled_mm_by_recipe(
+    a: TensorSpec, b: TensorSpec, scale_a: Sequence[TensorSpec], recipe_a: Sequence[int], swizzle_a: Sequence[int],
+    scale_b: Sequence[TensorSpec], recipe_b: Sequence[int], swizzle_b: Sequence[int], bias: TensorSpec | None,
+    out_dtype: torch.dtype | None, contraction_dim: Sequence[int] = (), use_fast_accum: bool = False,
+) -> Any:  # fmt: skip
+    recipes = (*recipe_a, *recipe_b)
+    if a.device.type != "cpu" or recipes not in ((OF_TENSORS,) * 2, (OF_ROWS,) * 2):
+        return NotImplemented
+    for matrix in (a, b):
+        _check_rank("_scaled_mm_v2", matrix, 2)
+        check_any_dtype("_scaled_mm_v2", matrix, FLOAT8)
+    _check_inner("_scaled_mm_v2", a, b, a.shape[1], b.shape[0])
+    if recipes == (OF_ROWS,) * 2:
+        _check_scales_of_rows("_scaled_mm_v2", a, b, scale_a[0], scale_b[0])
+    elif scale_a[0].numel != 1 or scale_b[0].numel != 1:
+        raise ShapeMismatch(f"_scaled_mm_v2: {scale_a[0]} and {scale_b[0]} are not one number each")
+    _check_bias("_scaled_mm_v2", b, bias)
+    return a.like((a.shape[0], b.shape[1]), dtype=out_dtype)
+
+
+def _check_scales_of_rows(what: str, a: TensorSpec, b: TensorSpec, scale_a: TensorSpec, scale_b: TensorSpec) -> None:
+    if not (same_shape(scale_a.shape, (a.shape[0], 1)) and same_shape(scale_b.shape, (1, b.shape[1]))):
+        raise ShapeMismatch(f"{what}: {scale_a} and {scale_b} are no scales for the rows of {a} and the columns of {b}")
+
+
+def _check_bias(what: str, b: TensorSpec, bias: TensorSpec | None) -> None:
+    if bias is not None and bias.numel != b.shape[1]:
+        raise ShapeMismatch(f"{what}: {bias} is no bias for {b.shape[1]} columns")
 
 
 GROUPED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -107,6 +107,10 @@ def check_operands(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, w
         channels = weight.shape[1] * window.groups if window.transposed else weight.shape[0]
         if bias.ndim != 1 or bias.shape[0] != channels:
             raise ShapeMismatch(f"convolution: {bias} is no bias for {channels} channels")
+    if x.shape[1] != 0 and any(size == 0 for size in weight.shape[2:]):
+        raise ShapeMismatch(f"convolution: the kernel of {weight} has no elements")
+    if any(size == 0 for size in x.shape[2:]) and x.shape[0] != 0 and x.shape[1] != 0:
+        raise ShapeMismatch(f"convolution: {x} has no elements, but a batch and channels")
     if window.transposed:
         _check_output_padding(window)
     else:

@@ -328,6 +328,8 @@ def cross_entropy(
 def _margin_shape(what: str, x: TensorSpec, reduction: int) -> Shape:
     if x.ndim > 2:
         raise ShapeMismatch(f"{what}: expected one or a batch of rows, got {x}")
+    if x.ndim > 0 and x.shape[-1] == 0:
+        raise ShapeMismatch(f"{what}: rows of {x} have no elements")
     check_cpu_dtype(what, x, WIDE)
     return x.shape[:-1] if reduction == NONE else ()
 
@@ -346,6 +348,8 @@ def multi_margin_loss(
     if p not in (1, 2):
         raise ArgumentError(f"multi_margin_loss: p is 1 or 2, not {p}")
     _check_margin_target("multi_margin_loss", x, target, x.shape[:-1])
+    if weight is not None and (weight.ndim != 1 or weight.shape[0] != (x.shape[-1] if x.ndim else 1)):
+        raise ShapeMismatch(f"multi_margin_loss: {weight} are no weights for the classes of {x}")
     return x.like(shape)
 
 

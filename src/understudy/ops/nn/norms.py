@@ -12,7 +12,7 @@ from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule, with_dims_between
-from understudy.ops.shared.decompositions import has_symbolic_sizes, under_transforms
+from understudy.ops.shared.decompositions import decomposition, has_symbolic_sizes, under_transforms
 from understudy.ops.shared.dtypes import COMPLEX, FLOATS, HALVES, check_cpu_dtype
 from understudy.ops.shared.layouts import looks_channels_last, suggested_strides
 from understudy.shapes.node import Shape
@@ -264,6 +264,14 @@ def _parameter_dtype(x: TensorSpec, *parameters: Maybe) -> torch.dtype:
     if x.dtype not in HALVES or given != {torch.float32}:
         raise DtypeError(f"batch_norm: {x} goes with parameters of its own dtype or (16-bit inputs) float32")
     return torch.float32
+
+
+@decomposition("batch_norm")
+def check_batch_norm(x: torch.Tensor, *_: object, **__: object) -> Any:
+    """C++ reads the second size of whatever it is given: of a vector, it takes any bits for a symbol."""
+    if x.dim() < 2:
+        raise ShapeMismatch(f"batch_norm: needs a batch and channels, got {x.dim()} dimensions")
+    return NotImplemented
 
 
 @rule("native_batch_norm", "_native_batch_norm_legit")

@@ -6,6 +6,7 @@ Lists hold the parameters of a model, most of which share a few specs: each comb
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -260,9 +261,14 @@ def foreach_clone(tensors: Specs, *, memory_format: torch.memory_format | None =
 @rule("_foreach_norm.Scalar")
 def foreach_norm(tensors: Specs, ord: Scalar = 2, dtype: torch.dtype | None = None) -> list[object]:
     check_lists("_foreach_norm", tensors)
+    if isinstance(ord, (bool, complex)):
+        raise ArgumentError(f"_foreach_norm: ord is an integer or a float, not {ord!r}")
     check_number_fits("_foreach_norm", ord, default_dtype())
+    wants_elements = ord < 0 or ord == math.inf
 
     def norm(a: TensorSpec) -> TensorSpec:
+        if wants_elements and a.is_empty:
+            raise ArgumentError(f"_foreach_norm: {a} without elements has no norm of order {ord}")
         check_dtype("_foreach_norm", a.dtype, "fc", a.device)
         if dtype is not None:
             check_dtype("_foreach_norm", dtype, "c" if a.is_complex else "f", a.device)

@@ -24,7 +24,7 @@ from understudy.ops.shared.dtypes import (
     check_stored,
 )
 from understudy.ops.shared.layouts import written_in_place
-from understudy.ops.variants import exact_out
+from understudy.ops.variants import exact_out, write_out
 from understudy.spec import (
     Same,
     TensorSpec,
@@ -116,6 +116,12 @@ def absolute(a: TensorSpec) -> TensorSpec:
     return elementwise((a,), a.dtype)
 
 
+@rule("abs.out")
+def abs_into(a: TensorSpec, *, out: TensorSpec) -> Same:
+    result = absolute(a)
+    return write_out("abs.out", result.like() if a.is_complex else result, out, 1)
+
+
 @rule("abs_")
 def abs_in_place(a: TensorSpec) -> Same:
     check_dtype("abs_", a.dtype, "if", a.device)
@@ -156,6 +162,24 @@ def nan_to_num(a: TensorSpec, *_: object, **__: object) -> TensorSpec:
 def conj_physical(a: TensorSpec) -> TensorSpec:
     check_dtype("conj_physical", a.dtype, "bifc", a.device)
     return preserved_copy(a)
+
+
+@rule("deg2rad.out", "rad2deg.out")
+def degrees_or_radians_into(a: TensorSpec, *, out: TensorSpec) -> Same:
+    result = between_degrees_and_radians(a)
+    return write_out("deg2rad.out", elementwise((a, 1.0), result.dtype, result.dtype), out, 1)
+
+
+@rule("nan_to_num.out")
+def nan_to_num_into(a: TensorSpec, *_: object, out: TensorSpec, **__: object) -> Same:
+    """The functional variant copies; this one goes through the elements as other elementwise operators do."""
+    result = nan_to_num(a)
+    return write_out("nan_to_num.out", elementwise((result,), result.dtype), out, 1)
+
+
+@rule("conj_physical.out")
+def conj_physical_into(a: TensorSpec, *, out: TensorSpec) -> Same:
+    return write_out("conj_physical.out", elementwise((conj_physical(a),), a.dtype), out, 1)
 
 
 @rule("round.decimals")
@@ -203,6 +227,15 @@ def frexp(a: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
     check_dtype("frexp", a.dtype, "f", a.device)
     mantissa = preserved_copy(a)
     return mantissa, preserved_copy(a, torch.int32)
+
+
+@rule("frexp.Tensor_out")
+def frexp_into(a: TensorSpec, *, mantissa: TensorSpec, exponent: TensorSpec) -> tuple[Same, Same]:
+    check_dtype("frexp", a.dtype, "f", a.device)
+    return (
+        write_out("frexp.Tensor_out", elementwise((a,), a.dtype), mantissa, 1),
+        write_out("frexp.Tensor_out", elementwise((a,), torch.int32), exponent, 2),
+    )
 
 
 @rule("softshrink")

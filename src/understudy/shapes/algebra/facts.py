@@ -59,6 +59,15 @@ class Facts:
         self._at_example: dict[Condition, bool] = {}
         self._has_example = True  # until a fact is learned that may not hold there
 
+    def copy(self, example: Mapping[Expr, int]) -> Facts:
+        """The same knowledge beside another example, to learn more from: neither hears of what the other learns."""
+        other = Facts(self.algebra, example)
+        other._store = self._store.copy()
+        other._learned, other._alternatives = dict(self._learned), list(self._alternatives)
+        other._decided = dict(self._decided)  # proofs hold for all sizes, whatever the example
+        other._has_example = all(map(other._agrees_with_example, self._learned))
+        return other
+
     @property
     def conditions(self) -> tuple[Condition, ...]:
         """All that was learned, in order."""

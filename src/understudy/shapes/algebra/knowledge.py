@@ -37,6 +37,15 @@ class Store:
         self._applied: dict[tuple[object, ...], Integer] = {}
         self.proved: dict[object, bool] = {}
 
+    def copy(self) -> Store:
+        other = Store(self.algebra)
+        for name, table in vars(self).items():
+            if isinstance(table, dict):
+                setattr(other, name, dict(table))
+        other.by_monomial = {monomial: list(known) for monomial, known in self.by_monomial.items()}
+        other.is_contradictory = self.is_contradictory
+        return other
+
     # -- what a rewrite may ask ----------------------------------------------------------------------
 
     def apply(self, kind: str, *args: Integer) -> Integer:
