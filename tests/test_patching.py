@@ -45,6 +45,13 @@ def state_of_torch() -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
+def only_what_every_mode_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests may have used a simulated card, or scripted a function."""
+    monkeypatch.setattr(ENGINE, "_with_any_mode", 0)
+    monkeypatch.setattr(ENGINE, "_conditions", {})
+
+
+@pytest.fixture(autouse=True)
 def torch_is_as_before() -> Iterator[None]:
     before = state_of_torch()
     state_of_torch.before = before  # type: ignore[attr-defined]

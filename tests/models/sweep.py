@@ -53,7 +53,7 @@ def try_class(name: str, columns: Iterable[str] = COLUMNS) -> Result:
     return {"name": name, "columns": found, "seconds": seconds, "where": where}
 
 
-def run_in_fork(name: str, columns: Iterable[str] = COLUMNS, seconds: int = SECONDS) -> Result:
+def run_in_fork(name: str, columns: Iterable[str] = COLUMNS, seconds: float = SECONDS) -> Result:
     """A class in a process of its own: what it leaves behind is gone, and it can't stop the others."""
     read, write = os.pipe()
     child = os.fork()
@@ -74,11 +74,11 @@ def run_in_fork(name: str, columns: Iterable[str] = COLUMNS, seconds: int = SECO
     return {"name": name, "columns": {**done, **{column: ending for column in columns if column not in done}}}
 
 
-def _report(name: str, columns: Iterable[str], write: int, seconds: int) -> None:
+def _report(name: str, columns: Iterable[str], write: int, seconds: float) -> None:
     code = 1
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(seconds)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, 1)
         os.dup2(devnull, 2)
